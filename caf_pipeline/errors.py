@@ -1,0 +1,208 @@
+"""The error tree: every failure that a user can meet, with its exit code and a hint.
+
+    CafError                       1   anything below, also raised as itself for "some of it failed"
+    ├── UsageError                 2   arguments that make no sense together
+    ├── SettingsError              3   caf.toml or the environment
+    ├── ArchiveError               4   a CAF file
+    │   ├── MalformedArchive           breaks a rule of CAF 1.0
+    │   ├── ArchiveLimitReached        the member or the archive is larger than allowed
+    │   ├── MemberRefused              wrong declared length, key given twice, key not UTF-8
+    │   └── MemberNotFound             the archive has no such key
+    ├── SourceError                5   the S3 side
+    │   ├── SourceDenied               credentials refused
+    │   ├── BucketMissing
+    │   ├── SourceUnreachable     (t)  no answer, 5xx, slow-down
+    │   ├── ListingRefused             an answer to a listing that breaks the protocol
+    │   ├── ObjectReadFailed      (t)  one object's bytes did not come as promised
+    │   └── ObjectUnavailable          one object cannot be archived, with its skip reason
+    ├── LedgerError                6   the database
+    │   ├── LedgerUnreachable     (t)
+    │   ├── ClaimConflict         (t)  another plan claimed an object first
+    │   ├── IllegalMove                a chunk cannot go from this state to that
+    │   └── LeaseLost                  another run works on the chunk now
+    ├── StoreError                 7   where chunks are kept
+    │   ├── StoreUnreachable      (t)
+    │   ├── StoredChunkMissing         the store does not have the chunk
+    │   └── NotPublic                  a source that may not go out in the clear
+    ├── StagingError               8   disk full, folder missing or read-only
+    ├── IntegrityError             9   bytes are not what was recorded
+    ├── HeldByOther               10   another live run holds it: an outcome, not a failure
+    └── NotLocated                11   no location row for what was asked
+
+(t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
+
+Not here: reasons for which an object is skipped (`inventory.SkipReason`), and how a surface prints an error (`cli`, `defs`).
+"""
+
+from typing import ClassVar
+
+
+class CafError(Exception):
+    """A failure that is told to the user in one sentence, with a hint on what to do.
+
+    Attributes:
+        exit_code: the process's exit status when this error ends a command.
+        permanent: False where the same call may succeed later without anybody changing anything.
+        hint: what the user can do, one sentence, or "" where the message says it all.
+    """
+
+    exit_code: ClassVar[int] = 1
+    permanent: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(CafError):
+    """The arguments of a command make no sense together."""
+
+    exit_code = 2
+
+
+class SettingsError(CafError):
+    """A setting is missing or has a bad value; the message names the setting."""
+
+    exit_code = 3
+
+
+class ArchiveError(CafError):
+    """Something about one CAF file."""
+
+    exit_code = 4
+
+
+class MalformedArchive(ArchiveError):
+    """The file breaks a rule of CAF 1.0."""
+
+
+class ArchiveLimitReached(ArchiveError):
+    """The member does not fit, or the archive is larger than the limits allow."""
+
+
+class MemberRefused(ArchiveError):
+    """The member cannot be added; the archive is as it was before."""
+
+
+class MemberNotFound(ArchiveError):
+    """The archive has no member of that key."""
+
+
+class SourceError(CafError):
+    """Something about the S3 side."""
+
+    exit_code = 5
+
+
+class SourceDenied(SourceError):
+    """The source refuses the credentials, or the credentials lack a permission."""
+
+
+class BucketMissing(SourceError):
+    """There is no such bucket."""
+
+
+class SourceUnreachable(SourceError):
+    """No answer, a server error, or a request to slow down, after all retries."""
+
+    permanent = False
+
+
+class ListingRefused(SourceError):
+    """A listing's answer breaks the protocol; nothing of it was taken."""
+
+
+class ObjectReadFailed(SourceError):
+    """One object's bytes did not come as promised, after all retries of this run."""
+
+    permanent = False
+
+
+class ObjectUnavailable(SourceError):
+    """One object cannot be archived now; the chunk goes on without it.
+
+    Attributes:
+        reason: a value of `inventory.SkipReason`.
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class LedgerError(CafError):
+    """Something about the database."""
+
+    exit_code = 6
+
+
+class LedgerUnreachable(LedgerError):
+    """The database is away or broke the connection."""
+
+    permanent = False
+
+
+class ClaimConflict(LedgerError):
+    """An object of the plan is claimed or located already; planning again sees it."""
+
+    permanent = False
+
+
+class IllegalMove(LedgerError):
+    """The chunk is not in a state from which this move is legal."""
+
+
+class LeaseLost(LedgerError):
+    """Another run took the lease over; nothing of this run's move was written."""
+
+
+class StoreError(CafError):
+    """Something about the place where chunks are kept."""
+
+    exit_code = 7
+
+
+class StoreUnreachable(StoreError):
+    """No answer from the store, after all retries."""
+
+    permanent = False
+
+
+class StoredChunkMissing(StoreError):
+    """The store does not have the chunk, or not enough copies of it."""
+
+
+class NotPublic(StoreError):
+    """The source is not marked `public = true`, so its bytes may not leave in the clear."""
+
+
+class StagingError(CafError):
+    """The staging folder is full, missing, or cannot be written."""
+
+    exit_code = 8
+
+
+class IntegrityError(CafError):
+    """Bytes are not what was recorded of them."""
+
+    exit_code = 9
+
+
+class HeldByOther(CafError):
+    """Another live run holds what this one asked for.
+
+    Attributes:
+        holder: the run that holds it.
+    """
+
+    exit_code = 10
+
+    def __init__(self, message: str, *, holder: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder
+
+
+class NotLocated(CafError):
+    """There is no location row for what was asked."""
+
+    exit_code = 11
