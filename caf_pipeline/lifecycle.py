@@ -1,0 +1,92 @@
+"""The states of a chunk and the legal moves between them; nothing else knows which move is legal.
+
+        planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located ─▶ expired
+           │          │                               │          │                      ▲ │
+           │          ├─▶ empty                       └──────────┴─▶ abandoned          │ ▼
+           └──────────┴─▶ withdrawn ◀── (before a post, or beyond repair) ───────────── damaged
+
+Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's turn) and back.
+
+Not here: who makes a move and how it is guarded (`ledger`), what is done in a state (`archive`).
+Source: "A chunk" in docs/design.md.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+from caf_pipeline.errors import IllegalMove
+
+
+class ChunkState(StrEnum):
+    """Where a chunk stands. The values are what the ledger stores."""
+
+    PLANNED = "planned"
+    PACKING = "packing"
+    SEALED = "sealed"
+    POSTING = "posting"
+    POSTED = "posted"
+    UPLOADING = "uploading"
+    VERIFIED = "verified"
+    LOCATED = "located"
+    EMPTY = "empty"
+    PARKED = "parked"
+    WITHDRAWN = "withdrawn"
+    ABANDONED = "abandoned"
+    DAMAGED = "damaged"
+    EXPIRED = "expired"
+
+
+_S = ChunkState
+
+UNDER_WAY: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED)
+"""States in flow order in which a run has work to do."""
+
+CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
+"""States whose objects are claimed: no other plan may take them."""
+
+IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
+"""States whose locations count as archived. A damaged chunk is repaired, not planned again, until it is withdrawn."""
+
+FINAL: Final = frozenset(_S) - CLAIMING
+"""States in which no run has work to do."""
+
+_LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
+    # A move to itself is a step begun again after a crash: it is written so that the epoch is checked.
+    _S.PLANNED: frozenset({_S.PACKING, _S.WITHDRAWN, _S.PARKED}),
+    _S.PACKING: frozenset({_S.PACKING, _S.SEALED, _S.EMPTY, _S.WITHDRAWN, _S.PARKED}),
+    # Back to packing: what was sealed is gone from staging before anything was posted.
+    _S.SEALED: frozenset({_S.PACKING, _S.POSTING, _S.WITHDRAWN, _S.PARKED}),
+    # Back to sealed: the post is known never to have happened.
+    _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.SEALED, _S.PARKED}),
+    _S.POSTED: frozenset({_S.UPLOADING, _S.ABANDONED, _S.PARKED}),
+    _S.UPLOADING: frozenset({_S.UPLOADING, _S.VERIFIED, _S.ABANDONED, _S.PARKED}),
+    _S.VERIFIED: frozenset({_S.LOCATED, _S.UPLOADING, _S.PARKED}),
+    _S.LOCATED: frozenset({_S.DAMAGED, _S.EXPIRED}),
+    _S.DAMAGED: frozenset({_S.LOCATED, _S.EXPIRED, _S.WITHDRAWN}),
+    _S.PARKED: frozenset({*UNDER_WAY, _S.WITHDRAWN, _S.ABANDONED}),
+    _S.EMPTY: frozenset(),
+    _S.WITHDRAWN: frozenset(),
+    _S.ABANDONED: frozenset(),
+    _S.EXPIRED: frozenset(),
+}
+
+
+def may_move(before: ChunkState, after: ChunkState) -> bool:
+    """Tell whether a chunk in state `before` may be moved to `after`."""
+    return after in _LEGAL[before]
+
+
+def require_move(chunk: str, before: ChunkState, after: ChunkState) -> None:
+    """Raise IllegalMove, naming `chunk`, unless `before` → `after` is legal."""
+    if not may_move(before, after):
+        raise IllegalMove(f"chunk {chunk} cannot go from '{before}' to '{after}'")
+
+
+def has_reached(state: ChunkState, milestone: ChunkState) -> bool:
+    """Tell whether a chunk in `state` is at `milestone` (a state under way) or further along the flow.
+
+    Located, damaged and expired chunks have passed every milestone; empty, withdrawn, abandoned and parked ones none.
+    """
+    if state in (_S.LOCATED, _S.DAMAGED, _S.EXPIRED):
+        return True
+    return state in UNDER_WAY and UNDER_WAY.index(state) >= UNDER_WAY.index(milestone)
