@@ -1,0 +1,55 @@
+"""S3's own checksums, computed here so that they can be compared.
+
+Not here: SHA-256 as our own record of a member (`pack`), asking S3 for its checksum (`s3`).
+Source: S3 User Guide, "Checking object integrity": digests are big-endian.
+"""
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from awscrt import checksums as awscrt_checksums
+from typing_extensions import Buffer
+
+
+class Digest(Protocol):
+    """A running checksum."""
+
+    def update(self, data: Buffer, /) -> None:
+        """Take the next bytes."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return the checksum of the bytes so far, big-endian."""
+        ...
+
+
+class _Crc:
+    """A cyclic redundancy check as a running digest."""
+
+    def __init__(self, function: Callable[[Buffer, int], int], size_bytes: int) -> None:
+        self._function = function
+        self._size_bytes = size_bytes
+        self._value = 0
+
+    def update(self, data: Buffer, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size_bytes, "big")
+
+
+_ALGORITHMS: Final[dict[str, Callable[[], Digest]]] = {
+    "sha256": hashlib.sha256,
+    "sha1": hashlib.sha1,
+    "crc32": lambda: _Crc(zlib.crc32, 4),
+    "crc32c": lambda: _Crc(awscrt_checksums.crc32c, 4),
+    "crc64nvme": lambda: _Crc(awscrt_checksums.crc64nvme, 8),
+}
+
+
+def new_digest(algorithm: str) -> Digest | None:
+    """Return a running checksum, or None for an algorithm that is not known here."""
+    make = _ALGORITHMS.get(algorithm)
+    return make() if make else None

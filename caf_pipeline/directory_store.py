@@ -1,0 +1,125 @@
+"""A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at home.
+
+    chunks/<merkle root>.caf     the stored bytes
+    posts/<merkle root>.json     owner, start, size: what the chain would list
+
+Not here: anything of Jackal. A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError
+from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, Posting, TransactionLog
+
+PIECE_BYTES: Final = 1 << 20
+OWNER: Final = "directory"
+
+
+class DirectoryStore:
+    """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole."""
+
+    name = "directory"
+    required_copies = 1
+    proof_type = 3  # the shorter root, and the faster one
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._chunks = folder / "chunks"
+        self._posts = folder / "posts"
+        try:
+            self._chunks.mkdir(parents=True, exist_ok=True)
+            self._posts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the store's folder {folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
+            ) from error
+
+    def cost(self, stored_size_bytes: int) -> Cost:
+        """Return the bytes themselves, and what the disk has left."""
+        disk = os.statvfs(self.folder)
+        return Cost(charged_bytes=stored_size_bytes, free_bytes=disk.f_bavail * disk.f_frsize, price=None)
+
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+        """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
+        path = self._post_path(chunk.merkle_root)
+        if not path.exists():
+            described = {"owner": OWNER, "start": 1, "stored_size_bytes": chunk.stored_size_bytes, "name": chunk.name}
+            self._write(path, iter([json.dumps(described).encode()]))
+        return self._posting(chunk.merkle_root)
+
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+        """Copy the staged file; an existing copy of the right length is left as it is."""
+        if self.copies(posting):
+            progress(posting.stored_size_bytes)
+            return
+        try:
+            with staged.open("rb") as file:
+                self._write(self._chunk_path(posting), _told(iter(lambda: file.read(PIECE_BYTES), b""), progress))
+        except FileNotFoundError as error:
+            raise StoreError(f"the staged file {staged} is gone", hint="pack the chunk again") from error
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return the one copy, where its file has the posted length."""
+        path = self._chunk_path(posting)
+        if path.exists() and path.stat().st_size == posting.stored_size_bytes:
+            return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
+        return []
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield the range from the file."""
+        try:
+            with self._chunk_path(posting).open("rb") as file:
+                file.seek(start_byte)
+                left = end_byte - start_byte
+                while left and (piece := file.read(min(left, PIECE_BYTES))):
+                    left -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
+        except OSError as error:
+            raise StoreError(f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}") from error
+        if left:
+            raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
+
+    def _posting(self, merkle_root: bytes) -> Posting:
+        described = json.loads(self._post_path(merkle_root).read_bytes())
+        return Posting(merkle_root, described["owner"], described["start"], described["stored_size_bytes"])
+
+    def _chunk_path(self, posting: Posting) -> Path:
+        return self._chunks / f"{posting.merkle_root.hex()}.caf"
+
+    def _post_path(self, merkle_root: bytes) -> Path:
+        return self._posts / f"{merkle_root.hex()}.json"
+
+    def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except BaseException as error:
+            Path(temporary).unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise StoreError(
+                    f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
+                ) from error
+            raise
+
+
+def _told(pieces: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        progress(len(piece))

@@ -1,0 +1,72 @@
+"""What a step works with: one source, its settings, the three doors, and who does the work.
+
+Not here: how the parts are opened (`assembly`), what a step does (`planning`, `archive`, `retrieve`).
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caf_pipeline.errors import StagingError
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
+from caf_pipeline.settings import Settings, SourceSettings
+
+
+def _no_progress(objects: int, size_bytes: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """One source's parts, as every step gets them.
+
+    Attributes:
+        progress: told objects and bytes as they are packed, as differences.
+    """
+
+    source: str
+    settings: Settings
+    objects: ObjectSource
+    store: ChunkStore
+    ledger: Ledger
+    holder: Holder
+    progress: Callable[[int, int], None] = field(default=_no_progress)
+
+    @property
+    def source_settings(self) -> SourceSettings:
+        """The settings of this source."""
+        return self.settings.source(self.source)
+
+    @property
+    def address(self) -> str:
+        """Which bucket and prefix this is, without any secret."""
+        settings = self.source_settings
+        return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
+
+    @property
+    def archive_id(self) -> str:
+        """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
+        return hashlib.sha256(f"caf-pipeline archive\0{self.source}\0{self.address}".encode()).hexdigest()[:32]
+
+    def inventories(self) -> Path:
+        """Return the folder of this source's snapshots, made if it is missing."""
+        return _folder(self.settings.home / "inventories" / self.source)
+
+    def plans(self) -> Path:
+        """Return the folder of this source's plans, made if it is missing."""
+        return _folder(self.settings.home / "plans" / self.source)
+
+    def staging(self) -> Path:
+        """Return the staging folder, made if it is missing."""
+        return _folder(self.settings.staging_folder)
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StagingError(
+            f"the folder {path} cannot be made: {error.strerror}", hint="free the path or set 'home' or 'staging' elsewhere"
+        ) from error
+    return path
