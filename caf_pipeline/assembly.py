@@ -11,7 +11,6 @@ from caf_pipeline.directory_store import DirectoryStore
 from caf_pipeline.interfaces import ChunkStore, Ledger
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.processes import this_process
-from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.settings import Settings
 from caf_pipeline.workplace import Workplace
 
@@ -45,6 +44,8 @@ def open_workplace(
         client: a boto3 S3 client to use.
         progress: see `Workplace`.
     """
+    from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
+
     objects = open_s3_source(source, settings.source(source), attempts=settings.packing.request_attempts, client=client)
     work = Workplace(
         source=source,

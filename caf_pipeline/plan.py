@@ -102,10 +102,17 @@ class Plan:
     """A plan as it was written to `folder`. `leftover_count` objects are beyond its last chunk and in no list of it."""
 
     folder: Path
-    sha256: bytes
+    content_sha256: bytes
     chunks: Sequence[ChunkPlan]
     too_large_count: int
     leftover_count: int
+
+    def sha256(self, generation: int = 0) -> bytes:
+        """Return the plan's full hash: over what it plans and, where the same was planned before, how often.
+
+        The same objects are planned again after their chunk was withdrawn or they were skipped.
+        """
+        return hashlib.sha256(self.content_sha256 + b"%d" % generation).digest()
 
     @property
     def object_count(self) -> int:
@@ -288,10 +295,10 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
             if len(places) == waiting[0].num_rows:
                 _write_batch(waiting.popleft(), places, objects, too_large)
                 places = []
-    sha256 = cutter.finish()
+    content_sha256 = cutter.finish()
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
     pq.write_table(chunks, folder / CHUNKS_FILE)
-    return Plan(folder, sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count)
+    return Plan(folder, content_sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count)
 
 
 def _described(terms: PlanTerms) -> dict[str, str]:
@@ -366,6 +373,15 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=groups):
             table = pa.Table.from_batches([batch])
             yield from map(_planned_object, table.filter(pc.equal(table["chunk_number"], number)).to_pylist())
+
+
+def read_identities(folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield (chunk number, key, object version) of every object of the plan, in one pass."""
+    columns = ("chunk_number", "key", "object_version")
+    with _opened(folder / OBJECTS_FILE) as file:
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
+            numbers, keys, versions = (batch.column(name).to_pylist() for name in columns)
+            yield from zip(numbers, (key.decode() for key in keys), versions, strict=True)
 
 
 def read_listed_apart(folder: Path) -> Iterator[S3Object]:

@@ -148,6 +148,12 @@ def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingErr
     )
 
 
+def sync_file(path: Path) -> None:
+    """Make a file's bytes durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY)

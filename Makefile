@@ -1,0 +1,66 @@
+# Sets itself up in .venv with what requirements.lock names; needs python3 (3.11–3.13, with venv), make and git.
+#
+#   make demo    archive this machine's own Python files through Dagster, and fetch some back
+#   make ui      open the Dagster UI on what the demo left
+#   make test    run the tests            make lint types   what CI checks besides
+#   make bench   measure                  make docs         write the generated pages
+#   make lock    resolve the dependencies anew
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+UV_VERSION := 0.13.8
+
+# The first interpreter that is new enough and can make a virtual environment; pyenv's shims fail when asked, and are passed.
+FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
+
+.PHONY: help setup demo ui test lint types bench docs lock clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(READY)
+
+$(READY): pyproject.toml requirements.lock
+	@python=$$($(FIND_PYTHON)) || { \
+	  echo "make: no python3 of 3.11 to 3.13 with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+	"$$python" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/python demo/run.py $(if $(FOLDER),--folder "$(FOLDER)") $(if $(BUCKET),--bucket "$(BUCKET)")
+
+ui: $(READY)
+	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)")
+
+test: $(READY)
+	$(BIN)/pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
+
+lock: $(READY)
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --upgrade --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV)

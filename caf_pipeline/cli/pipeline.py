@@ -1,0 +1,243 @@
+"""Commands on the archive itself: run, get, status, and what an operator does with a chunk.
+
+Not here: commands on CAF files (`archives`); what `run` does, which is Dagster's side and found by its entry point.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.cli.terminal import print_json, printable, show_size
+from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
+from caf_pipeline.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.interfaces import Chunk, SourceAccount
+    from caf_pipeline.ledger import PostgresLedger
+    from caf_pipeline.workplace import Workplace
+
+CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
+
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
+ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(run)
+    app.command()(get)
+    app.command()(status)
+    app.command()(unpark)
+    app.command()(withdraw)
+
+
+def run(
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
+    ] = None,
+) -> None:
+    r"""Take an inventory, plan what is new, and archive every planned chunk.
+
+    Runs through Dagster, in this process; each run stands on its job's page in the UI. What an earlier run left unfinished
+    is finished, too. Ctrl-C ends it; the next run goes on from there.
+
+    \b
+    Example:
+      caf run --source demo
+
+    \b
+    Exit status: 0 all went well, also where there was nothing to do; 1 a check failed; 3 a setting is wrong; 5 the source,
+    6 the database, 7 the store or 8 the staging folder failed; 9 bytes differ; 10 another run holds what this one needs;
+    130 interrupted.
+    """
+    settings = load_settings()
+    if source is not None:
+        settings.source(source)
+    (entry,) = entry_points(group="caf_pipeline.commands", name="run")
+    entry.load()(source, settings=settings)
+
+
+def get(
+    source: SourceArgument,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The object's key in S3, prefix included.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of standard output.")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option("--object-version", metavar="V", help="A version id, instead of the current one.")
+    ] = None,
+) -> None:
+    r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
+
+    With -o, FILE appears only when it is whole and verified. On standard output bytes come as they are read; exit status 9
+    then says that what came before must not be used.
+
+    \b
+    Examples:
+      caf get demo packages/rich/py.typed -o py.typed
+      caf get demo python/python3.11/this.py | python3
+
+    \b
+    Exit status: 0 verified; 3 a setting is wrong; 6 the database or 7 the store failed; 9 the bytes differ from their
+    record; 11 the object is not archived.
+    """
+    from caf_pipeline.assembly import open_store  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieve import fetch, save  # noqa: PLC0415
+
+    settings = load_settings()
+    with _ledger(settings) as ledger:
+        found = fetch(ledger, open_store(settings), source, key, version)
+        if output:
+            save(found, output)
+            return
+        for piece in found.pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+
+def status(
+    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every chunk, however many there are.")] = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Show each source and each of its chunks as the ledger has them.
+
+    Works also while S3 and the store are away. With --json a line is {"source": …} or {"chunk": …}.
+
+    \b
+    Examples:
+      caf status
+      caf status demo --json | jq 'select(.state == "parked")'
+
+    \b
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed.
+    """
+    settings = load_settings()
+    with _ledger(settings) as ledger:
+        known = sorted({*ledger.sources(), *settings.sources})
+        if source is not None and source not in known:
+            settings.source(source)
+        for name in [source] if source else known:
+            registered = name in ledger.sources()
+            account = ledger.account(name) if registered else None
+            chunks = ledger.chunks(source=name) if registered else ()
+            if json:
+                _print_status_json(name, account, list(chunks))
+            else:
+                _print_status(name, account, list(chunks), everything)
+
+
+def unpark(chunk: ChunkArgument) -> None:
+    r"""Let runs work on a parked chunk again, once what stopped it is mended.
+
+    \b
+    Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
+    """
+    from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
+
+    with _workplace(chunk) as work:
+        typer.echo(f"{chunk} is '{archive.unpark(work, chunk).state}'; the next run goes on with it")
+
+
+def withdraw(chunk: ChunkArgument) -> None:
+    r"""Give a chunk up for good, before it is posted: its objects are planned again by the next plan.
+
+    \b
+    Exit status: 0; 6 the chunk is posted already, or the database failed; 10 a run works on it; 11 there is no such chunk.
+    """
+    from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
+
+    with _workplace(chunk) as work:
+        archive.withdraw(work, chunk)
+        typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")
+
+
+@contextmanager
+def _ledger(settings: Settings) -> "Iterator[PostgresLedger]":
+    from caf_pipeline.assembly import open_ledger  # noqa: PLC0415  loaded by the commands that use it
+
+    ledger = open_ledger(settings)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def _workplace(chunk: str) -> "Iterator[Workplace]":
+    from caf_pipeline.assembly import open_workplace  # noqa: PLC0415  loaded by the commands that use it
+
+    settings = load_settings()
+    with _ledger(settings) as ledger:
+        yield open_workplace(settings, ledger.chunk(chunk).source, run="caf", ledger=ledger)
+
+
+def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]") -> None:
+    print_json(
+        {
+            "source": name,
+            "located_objects": account.located_objects if account else 0,
+            "located_bytes": account.located_bytes if account else 0,
+            "claimed_objects": account.claimed_objects if account else 0,
+            "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
+            "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
+        }
+    )
+    for chunk in chunks:
+        print_json(
+            {
+                "chunk": chunk.name,
+                "source": chunk.source,
+                "state": str(chunk.state),
+                "objects": chunk.member_count or chunk.object_count,
+                "skipped": chunk.skipped_count,
+                "size_bytes": chunk.caf_size_bytes or chunk.expected_size_bytes,
+                "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
+                "parked_reason": chunk.parked_reason or None,
+            }
+        )
+
+
+def _print_status(name: str, account: "SourceAccount | None", chunks: "list[Chunk]", everything: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415  only where a table is shown
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(_sentence(name, account))
+    if not chunks:
+        return
+    # What is not done yet is what one looks for; of the rest the latest.
+    chunks.sort(key=lambda chunk: (chunk.state in (*IN_GOOD_STANDING, ChunkState.EMPTY), -chunk.updated_at.timestamp()))
+    shown = chunks if everything else chunks[:CHUNKS_SHOWN]
+    table = Table("chunk", "state", box=None, pad_edge=False)
+    for column in ("objects", "skipped", "size"):
+        table.add_column(column, justify="right")
+    table.add_column("Merkle root")
+    for chunk in shown:
+        table.add_row(
+            chunk.name,
+            f"{chunk.state}: {printable(chunk.parked_reason)}" if chunk.parked_reason else str(chunk.state),
+            f"{chunk.member_count or chunk.object_count:,}",
+            f"{chunk.skipped_count:,}",
+            show_size(chunk.caf_size_bytes or chunk.expected_size_bytes),
+            f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else "",
+        )
+    console.print(table)
+    if len(shown) < len(chunks):
+        console.print(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
+
+
+def _sentence(name: str, account: "SourceAccount | None") -> str:
+    if account is None:
+        return f"{name}: nothing planned yet"
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count)
+    return (
+        f"{name}: {account.located_objects:,} objects located ({show_size(account.located_bytes)}), "
+        f"{account.claimed_objects:,} claimed, skipped: {skipped or 'none'}"
+    )

@@ -1,0 +1,41 @@
+"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m caf_pipeline.cli.reference FILE`.
+
+Not here: what the commands say of themselves (`archives`, `pipeline`).
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from typer.testing import CliRunner
+
+WIDTH: Final = "100"  # of the help texts, whatever terminal they are generated in
+
+_OPENING: Final = """\
+# The command line
+
+Generated from the commands' own help by `make docs`; a test holds it current. A failure is one sentence on standard error, a
+hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5 source, 6 ledger, 7 store, 8 staging,
+9 bytes differ, 10 held by another run, 11 not archived, 130 interrupted.
+"""
+
+
+def reference() -> str:
+    """Return docs/cli.md as it should be."""
+    from caf_pipeline.cli.app import app  # noqa: PLC0415 - the commands load what they show only when they run
+
+    runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
+    names = [command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands]
+    parts = [_OPENING]
+    for words in [[], *([name] for name in names)]:
+        result = runner.invoke(app, [*words, "--help"], prog_name="caf")
+        if result.exit_code:
+            raise SystemExit(f"caf {' '.join(words)} --help failed: {result.output}")
+        title = " ".join(["caf", *words])
+        lines = "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
+        parts.append(f"## {title}\n\n```text\n{lines}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference(), encoding="utf-8")

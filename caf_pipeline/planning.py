@@ -1,0 +1,276 @@
+"""The steps of a whole source: take an inventory, cut what is new into chunks, account for every object.
+
+    take_inventory → cut_plan → account_for
+
+A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between
+the two leaves a folder that nobody names, which the next plan removes.
+Not here: listing (`s3`), set arithmetic (`inventory`), cutting (`plan`), one chunk's steps (`archive`).
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
+from caf_pipeline.inventory import (
+    Accounting,
+    S3Object,
+    SkipReason,
+    Snapshot,
+    SnapshotWriter,
+    is_supported,
+    not_yet_archived,
+    percent_encode,
+    read_objects,
+    read_snapshot,
+)
+from caf_pipeline.inventory import account_for as account_for_files
+from caf_pipeline.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
+from caf_pipeline.stored_bytes import sync_file, sync_folder
+from caf_pipeline.workplace import Workplace
+
+SNAPSHOTS_KEPT: Final = 20
+"""Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""
+
+SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
+LONG_NAME: Final = 12  # where another plan of the source has those
+
+_CUTTING: Final = ".cutting-"
+_ACCOUNTING: Final = ".accounting-"
+_ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder of that age is a killed run's
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full."""
+
+    snapshot: Snapshot
+    plans: Sequence[PlanRecord]
+    chunks: Sequence[PlannedChunk]
+    accounting: Accounting
+
+    @property
+    def plan(self) -> PlanRecord | None:
+        """The plan, or the first of several."""
+        return self.plans[0] if self.plans else None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A bounded look at a listing. `next_after` is where the next look goes on; None where the listing's end was reached."""
+
+    new_objects: int
+    new_bytes: int
+    next_after: bytes | None
+
+
+# --- inventories ---------------------------------------------------------------------------------------------------
+
+
+def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None) -> Snapshot:
+    """List the source into a snapshot.
+
+    Args:
+        work: the source.
+        after: only keys greater than this.
+        until: only keys up to and including this; such a snapshot is not complete.
+    """
+    moment = datetime.now(UTC)
+    folder = work.inventories()
+    path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+    with SnapshotWriter(path, source=work.source, listed_at=moment, after=after, until=until) as writer:
+        for page in work.objects.list_pages(after=after):
+            writer.add(page if until is None else [obj for obj in page if obj.key <= until])
+            if until is not None and page and page[-1].key > until:
+                break
+        snapshot = writer.finish()
+    _prune(work)
+    return snapshot
+
+
+def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | None:
+    """Return the latest snapshot of the source, or the latest of the whole source; None where there is none."""
+    for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
+        snapshot = read_snapshot(path)
+        if snapshot.complete or not complete:
+            return snapshot
+    return None
+
+
+def open_snapshot(work: Workplace, name: str) -> Snapshot:
+    """Return the snapshot of this name; raises CafError where it is gone."""
+    path = work.inventories() / f"{name}.parquet"
+    if not path.exists():
+        raise CafError(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+    return read_snapshot(path)
+
+
+def _prune(work: Workplace) -> None:
+    paths = sorted(work.inventories().glob("*.parquet"))
+    whole = latest_snapshot(work, complete=True)
+    for path in paths[:-SNAPSHOTS_KEPT]:
+        if whole is None or path != whole.path:
+            path.unlink(missing_ok=True)
+
+
+def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
+    """List at most `max_pages` pages and count the objects that a plan would take."""
+    new_objects = new_bytes = pages = 0
+    last = after
+    for page in work.objects.list_pages(after=after, max_pages=max_pages):
+        pages += 1
+        if not page:
+            continue
+        last = page[-1].key
+        known = work.ledger.known_objects(work.source, [_recorded_identity(obj) for obj in page])
+        new = [obj for obj in page if _recorded_identity(obj) not in known]
+        new_objects += len(new)
+        new_bytes += sum(obj.size_bytes for obj in new)
+    return Look(new_objects, new_bytes, last if pages == max_pages else None)
+
+
+def _recorded_identity(obj: S3Object) -> tuple[str, str]:
+    """Return the identity as the ledger's tables have it."""
+    key = obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
+    return key, obj.object_version
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
+    """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
+
+    Raises:
+        HeldByOther: another run plans this source. ClaimConflict: see the ledger.
+    """
+    plans: list[PlanRecord] = []
+    chunks: list[PlannedChunk] = []
+    with work.ledger.lease(f"plan/{work.source}", work.holder):
+        _remove_unnamed(work)
+        more = True
+        while more:
+            with _workspace(work, _CUTTING) as folder:
+                plan = _write_plan(work, snapshot, folder)
+                more = plan.leftover_count > 0
+                if plan.chunks:
+                    record, planned = _register(work, snapshot, plan)
+                    plans.append(record)
+                    chunks.extend(planned)
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot))
+
+
+def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
+    """Put each object of the snapshot into exactly one of located, claimed, skipped, unaccounted, as the ledger is now."""
+    with _workspace(work, _ACCOUNTING) as folder:
+        standing = folder / "standing.parquet"
+        work.ledger.export_standing(work.source, standing)
+        return account_for_files(snapshot.path, standing)
+
+
+def _write_plan(work: Workplace, snapshot: Snapshot, folder: Path) -> Plan:
+    standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
+    work.ledger.export_standing(work.source, standing)
+    delta = not_yet_archived(snapshot.path, standing, wanted)
+    work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
+    terms = PlanTerms(
+        source=work.source,
+        archive_id=work.archive_id,
+        target_size_bytes=work.source_settings.target_size,
+        snapshot=snapshot.name,
+        inventory_time=snapshot.listed_at,
+    )
+    files = folder / "plan"
+    files.mkdir()
+    plan = write_plan(delta.path, files, terms)
+    work.ledger.record_skips(work.source, map(_too_large, read_listed_apart(files)))
+    return plan
+
+
+def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanRecord, list[PlannedChunk]]:
+    """Give the plan its name and its place, then write it to the ledger with its claims."""
+    generation = 0
+    while work.ledger.find_plan(plan.sha256(generation)):
+        generation += 1
+    sha256 = plan.sha256(generation)
+    name = sha256.hex()[:SHORT_NAME]
+    if work.ledger.plan_name_taken(work.source, name):
+        name = sha256.hex()[:LONG_NAME]
+    folder = work.plans() / name
+    for file in plan.folder.iterdir():
+        sync_file(file)
+    os.replace(plan.folder, folder)
+    sync_folder(folder.parent)
+    record = PlanRecord(
+        source=work.source,
+        sha256=sha256,
+        name=name,
+        snapshot=snapshot.name,
+        folder=str(folder),
+        object_count=plan.object_count,
+        object_bytes=plan.object_bytes,
+    )
+    planned = [
+        PlannedChunk(
+            name=chunk_name(work.source, name, chunk.chunk_number),
+            number=chunk.chunk_number,
+            object_count=chunk.object_count,
+            object_bytes=chunk.object_bytes,
+            expected_size_bytes=chunk.expected_size_bytes,
+        )
+        for chunk in plan.chunks
+    ]
+    work.ledger.register_plan(record, planned, read_identities(folder), ())
+    return record, planned
+
+
+def _unsupported(obj: S3Object) -> Skip:
+    return Skip(
+        key=percent_encode(obj.key),
+        object_version=obj.object_version,
+        reason=SkipReason.UNSUPPORTED_KEY,
+        detail="the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
+        etag=obj.etag,
+        size_bytes=obj.size_bytes,
+    )
+
+
+def _too_large(obj: S3Object) -> Skip:
+    return Skip(
+        key=obj.key.decode(),
+        object_version=obj.object_version,
+        reason=SkipReason.TOO_LARGE,
+        detail=f"{obj.size_bytes} bytes are more than a chunk can hold",
+        etag=obj.etag,
+        size_bytes=obj.size_bytes,
+    )
+
+
+@contextmanager
+def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
+    """Give a folder for files that nobody needs afterwards, on the disk of the plans so that a plan can be moved there."""
+    try:
+        with tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise StagingError(
+            f"the folder {work.plans()} cannot take the plan: {error.strerror}", hint="make room there, or set 'home' elsewhere"
+        ) from error
+
+
+def _remove_unnamed(work: Workplace) -> None:
+    """Remove what a crash left: folders of plans that were never registered. Only whoever has the plan's lease may."""
+    for path in work.plans().iterdir():
+        if path.name.startswith(_ACCOUNTING):
+            left = datetime.now(UTC).timestamp() - path.stat().st_mtime > _ABANDONED_SECONDS
+        else:
+            left = path.name.startswith(_CUTTING) or not work.ledger.plan_name_taken(work.source, path.name)
+        if left:
+            shutil.rmtree(path, ignore_errors=True)

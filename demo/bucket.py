@@ -1,0 +1,16 @@
+"""An existing bucket as the demo's source, set through the environment so that caf.toml stays as it is."""
+
+import os
+import re
+import sys
+
+
+def use(name: str) -> str:
+    """Make the bucket known as a source and return the source's name."""
+    source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
+    if not source or source == "demo":
+        sys.exit(f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md")
+    prefix = f"CAF_SOURCES__{source.upper()}__"
+    os.environ[f"{prefix}BUCKET"] = name
+    os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    return source

@@ -1,0 +1,77 @@
+"""Archives real files through Dagster and fetches some of them back: what `make demo` runs.
+
+python demo/run.py                      the machine's own Python files, in a bucket of the demo's S3 server
+python demo/run.py --folder DIR         the files of a folder instead
+python demo/run.py --bucket NAME        an existing bucket (with the AWS environment's keys, region and endpoint)
+"""
+
+import argparse
+import filecmp
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bucket
+import server
+from rich.console import Console
+
+CAF = str(Path(sys.executable).with_name("caf"))
+COMPARED = 5  # besides the largest file and an empty one
+
+
+def main() -> int:
+    """Run the demo; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--folder", type=Path, help="archive the files of this folder")
+    what.add_argument("--bucket", help="archive this existing bucket")
+    arguments = parser.parse_args()
+    console = Console(stderr=True)
+    started = time.monotonic()
+    if arguments.folder and not arguments.folder.is_dir():
+        parser.error(f"{arguments.folder} is not a folder")
+    with nullcontext() if arguments.bucket else server.running():
+        if arguments.bucket:
+            source, files = bucket.use(arguments.bucket), []
+        else:
+            os.environ.update(server.KEYS)
+            source = "demo"
+            folder = arguments.folder
+            files = server.folder_files(folder.resolve(), folder.resolve().name) if folder else server.python_files()
+            server.fill(files, console)
+        status = subprocess.run([CAF, "run", "--source", source], check=False).returncode
+        if status == 0:
+            status = compare(source, files, console) if files else 0
+        subprocess.run([CAF, "status"], check=False)
+    console.print(
+        f"{time.monotonic() - started:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives what is new"
+    )
+    return status
+
+
+def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int:
+    """Fetch some files back and compare them byte for byte with those on the disk."""
+    by_size = sorted(files, key=lambda file: file[0].stat().st_size)
+    chosen = {by_size[0], by_size[-1], *random.sample(files, min(COMPARED, len(files)))}
+    with tempfile.TemporaryDirectory() as folder:
+        fetched = Path(folder, "fetched")
+        for path, key in sorted(chosen):
+            if subprocess.run([CAF, "get", source, key, "-o", str(fetched)], check=False).returncode:
+                return 1
+            if not filecmp.cmp(path, fetched, shallow=False):
+                console.print(f"differs: {key}")
+                return 1
+            console.print(f"the same, byte for byte: {key} ({path.stat().st_size:,} bytes)")
+            fetched.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
