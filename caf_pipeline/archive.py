@@ -91,14 +91,14 @@ def load_batch(work: Workplace, name: str) -> Chunk:
 
 
 def pack_chunk(work: Workplace, name: str) -> Chunk:
-    """Pack the chunk into a staged file, unless that is done."""
+    """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
     with work.ledger.lease(lease_name(name), work.holder) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
         if chunk.state is ChunkState.PACKING and _read_packed(work, name) is None:
             _pack(work, lease, chunk)
-        return chunk
+        return _restored(work, lease, chunk)
 
 
 def seal_chunk(work: Workplace, name: str) -> SealReport:
@@ -242,9 +242,7 @@ def _take_samples(file: Path, packed: Packed) -> list[Sample]:
         seed = hashlib.sha256(packed.merkle_root + number.to_bytes(4, "big")).digest()
         offsets.add(int.from_bytes(seed[:8], "big") % (size_bytes - length + 1))
     source = StagedSource(file)
-    return [
-        Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)
-    ]
+    return [Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)]
 
 
 def _skips(chunk_file: ChunkFile) -> Iterator[Skip]:
@@ -291,30 +289,29 @@ def _seal_report(work: Workplace, chunk: Chunk) -> SealReport:
 
 
 def post_file(work: Workplace, name: str) -> Chunk:
-    """Announce the chunk to the store: sealed → posting → posted. What was lost from staging is packed again first."""
+    """Announce the chunk to the store: sealed → posting → posted."""
     with work.ledger.lease(lease_name(name), work.holder) as lease:
-        chunk = _workable(work, name)
+        chunk = _restored(work, lease, _workable(work, name))
         if chunk.state is ChunkState.SEALED:
-            if not _staged_is_whole(work, chunk):
-                chunk = _seal_again(work, lease, chunk)
-                if chunk.state is not ChunkState.SEALED:
-                    return chunk
             work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
             chunk = work.ledger.chunk(name)
         if chunk.state is ChunkState.POSTING:
-            posting = work.store.post(_to_store(work, chunk), work.ledger.transactions(name))
-            work.ledger.record_posting(lease, name, posting)
-        return work.ledger.chunk(name)
+            return _post(work, lease, chunk)
+        return chunk
+
+
+def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    posting = work.store.post(_to_store(work, chunk), work.ledger.transactions(chunk.name))
+    work.ledger.record_posting(lease, chunk.name, posting)
+    return work.ledger.chunk(chunk.name)
 
 
 def upload_chunk(work: Workplace, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
     with work.ledger.lease(lease_name(name), work.holder) as lease:
-        chunk = _workable(work, name)
+        chunk = _restored(work, lease, _workable(work, name))
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
-            if not _staged_is_whole(work, chunk):
-                _stage_again(work, lease, chunk)
             work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
             started = time.monotonic()
             work.store.put(posting_of(chunk), staged_path(work, name), lambda _: lease.check())
@@ -386,17 +383,22 @@ def _staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
         return False
 
 
-def _seal_again(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
-    """Pack a chunk anew whose sealed file is gone; nothing was posted, so it may come out with other members."""
-    work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-    remove_staged(staged_path(work, chunk.name))
-    _seal(work, lease, chunk, _pack(work, lease, chunk))
-    return work.ledger.chunk(chunk.name)
+def _restored(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
 
-
-def _stage_again(work: Workplace, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk anew: a plain chunk repeats itself unless the source changed, and then it cannot be completed."""
+    Before the post it may come out with other members. After it a plain chunk repeats itself, unless the source has
+    changed; then it cannot be completed, and is abandoned.
+    """
+    needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
+    if chunk.state not in needed or _staged_is_whole(work, chunk):
+        return chunk
     remove_staged(staged_path(work, chunk.name))
+    if chunk.state is ChunkState.SEALED:
+        work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
+        _seal(work, lease, chunk, _pack(work, lease, chunk))
+        return work.ledger.chunk(chunk.name)
+    if chunk.state is ChunkState.POSTING:
+        chunk = _post(work, lease, chunk)
     packed = _pack(work, lease, chunk)
     record = _read_record(work, chunk.name)
     if packed.merkle_root != chunk.merkle_root or record is None:
@@ -409,6 +411,7 @@ def _stage_again(work: Workplace, lease: Lease, chunk: Chunk) -> None:
         )
     os.replace(work.staging() / record["file"], staged_path(work, chunk.name))
     sync_folder(work.staging())
+    return chunk
 
 
 # --- file_locations ------------------------------------------------------------------------------------------------

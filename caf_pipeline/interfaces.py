@@ -455,8 +455,8 @@ class Ledger(Protocol):
         """Return the chunk's transaction log."""
         ...
 
-    def count_read_failure(self, chunk: str, key: str, object_version: str) -> int:
-        """Count a run of the chunk that failed on this object; return how many there were."""
+    def count_read_failure(self, chunk: str, key: str, object_version: str, run: str) -> int:
+        """Count a run of the chunk that failed on this object, once; return how many runs there were."""
         ...
 
     def read_failures(self, chunk: str) -> Mapping[tuple[str, str], int]:

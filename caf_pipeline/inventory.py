@@ -1,16 +1,27 @@
 """Objects of a source, snapshots of them, and which of them are not yet archived.
 
 Holds the records that name an object, the Parquet schemas of snapshots and standings, and the set arithmetic between
-them. Not here: listing a bucket (`s3`), cutting into chunks (`plan`), what the ledger knows (`ledger`).
+them: what is to be archived, and where each object of a snapshot has ended. All of it is files in, files out, in memory
+that is bounded by a budget and not by the number of objects.
+Not here: listing a bucket (`s3`), cutting into chunks (`plan`), what the ledger knows (`ledger`).
 Source: "Which objects are to be archived" in docs/design.md.
 """
 
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from caf_pipeline.errors import IntegrityError
+from caf_pipeline.parquet_queries import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, told_apart, write_whole
 
 MAX_KEY_BYTES: Final = 1024
 """S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
@@ -57,7 +68,8 @@ class S3Object:
         version_id: None where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
         etag: without its quotes; an identity, never a hash.
         last_modified: aware, in UTC.
-        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT"; "" where the listing names none.
+        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
+            type; "" where it names no checksum.
     """
 
     key: bytes
@@ -90,6 +102,20 @@ def is_supported(key: bytes) -> bool:
     return True
 
 
+_RESERVED: Final = re.compile(rb"[^A-Za-z0-9._~/-]")
+_ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
+
+
+def percent_encode(key: bytes) -> str:
+    """Return a key as text: bytes other than A-Z, a-z, 0-9, `-._~/` as `%XX`, upper case. `percent_decode` reverses it."""
+    return _RESERVED.sub(lambda match: b"%%%02X" % match.group()[0], key).decode("ascii")
+
+
+def percent_decode(text: str) -> bytes:
+    """Return the key that `percent_encode` made `text` of."""
+    return _ENCODED.sub(lambda match: bytes.fromhex(match.group(1).decode()), text.encode("ascii"))
+
+
 SNAPSHOT_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.binary(), nullable=False),
@@ -114,3 +140,405 @@ STANDING_SCHEMA: Final = pa.schema(
     ]
 )
 """What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+_SNAPSHOT_KEY: Final = b"caf.snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A listing of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA with each object once.
+
+    Attributes:
+        listed_at: when the listing began; aware.
+        after: the listing holds keys greater than this; b"" for all.
+        until: the listing holds keys up to and including this; None for all.
+        unsupported_count: of the objects, those whose key cannot be archived.
+    """
+
+    path: Path
+    source: str
+    listed_at: datetime
+    after: bytes
+    until: bytes | None
+    object_count: int
+    object_bytes: int
+    unsupported_count: int
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.stem
+
+    @property
+    def complete(self) -> bool:
+        """Whether the listing covers the whole source."""
+        return not self.after and self.until is None
+
+
+class SnapshotWriter:
+    """Takes the pages of a listing and makes a snapshot of them, which has its name only when it is finished.
+
+    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; a listing whose
+    keys do not ascend is sorted on disk at the end, within the budget.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        source: str,
+        listed_at: datetime,
+        after: bytes = b"",
+        until: bytes | None = None,
+        budget: QueryBudget = DEFAULT_BUDGET,
+    ) -> None:
+        self._path = path
+        self._source = source
+        self._listed_at = listed_at
+        self._bounds = after, until
+        self._budget = budget
+        self._last = b""
+        self._ascending = True
+        self._object_bytes = 0
+        self._unsupported_count = 0
+        with told_apart(path):
+            self._file = WholeParquet(path, SNAPSHOT_SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.abort()
+
+    def add(self, page: Sequence[S3Object]) -> None:
+        """Take a page.
+
+        Raises:
+            StagingError: it cannot be written.
+        """
+        for obj in page:
+            # A key that is not greater than the one before may be the same object again: the sort finds out.
+            self._ascending = self._ascending and obj.key > self._last
+            self._last = obj.key
+            self._object_bytes += obj.size_bytes
+            self._unsupported_count += not is_supported(obj.key)
+        with told_apart(self._path):
+            self._file.write(_batch(page))
+
+    def finish(self) -> Snapshot:
+        """Sort where that is needed, keep each (key, object version) once, and publish.
+
+        Raises:
+            StagingError: it cannot be written; there is no snapshot then.
+        """
+        with told_apart(self._path):
+            if not self._ascending:
+                self._sort()
+            after, until = self._bounds
+            snapshot = Snapshot(
+                path=self._path,
+                source=self._source,
+                listed_at=self._listed_at,
+                after=after,
+                until=until,
+                object_count=self._file.row_count,
+                object_bytes=self._object_bytes,
+                unsupported_count=self._unsupported_count,
+            )
+            self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
+            self._file.publish()
+        return snapshot
+
+    def _sort(self) -> None:
+        listed = self._path.with_name(f".{self._path.name}.listed")
+        self._file.path = listed
+        self._file.close({})
+        self._file.publish()
+        try:
+            with _inventory_query(self._path, self._budget) as query:
+                query.table("listed", listed)
+                # Listed twice with the same identity: the same bytes, so one time is as good as another.
+                query.view(
+                    "once",
+                    "SELECT * FROM listed QUALIFY row_number() OVER"
+                    " (PARTITION BY key, object_version ORDER BY last_modified DESC) = 1",
+                )
+                self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
+                self._object_bytes = 0
+                for batch in query.batches("SELECT * FROM once ORDER BY key, last_modified, object_version"):
+                    self._file.write(batch.cast(SNAPSHOT_SCHEMA))
+                    self._object_bytes += sum_of(batch, "size_bytes")
+                self._unsupported_count = query.rows("SELECT count(*) FROM once WHERE NOT is_supported(key)")[0][0]
+        finally:
+            listed.unlink(missing_ok=True)
+
+
+def _inventory_query(path: Path, budget: QueryBudget) -> Query:
+    """Return a query that knows `is_supported` and `percent_encode`; a test holds them to those of this module."""
+    return Query(
+        path,
+        budget,
+        functions={"percent_encode": percent_encode},
+        macros=(
+            f"is_supported(key) AS octet_length(key) BETWEEN 1 AND {MAX_KEY_BYTES}"
+            " AND coalesce(NOT contains(TRY(decode(key)), chr(0)), false)",
+        ),
+    )
+
+
+def _batch(page: Sequence[S3Object]) -> pa.RecordBatch:
+    columns = [[getattr(obj, name) for obj in page] for name in SNAPSHOT_SCHEMA.names]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SNAPSHOT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SNAPSHOT_SCHEMA)
+
+
+def _described(snapshot: Snapshot) -> str:
+    return json.dumps(
+        {
+            "source": snapshot.source,
+            "listed_at": snapshot.listed_at.isoformat(),
+            "after": percent_encode(snapshot.after),
+            "until": None if snapshot.until is None else percent_encode(snapshot.until),
+            "complete": snapshot.complete,
+            "object_count": snapshot.object_count,
+            "object_bytes": snapshot.object_bytes,
+            "unsupported_count": snapshot.unsupported_count,
+        },
+        sort_keys=True,
+    )
+
+
+_AGAIN: Final = "take the inventory again"
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return what a snapshot's file says of itself; its rows are not read.
+
+    Raises:
+        IntegrityError: there is no such file, or it is not a snapshot.
+    """
+    with _opened(path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
+    try:
+        snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{path} does not say of itself that it is a snapshot", hint=_AGAIN) from error
+    if not schema.remove_metadata().equals(SNAPSHOT_SCHEMA):
+        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=_AGAIN)
+    if metadata.num_rows != snapshot.object_count:
+        raise IntegrityError(f"{path} has {metadata.num_rows} rows and says {snapshot.object_count}", hint=_AGAIN)
+    return snapshot
+
+
+def read_objects(path: Path) -> Iterator[S3Object]:
+    """Yield the objects of a Parquet file of SNAPSHOT_SCHEMA in its order, a part of a row group in memory.
+
+    Raises:
+        IntegrityError: there is no such file, or it cannot be read.
+    """
+    names = [name for name in SNAPSHOT_SCHEMA.names if name != "object_version"]
+    with _opened(path) as file:
+        for batch in file.iter_batches(batch_size=8192, columns=names):
+            for row in batch.to_pylist():
+                yield S3Object(**row)
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
+    except (OSError, pa.ArrowException) as error:
+        raise IntegrityError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}", hint=_AGAIN) from error
+
+
+def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
+    until = described["until"]
+    return Snapshot(
+        path=path,
+        source=str(described["source"]),
+        listed_at=datetime.fromisoformat(described["listed_at"]),
+        after=percent_decode(described["after"]),
+        until=None if until is None else percent_decode(until),
+        object_count=int(described["object_count"]),
+        object_bytes=int(described["object_bytes"]),
+        unsupported_count=int(described["unsupported_count"]),
+    )
+
+
+# --- what is not yet archived ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The objects of a snapshot that are to be planned, sorted by key, then last modified (SNAPSHOT_SCHEMA).
+
+    Attributes:
+        unsupported: a file of those that are to be recorded as skipped for their key, in the same form.
+    """
+
+    path: Path
+    object_count: int
+    object_bytes: int
+    unsupported: Path
+    unsupported_count: int
+
+
+# A key that holds a percent sign may equal the encoded form of another one, so that the reason tells which of them a row means.
+_BLOCKED: Final = """EXISTS (SELECT 1 FROM standing AS known
+    WHERE known.key = {key} AND known.object_version = listed.object_version
+    AND (known.standing <> 'skipped' OR NOT known.due) AND (known.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded})"""
+
+_TO_PLAN: Final = f"""SELECT * FROM snapshot AS listed WHERE is_supported(key)
+    AND NOT {_BLOCKED.format(key="listed.key", encoded="false")} ORDER BY key, last_modified, object_version"""
+
+_UNSUPPORTED: Final = f"""SELECT * FROM
+    (SELECT *, encode(percent_encode(key)) AS encoded_key FROM snapshot WHERE NOT is_supported(key)) AS listed
+    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true")} ORDER BY key, last_modified, object_version"""
+
+
+def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Delta:
+    """Write the objects of `snapshot` that are neither located, nor claimed, nor skipped without being due again.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA.
+        standing: one of STANDING_SCHEMA; several rows of one object block it where any of them does.
+        out: gets the objects whose key is supported, `<its stem>.unsupported.parquet` beside it the others. Both are
+            replaced where they exist, and each is whole or not there at all.
+        budget: bounds the memory.
+
+    Raises:
+        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+    """
+    unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
+    with told_apart(out), _inventory_query(out, budget) as query:
+        query.table("snapshot", snapshot)
+        query.table("standing", standing)
+        apart = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
+        object_bytes = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal object_bytes
+            for batch in query.batches(_TO_PLAN):
+                object_bytes += sum_of(batch, "size_bytes")
+                yield batch
+
+        wanted = write_whole(counted(), out, SNAPSHOT_SCHEMA)
+    return Delta(out, wanted.row_count, object_bytes, unsupported, apart.row_count)
+
+
+# --- accounting ------------------------------------------------------------------------------------------------------
+
+EXAMPLES: Final = 10
+"""Unaccounted keys that an accounting names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Where each object of a snapshot has ended: `located + claimed + all skipped + unaccounted` are its objects.
+
+    Attributes:
+        claimed: by a chunk under way, or in the plan that was asked about.
+        skipped: by reason; only objects that are neither located nor claimed.
+        in_two_places: objects both located and claimed (counted as located).
+        planned_twice: objects that the plan names more than once.
+        planned_unlisted: objects of the plan that the snapshot does not have.
+        examples: some unaccounted keys, percent-encoded where they are not supported.
+    """
+
+    objects: int
+    located: int
+    claimed: int
+    skipped: Mapping[str, int]
+    unaccounted: int
+    in_two_places: int
+    planned_twice: int
+    planned_unlisted: int
+    examples: Sequence[str]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every object is in exactly one place, and the plan names nothing else."""
+        return not (self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted)
+
+
+_PLACES: Final = """WITH known AS (
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key' AS encoded,
+            bool_or(standing = 'located') AS located, bool_or(standing = 'claimed') AS claimed,
+            max(reason) FILTER (standing = 'skipped') AS reason
+        FROM standing GROUP BY ALL
+    ), planned AS (
+        SELECT key, object_version, false AS encoded, count(*) AS times FROM plan GROUP BY ALL
+    ), listed AS (
+        SELECT object_version, NOT is_supported(key) AS encoded,
+            CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key
+        FROM snapshot
+    ), places AS (
+        SELECT key, coalesce(located, false) AS located, coalesce(claimed, false) OR times IS NOT NULL AS claimed, reason,
+            coalesce(times, 0) > 1 AS twice
+        FROM listed LEFT JOIN known USING (key, object_version, encoded)
+            LEFT JOIN planned USING (key, object_version, encoded)
+    )"""
+
+_NO_PLAN: Final = "SELECT key, object_version FROM snapshot WHERE false"
+
+
+def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, budget: QueryBudget = DEFAULT_BUDGET) -> Accounting:
+    """Find the place of each object of a snapshot anew from the files, whatever was counted when they were written.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.
+        standing: one of STANDING_SCHEMA.
+        plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
+        budget: bounds the memory.
+
+    Raises:
+        IntegrityError: a file cannot be read. StagingError: there is no room to spill.
+    """
+    with told_apart(snapshot), _inventory_query(snapshot, budget) as query:
+        query.table("snapshot", snapshot)
+        query.table("standing", standing)
+        if plan:
+            query.table("plan", plan)
+        else:
+            query.view("plan", _NO_PLAN)
+        counts = query.rows(
+            f"{_PLACES} SELECT located, claimed, reason, count(*), count(*) FILTER (twice) FROM places GROUP BY ALL"
+        )
+        unlisted = query.rows(
+            """SELECT count(*) FROM plan WHERE NOT EXISTS (SELECT 1 FROM snapshot
+            WHERE snapshot.key = plan.key AND snapshot.object_version = plan.object_version)"""
+        )[0][0]
+        nowhere = f"{_PLACES} SELECT key FROM places WHERE NOT located AND NOT claimed AND reason IS NULL"
+        examples = query.rows(f"{nowhere} ORDER BY key LIMIT {EXAMPLES}")
+    return _counted(counts, planned_unlisted=int(unlisted), examples=[bytes(key).decode() for (key,) in examples])
+
+
+def _counted(rows: Iterable[tuple[Any, ...]], *, planned_unlisted: int, examples: Sequence[str]) -> Accounting:
+    objects = all_located = all_claimed = unaccounted = both = twice = 0
+    skipped: dict[str, int] = {}
+    for located, claimed, reason, count, planned_twice in rows:
+        objects += count
+        twice += planned_twice
+        both += count if located and claimed else 0
+        if located:
+            all_located += count
+        elif claimed:
+            all_claimed += count
+        elif reason is not None:
+            skipped[reason] = skipped.get(reason, 0) + count
+        else:
+            unaccounted += count
+    return Accounting(
+        objects=objects,
+        located=all_located,
+        claimed=all_claimed,
+        skipped=dict(sorted(skipped.items())),
+        unaccounted=unaccounted,
+        in_two_places=both,
+        planned_twice=twice,
+        planned_unlisted=planned_unlisted,
+        examples=examples,
+    )

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf import DEFAULT_LIMITS, Limits
 from caf_pipeline.caf_index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory import SNAPSHOT_SCHEMA, S3Object
+from caf_pipeline.inventory import SNAPSHOT_SCHEMA, S3Object, read_objects
 from caf_pipeline.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
@@ -386,9 +386,7 @@ def read_identities(folder: Path) -> Iterator[tuple[int, str, str]]:
 
 def read_listed_apart(folder: Path) -> Iterator[S3Object]:
     """Yield the objects that no chunk can hold."""
-    with _opened(folder / TOO_LARGE_FILE) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH):
-            yield from map(_s3_object, batch.to_pylist())
+    return read_objects(folder / TOO_LARGE_FILE)
 
 
 def _opened(path: Path) -> pq.ParquetFile:

@@ -106,15 +106,20 @@ def test_the_limit_of_the_index_ends_a_chunk(tmp_path):
 def test_the_same_objects_make_the_same_plan_and_others_another(tmp_path):
     objects = [an_object("a", 1), an_object("b", 2)]
     first = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET)
-    assert plan_of(tmp_path / "2", objects[::-1], target_size_bytes=TARGET).sha256 == first.sha256
+    assert plan_of(tmp_path / "2", objects[::-1], target_size_bytes=TARGET).sha256() == first.sha256()
     others = {
-        plan_of(tmp_path / "3", [an_object("a", 1), an_object("b", 3)], target_size_bytes=TARGET).sha256,
-        plan_of(tmp_path / "4", [an_object("a", 1), an_object("b", 2, etag="x")], target_size_bytes=TARGET).sha256,
-        plan_of(tmp_path / "5", objects, target_size_bytes=2 * TARGET).sha256,
-        plan_of(tmp_path / "6", objects, target_size_bytes=TARGET, source="other").sha256,
+        plan_of(tmp_path / "3", [an_object("a", 1), an_object("b", 3)], target_size_bytes=TARGET).sha256(),
+        plan_of(tmp_path / "4", [an_object("a", 1), an_object("b", 2, etag="x")], target_size_bytes=TARGET).sha256(),
+        plan_of(tmp_path / "5", objects, target_size_bytes=2 * TARGET).sha256(),
+        plan_of(tmp_path / "6", objects, target_size_bytes=TARGET, source="other").sha256(),
     }
     assert len(others) == 4
-    assert first.sha256 not in others
+    assert first.sha256() not in others
+
+
+def test_the_same_plan_made_again_after_a_withdrawal_is_another(tmp_path):
+    plan = plan_of(tmp_path, [an_object("a")], target_size_bytes=TARGET)
+    assert len({plan.sha256(generation) for generation in range(3)}) == 3
 
 
 def test_an_empty_delta_makes_no_chunk(tmp_path):

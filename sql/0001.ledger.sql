@@ -55,7 +55,14 @@ CREATE TABLE caf_files (
     posted_at            timestamptz,
     verified_at          timestamptz,
     located_at           timestamptz,
-    UNIQUE (plan_id, number)
+    UNIQUE (plan_id, number),
+    -- A state is a claim about what was done; the moves say in which order, these say that it was done at all.
+    CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL AND merkle_root IS NOT NULL OR state NOT IN (
+        'sealed', 'posting', 'posted', 'uploading', 'verified', 'located', 'damaged', 'expired')),
+    CONSTRAINT posted_before CHECK (posted_at IS NOT NULL AND owner IS NOT NULL AND start IS NOT NULL OR state NOT IN (
+        'posted', 'uploading', 'verified', 'located', 'damaged', 'expired', 'abandoned')),
+    CONSTRAINT verified_before CHECK (verified_at IS NOT NULL OR state NOT IN (
+        'verified', 'located', 'damaged', 'expired'))
 );
 CREATE INDEX caf_files_by_source_and_state ON caf_files (source_id, state);
 
@@ -70,11 +77,13 @@ CREATE TABLE leases (
     expires_at       timestamptz NOT NULL
 );
 
+-- What a chunk under way will archive. Neither this table nor file_locations has foreign keys: both are loaded by one
+-- statement under a lock on the chunk's row, no row they could name is ever deleted, and keys halved the rate of loading.
 CREATE TABLE claims (
-    source_id       integer NOT NULL REFERENCES sources,
+    source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
     object_version  text COLLATE "C" NOT NULL,
-    caf_file_id     bigint NOT NULL REFERENCES caf_files,
+    caf_file_id     bigint NOT NULL,
     PRIMARY KEY (source_id, file_path, object_version)
 );
 CREATE INDEX claims_by_chunk ON claims (caf_file_id);
@@ -101,19 +110,21 @@ CREATE TABLE transactions (
     sequence        bigint NOT NULL,
     timeout_height  bigint NOT NULL,
     body            bytea NOT NULL,
-    outcome         text,                             -- NULL while it is not known
+    outcome         text CHECK (outcome IN ('included', 'expired', 'superseded')),  -- NULL while it is not known
     created_at      timestamptz NOT NULL DEFAULT now()
 );
--- One open transaction for each sequence of an account: a second payment for the same work cannot be committed.
-CREATE UNIQUE INDEX transactions_open ON transactions (account, sequence) WHERE outcome IS NULL;
+-- One transaction that is or may be included for each sequence of an account: a second payment for the same work cannot be
+-- committed.
+CREATE UNIQUE INDEX transactions_open ON transactions (account, sequence)
+    WHERE outcome IS NULL OR outcome = 'included';
 CREATE INDEX transactions_by_chunk ON transactions (caf_file_id);
 
 CREATE TABLE file_locations (
-    source_id       integer NOT NULL REFERENCES sources,
+    source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
     object_version  text COLLATE "C" NOT NULL,        -- version id, or etag:<ETag>:<size>
     part            integer NOT NULL DEFAULT 0,
-    caf_file_id     bigint NOT NULL REFERENCES caf_files,
+    caf_file_id     bigint NOT NULL,
     start_byte      bigint NOT NULL,                  -- CAF coordinates
     end_byte        bigint NOT NULL,                  -- exclusive
     version_id      text,
@@ -148,5 +159,6 @@ CREATE TABLE read_failures (
     file_path       text COLLATE "C" NOT NULL,
     object_version  text COLLATE "C" NOT NULL,
     times           integer NOT NULL DEFAULT 1,
+    last_run        text NOT NULL,                    -- a run counts once, however often it tries
     PRIMARY KEY (caf_file_id, file_path, object_version)
 );

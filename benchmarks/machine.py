@@ -1,0 +1,30 @@
+"""What a figure was measured on."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+
+
+def describe() -> str:
+    """Return one line: processor, cores, memory, system, versions."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    names = ("obstore", "pyarrow", "duckdb", "blake3")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} {platform.release()}; "
+        f"Python {platform.python_version()}; {versions}; commit {_commit()}"
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,308 @@
+"""The commands on CAF files: create, list, extract, cat, verify, merkle.
+
+Not here: the format (`caf`), where ranges come from (`ranges`), which files are taken (`creating`), how members are
+written below a folder (`extracting`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from caf_pipeline.caf import DEFAULT_LIMITS, CafReader, Member
+from caf_pipeline.cli import creating
+from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
+from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
+from caf_pipeline.errors import CafError, MemberNotFound, UsageError
+from caf_pipeline.ranges import open_ranges
+
+_READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
+
+FILE_HELP: Final = "A path, an http(s):// URL or s3://bucket/key."
+
+Archive = Annotated[str, typer.Argument(metavar="FILE", help=FILE_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line on stdout.")]
+Lenient = Annotated[
+    bool,
+    typer.Option(
+        "--lenient",
+        help="Also read an index with equal keys (the last is taken), with text that is no UTF-8 (read as U+FFFD), "
+        "or of another version; each is told on stderr.",
+    ),
+]
+
+_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is no CAF file, or
+has no such member; 5 the server refuses or cannot be reached."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for name, command, epilog in (
+        ("create", create, _CREATE_EPILOG),
+        ("list", list_members, _LIST_EPILOG),
+        ("extract", extract, _EXTRACT_EPILOG),
+        ("cat", cat, _CAT_EPILOG),
+        ("verify", verify, _VERIFY_EPILOG),
+        ("merkle", merkle, _MERKLE_EPILOG),
+    ):
+        app.command(name, epilog=epilog)(command)
+
+
+@contextmanager
+def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
+    with open_ranges(address) as source:
+        reader = CafReader.open(source, name=source.name, lenient=lenient)
+        for warning in reader.warnings:
+            note(f"warning: {warning}")
+        yield reader
+
+
+# --- create --------------------------------------------------------------------------------------------------------
+
+_CREATE_EPILOG: Final = """\b
+Examples:
+  caf create photos.caf photos/
+  caf create site.caf -C /srv/www . --target-size 1GiB
+
+Exit statuses: 0 all went well; 1 a file cannot be read, or changed meanwhile; 2 wrong arguments, or a path outside DIR;
+4 a name that cannot be a key, or a file too large for an archive; 8 the archive cannot be written."""
+
+
+def create(
+    *,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The archive to write; an older one is replaced.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and folders with all below them.")],
+    folder: Annotated[
+        Path, typer.Option("-C", metavar="DIR", help="Look PATHs up in DIR, and make keys relative to it.")
+    ] = Path(),
+    target_size: Annotated[
+        str, typer.Option("--target-size", metavar="SIZE", help="At most this much an archive: 64MiB, 30GiB, 1000000.")
+    ] = "30GiB",
+    as_json: AsJson = False,
+) -> None:
+    """Pack files into a CAF archive.
+
+    Keys are the files' paths below DIR. Links are followed; anything that is neither file nor folder is an error, and so is
+    a file that changes while it is read. Empty folders, owners and times are not kept.
+
+    Where one archive is not enough, OUT-00001.caf, OUT-00002.caf and so on are written instead of OUT; a file larger than
+    SIZE stands in one of its own. Archives appear whole and all together, or not at all.
+    """
+    target_bytes = parse_size(target_size)
+    if not 0 < target_bytes <= DEFAULT_LIMITS.max_bytes:
+        raise UsageError(
+            f"An archive has between 1 byte and {show_size(DEFAULT_LIMITS.max_bytes)}.", hint="Change --target-size."
+        )
+    if not folder.is_dir():
+        raise UsageError(f"{str(folder)!r} is not a folder.")
+    out = Path(os.path.realpath(out))
+    if out.exists() and not out.is_file():
+        raise UsageError(f"{str(out)!r} is not a file that can be replaced.")
+    files = creating.find_files(paths, folder, out)
+    volumes = creating.cut_into_archives(files, target_bytes)
+    archives = creating.archive_paths(out, len(volumes))
+    with progress("packing", sum(file.size_bytes for file in files)) as advance:
+        written = creating.write_archives(volumes, archives, advance)
+    for archive in written:
+        if as_json:
+            print_json({"path": str(archive.path), "members": archive.member_count, "size_bytes": archive.size_bytes})
+        else:
+            print(f"{printable(str(archive.path))}: {counted(archive.member_count, 'member')}, {show_size(archive.size_bytes)}")
+
+
+# --- list ----------------------------------------------------------------------------------------------------------
+
+_LIST_EPILOG: Final = f"""\b
+Examples:
+  caf list photos.caf
+  caf list --json s3://bucket/photos.caf
+
+{_READ_STATUSES}"""
+
+
+def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
+    r"""List the members of an archive.
+
+    A line is a member's size in bytes and its key, in the order of the index. Characters that a terminal would act on are
+    shown escaped, as \n or \x1b. With --json a line has exactly `key`, `start_byte` and `end_byte` (exclusive). Reads only
+    the archive's end.
+    """
+    with _opened(file, lenient=lenient) as reader:
+        for member in reader.members:
+            if as_json:
+                print_json({"key": member.key, "start_byte": member.start_byte, "end_byte": member.end_byte})
+            else:
+                print(f"{member.size_bytes:>14} {printable(member.key)}")
+
+
+# --- extract -------------------------------------------------------------------------------------------------------
+
+_EXTRACT_EPILOG: Final = """\b
+Examples:
+  caf extract photos.caf -C restored
+  caf extract https://example.org/photos.caf 2024/a.jpg 2024/b.jpg
+
+Exit statuses: 0 everything was extracted; 1 something was not, as told on stderr; 2 wrong arguments; 4 the file is
+missing or is no CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be written."""
+
+
+def extract(
+    *,
+    file: Archive,
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Members to extract; all by default.")] = None,
+    folder: Annotated[Path, typer.Option("-C", metavar="DIR", help="The folder to write to; made if missing.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    as_json: AsJson = False,
+    lenient: Lenient = False,
+) -> None:
+    """Extract members below DIR, each at its key.
+
+    Nothing is ever written outside DIR, and no symbolic link in it is followed. A key that cannot be a path there, and a
+    file that is there already, is told on stderr, and the rest goes on. Each file appears only when it is whole.
+    """
+    with _opened(file, lenient=lenient) as reader:
+        problems = Problems()
+        members = list(_chosen(reader, keys, problems.tell))
+        asked = len(members) + problems.count
+        size_bytes = sum(member.size_bytes for member in members)
+        with RestoreFolder(folder, force=force) as target, progress("extracting", size_bytes) as advance:
+            for member, body in reader.read_many(members):
+                try:
+                    target.write(member.key, body, advance)
+                except NotRestored as error:
+                    problems.tell(error)
+                    continue
+                if as_json:
+                    print_json({"key": member.key, "size_bytes": member.size_bytes})
+        if problems.count:
+            raise CafError(f"{problems.count} of {counted(asked, 'member')} were not extracted.", hint=problems.hint)
+        if not as_json:
+            print(f"{counted(asked, 'member')}, {show_size(size_bytes)}")
+
+
+class Problems:
+    """Counts and tells what went wrong with single members."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.hint = ""
+
+    def tell(self, error: CafError) -> None:
+        """Tell one on stderr."""
+        note(str(error))
+        self.count += 1
+        self.hint = self.hint or error.hint
+
+
+def _chosen(reader: CafReader, keys: Iterable[str] | None, tell: Callable[[CafError], None]) -> Iterator[Member]:
+    if not keys:
+        yield from reader.members
+        return
+    for key in dict.fromkeys(keys):
+        try:
+            yield reader[key]
+        except MemberNotFound as error:
+            tell(error)
+
+
+# --- cat -----------------------------------------------------------------------------------------------------------
+
+_CAT_EPILOG: Final = f"""\b
+Examples:
+  caf cat photos.caf 2024/a.jpg > a.jpg
+  caf cat https://example.org/site.caf index.html
+
+{_READ_STATUSES}"""
+
+
+def cat(
+    *, file: Archive, key: Annotated[str, typer.Argument(metavar="KEY", help="The member's key.")], lenient: Lenient = False
+) -> None:
+    """Write one member's bytes to stdout.
+
+    In constant memory, and by at most three reads of the file.
+    """
+    with _opened(file, lenient=lenient) as reader:
+        for piece in reader.stream(key):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+
+# --- verify --------------------------------------------------------------------------------------------------------
+
+_VERIFY_EPILOG: Final = f"""\b
+Examples:
+  caf verify photos.caf
+  caf verify --json s3://bucket/photos.caf
+
+{_READ_STATUSES}"""
+
+
+def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
+    """Check an archive's structure and read every byte of it.
+
+    Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
+    bytes are legal and told. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
+    """
+    with _opened(file, lenient=lenient) as reader:
+        with progress("reading", reader.data_size_bytes) as advance:
+            for piece in reader.stream_range(0, reader.data_size_bytes):
+                advance(len(piece))
+        gaps = list(reader.gaps())
+        dead_bytes = sum(end_byte - start_byte for start_byte, end_byte in gaps)
+        report: dict[str, object] = {
+            "members": len(reader),
+            "size_bytes": reader.size_bytes,
+            "data_bytes": reader.data_size_bytes,
+            "dead_bytes": dead_bytes,
+            "gaps": len(gaps),
+            "overlaps": reader.overlap_count(),
+        }
+        if as_json:
+            print_json(report | {"warnings": list(reader.warnings)})
+            return
+        print(f"{counted(len(reader), 'member')}, all {reader.size_bytes} bytes ({show_size(reader.size_bytes)}) read")
+        if gaps:
+            print(f"dead bytes: {dead_bytes} in {counted(len(gaps), 'gap')}, the first at {gaps[0][0]} to {gaps[0][1]}")
+        if report["overlaps"]:
+            print(f"overlaps: {report['overlaps']} members share bytes with another")
+
+
+# --- merkle --------------------------------------------------------------------------------------------------------
+
+_MERKLE_EPILOG: Final = """\b
+Examples:
+  caf merkle photos.caf
+  caf merkle --proof-type 0 photos.caf
+
+Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing or empty; 5 the server refuses or cannot be
+reached."""
+
+
+def merkle(
+    *,
+    file: Archive,
+    proof_type: Annotated[
+        Literal["0", "3"], typer.Option("--proof-type", help="0: SHA-256 and SHA3-512, 64 bytes; 3: BLAKE3, 32 bytes.")
+    ] = "3",
+    as_json: AsJson = False,
+) -> None:
+    """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no root."""
+    from caf_pipeline.merkle import MerkleTree  # noqa: PLC0415  the other commands need no numpy
+
+    tree = MerkleTree(int(proof_type))
+    with open_ranges(file) as source:
+        _, size_bytes = source.read_suffix(1)
+        with progress("hashing", size_bytes) as advance:
+            for piece in source.stream(0, size_bytes, _READ_BYTES):
+                tree.update(piece)
+                advance(len(piece))
+    root = tree.root().hex()
+    if as_json:
+        print_json({"merkle_root": root, "proof_type": int(proof_type), "size_bytes": size_bytes})
+    else:
+        print(root)

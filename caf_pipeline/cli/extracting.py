@@ -1,0 +1,146 @@
+"""Members written below a folder, and never outside it.
+
+Every part of a path is opened in the folder before it without following links, so that no key and no link that lies in
+the folder leads out. Not here: options and output (`archives`), which bytes (`caf`).
+"""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Self
+
+from typing_extensions import Buffer
+
+from caf_pipeline.errors import CafError, StagingError
+
+# The whole folder's trouble, not one member's.
+_FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_REASONS: Final = {
+    errno.ELOOP: "a part of its path is a symbolic link",
+    errno.ENOTDIR: "a part of its path is not a folder",
+    errno.ENAMETOOLONG: "a part of its path is too long for the file system",
+    errno.EILSEQ: "the file system does not take such names",
+    errno.EINVAL: "the file system does not take such names",
+}
+
+
+class NotRestored(CafError):
+    """One member cannot be written here; others can."""
+
+
+class RestoreFolder:
+    """A folder below which members are written, each under a temporary name until it is whole. A context manager."""
+
+    def __init__(self, path: Path, *, force: bool) -> None:
+        """Open the folder, which is made if it is missing; raises StagingError where that is not possible.
+
+        Args:
+            path: the folder; it may itself be a symbolic link.
+            force: whether files that are there already are replaced. A file of this run never is.
+        """
+        self._path = path
+        self._force = force
+        self._written: set[tuple[int, int]] = set()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._root = os.open(path, _FOLDER)
+        except OSError as error:
+            raise StagingError(f"The folder {str(path)!r} cannot be written to: {error.strerror}.") from error
+        self._parent_parts: list[bytes] = []
+        self._parent = os.dup(self._root)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._parent)
+        os.close(self._root)
+
+    def write(self, key: str, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
+        """Write a member below the folder, at its key.
+
+        Raises:
+            NotRestored: the key cannot be held here, or something is there already; nothing of the member is left.
+            StagingError: the folder takes no more; nothing of the member is left.
+        """
+        parts = _parts(key)
+        try:
+            parent = self._open_parent(parts[:-1])
+            self._check_free(parent, parts[-1], key)
+            self._write_file(parent, parts[-1], pieces, advance)
+        except OSError as error:
+            if error.errno in _FATAL:
+                raise StagingError(f"{key!r} cannot be written to {str(self._path)!r}: {error.strerror}.") from error
+            reason = _REASONS.get(error.errno or 0, error.strerror)
+            raise NotRestored(f"{key!r} was not extracted: {reason}.") from error
+
+    def _open_parent(self, parts: list[bytes]) -> int:
+        """Return the folder of these parts, made where it is missing. The last one stays open: neighbours share it."""
+        if parts == self._parent_parts:
+            return self._parent
+        folder = os.dup(self._root)
+        try:
+            for part in parts:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+        except BaseException:
+            os.close(folder)
+            raise
+        os.close(self._parent)
+        self._parent, self._parent_parts = folder, parts
+        return folder
+
+    def _check_free(self, parent: int, name: bytes, key: str) -> None:
+        try:
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(status.st_mode):
+            raise NotRestored(f"{key!r} was not extracted: a folder stands there.")
+        if not self._force:
+            raise NotRestored(f"{key!r} was not extracted: it is there already.", hint="--force replaces files.")
+        if (status.st_dev, status.st_ino) in self._written:
+            raise NotRestored(f"{key!r} was not extracted: this file system takes its name for another member's.")
+
+    def _write_file(self, parent: int, name: bytes, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
+        temporary = f".caf-{secrets.token_hex(8)}.partial"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
+        try:
+            with open(descriptor, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    advance(memoryview(piece).nbytes)
+                status = os.fstat(descriptor)
+            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+        if self._force:
+            self._written.add((status.st_dev, status.st_ino))
+
+
+def _parts(key: str) -> list[bytes]:
+    """Split a key into the names that lead to its file; raise NotRestored where it names none."""
+    parts = key.encode().split(b"/")
+    if "\0" in key:
+        reason = "its key holds a NUL"
+    elif parts[0] == b"" and len(parts) > 1:
+        reason = "its key is an absolute path"
+    elif parts[-1] == b"":
+        reason = "its key names a folder, not a file" if key else "its key is empty"
+    elif b"" in parts:
+        reason = "its key has an empty part"
+    elif b"." in parts or b".." in parts:
+        reason = "its key holds a part that is '.' or '..'"
+    else:
+        return parts
+    raise NotRestored(f"{key!r} was not extracted: {reason}.", hint="`caf cat FILE KEY` writes it to stdout.")

@@ -1,0 +1,89 @@
+"""What the commands show and how they read sizes: text safe for a terminal, JSON lines, progress.
+
+Not here: error messages (`cli`), what is shown (the commands).
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from caf_pipeline.errors import UsageError
+
+PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
+
+_UNITS: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else, decimal units included."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match or match[2] not in _UNITS:
+        raise UsageError(f"{text!r} is not a size.", hint="Give bytes, or a whole number of KiB, MiB, GiB or TiB: 30GiB.")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def show_size(size_bytes: int) -> str:
+    """Return a size for people: exact below 1 KiB, else in the unit that keeps it below 1,024."""
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return `1 member`, `2 members`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def printable(text: str) -> str:
+    r"""Return text that cannot move the cursor, change colours or break the line; what is escaped begins with `\`."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(_escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    if character == "\\":
+        return "\\\\"
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def print_json(record: Mapping[str, object]) -> None:
+    """Print one JSON object on a line of its own, ASCII only."""
+    sys.stdout.write(json.dumps(record) + "\n")
+
+
+def note(text: str) -> None:
+    """Tell on stderr what is no error."""
+    print(f"caf: {text}", file=sys.stderr)
+
+
+def _tell_nobody(size_bytes: int) -> None:
+    """Show no progress."""
+
+
+@contextmanager
+def progress(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done."""
+    if total_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
+        yield _tell_nobody
+        return
+    from rich.console import Console  # noqa: PLC0415  only where a bar is shown
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(title, *columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total_bytes)
+
+        def advance(size_bytes: int) -> None:
+            bar.advance(task, size_bytes)
+
+        yield advance

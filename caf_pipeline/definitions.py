@@ -1,0 +1,22 @@
+"""What Dagster's tools load: the definitions for the settings found in the working directory and the environment.
+
+Not here: what they are (`defs`), and where Dagster keeps its own state (dagster.yaml).
+"""
+
+from dagster import Definitions
+
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.settings import load_settings
+
+
+def _load() -> Definitions:
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        # This is what the UI shows of a code location that cannot be loaded: the sentence and the hint, nothing of ours below.
+        raise SettingsError(f"{error}. {error.hint}".rstrip(". ")) from None
+    return build_defs(settings)
+
+
+defs = _load()

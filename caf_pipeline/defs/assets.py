@@ -1,0 +1,203 @@
+"""A source's five assets: two of its inventory and plan, three of each chunk.
+
+One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the plan are one run; the
+three of a chunk are graphs of the ops in `ops`, one run for each partition. Not here: the checks on them (`checks`).
+Source: "Flow" in docs/design.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from dagster import (
+    AssetExecutionContext,
+    AssetIn,
+    AssetKey,
+    AssetsDefinition,
+    Config,
+    DagsterInstance,
+    DataVersion,
+    MaterializeResult,
+    Nothing,
+    OpDefinition,
+    asset,
+    graph_asset,
+)
+from pydantic import Field
+
+from caf_pipeline import planning
+from caf_pipeline.defs import metadata, ops
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
+from caf_pipeline.defs.naming import asset_key, identifier
+from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
+from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.inventory import Snapshot
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.workplace import Workplace
+
+PLAN_VERSION: Final = DataVersion("plans only add")
+"""A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
+
+
+Results = Iterator[MaterializeResult[Any]]
+
+
+class InventoryWindow(Config):
+    """Which part of the listing is taken: the whole source by default."""
+
+    after: str = Field(default="", description="Percent-encoded key; only keys greater than it, compared as bytes.")
+    until: str | None = Field(default=None, description="Percent-encoded key, the last one taken; to the end where not given.")
+
+
+def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
+    """Return the assets of one source, in flow order."""
+    return [_inventory(source, settings), _plan(source, settings), *_chunk_assets(source, settings)]
+
+
+def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
+    @asset(
+        key=asset_key(source, "s3_inventory"),
+        description=(
+            f"What is in `s3://{settings.bucket}/{settings.prefix}` now: every key with its size, ETag and time, as one sorted "
+            "Parquet file on this machine. Take a new one whenever you like; it changes nothing by itself.\n\n"
+            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new."
+        ),
+        retry_policy=RETRY_TRANSIENT,
+        output_required=False,
+        group_name=identifier(source),
+        owners=[settings.owner],
+        kinds={"s3", "parquet"},
+    )
+    def s3_inventory(context: AssetExecutionContext, config: InventoryWindow, pipeline: Pipeline) -> Results:
+        after = unquote_to_bytes(config.after)
+        until = None if config.until is None else unquote_to_bytes(config.until)
+
+        def take() -> Snapshot:
+            return planning.take_inventory(_open(context, pipeline, source), after=after, until=until)
+
+        snapshot = attempt(context, take, pipeline.on_error)
+        if snapshot is not None:
+            yield MaterializeResult(metadata=metadata.snapshot_metadata(snapshot))
+
+    return s3_inventory
+
+
+def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
+    @asset(
+        key=asset_key(source, "chunk_plan"),
+        deps=[AssetKey(asset_key(source, "s3_inventory"))],
+        description=(
+            "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
+            f"{settings.target_size.human_readable()}, and makes one **partition** for each, e.g. "
+            f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
+            f"sensor `launch_chunks_{identifier(source)}` do it."
+        ),
+        retry_policy=RETRY_TRANSIENT,
+        output_required=False,
+        group_name=identifier(source),
+        owners=[settings.owner],
+        kinds={"parquet", "postgres"},
+    )
+    def chunk_plan(context: AssetExecutionContext, pipeline: Pipeline) -> Results:
+        def cut() -> metadata.Metadata:
+            work = _open(context, pipeline, source)
+            report = planning.cut_plan(work, snapshot_to_plan(work, context.instance, context.run_id))
+            return metadata.plan_metadata(report, register_chunks(context.instance, work.ledger, source))
+
+        shown = attempt(context, cut, pipeline.on_error)
+        if shown is not None:
+            yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
+
+    return chunk_plan
+
+
+def snapshot_to_plan(work: Workplace, instance: DagsterInstance, run_id: str | None) -> Snapshot:
+    """Return the snapshot that this run took, or the latest where it took none (`run_id` None: whatever run took it).
+
+    Raises:
+        NotLocated: there is no snapshot yet.
+    """
+    event = instance.get_latest_materialization_event(AssetKey(asset_key(work.source, "s3_inventory")))
+    if event is not None and event.asset_materialization is not None and event.run_id == run_id:
+        name = event.asset_materialization.metadata["snapshot"].value
+        return planning.open_snapshot(work, str(name))
+    snapshot = planning.latest_snapshot(work)
+    if snapshot is None:
+        raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
+    return snapshot
+
+
+def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
+    return [
+        _chunk_asset(
+            source,
+            "caf_chunk",
+            owner=settings.owner,
+            upstream="chunk_plan",
+            steps=(ops.load_batch, ops.pack_chunk, ops.seal_chunk),
+            description=(
+                "One **CAF file** a partition: the objects of its part of the plan, read from S3 and checked byte for byte, one "
+                "after the other, with an index and a manifest. It stands in staging until it is stored."
+            ),
+            kinds={"s3", "file"},
+        ),
+        _chunk_asset(
+            source,
+            "jackal_chunk",
+            owner=settings.owner,
+            upstream="caf_chunk",
+            steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
+            description=(
+                "The chunk where it is kept for good. Complete only when the store proves the asked number of copies **and** "
+                "pieces read back from it match those taken when the chunk was sealed."
+            ),
+            kinds={"jackal"},
+        ),
+        _chunk_asset(
+            source,
+            "file_locations",
+            owner=settings.owner,
+            upstream="jackal_chunk",
+            steps=(ops.load_locations, ops.release_staging),
+            description=(
+                "One row in Postgres for each object of the chunk: which bytes of which chunk it is. From here on "
+                f"`caf get {source} KEY` answers with one look-up and one ranged read."
+            ),
+            kinds={"postgres"},
+        ),
+    ]
+
+
+def _chunk_asset(
+    source: str,
+    name: str,
+    *,
+    upstream: str,
+    owner: str,
+    steps: Sequence[OpDefinition],
+    description: str,
+    kinds: set[str],
+) -> AssetsDefinition:
+    # The plan is an input only in name: a chunk needs its own part of it, not its latest materialization. It is still
+    # drawn as the upstream asset, which is what it is.
+    @graph_asset(
+        key=asset_key(source, name),
+        ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},
+        partitions_def=chunk_partitions(source),
+        description=description,
+        group_name=identifier(source),
+        owners=[owner],
+        kinds=kinds,
+    )
+    def chunk(before: Any) -> Any:  # noqa: ANN401 - what graphs are composed of has no public type
+        done = before
+        for step in steps:
+            done = step(done)
+        return done
+
+    return chunk
+
+
+def _open(context: AssetExecutionContext, pipeline: Pipeline, source: str) -> Workplace:
+    return pipeline.open(source, run=context.run_id, instance=context.instance)

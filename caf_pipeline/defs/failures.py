@@ -1,0 +1,66 @@
+"""How a step's failure is told to Dagster, and which of Dagster's ways to retry may see it.
+
+Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error skips the first; run
+retries are for crashes only (dagster.yaml); the sensor counts failed runs. An interrupt ends the run: nothing may retry it.
+Source: the error tree in `errors`.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from dagster import AssetCheckExecutionContext, AssetExecutionContext, Backoff, Failure, Jitter, OpExecutionContext, RetryPolicy
+from dagster._core.definitions.metadata import RawMetadataValue
+from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster_shared.error import DagsterError
+
+from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG
+from caf_pipeline.errors import CafError, HeldByOther
+
+T = TypeVar("T")
+Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext
+
+RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
+"""For every op: 2, 4 and 8 seconds. Requests have back-off of their own; this is for what outlasts it."""
+
+
+class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
+    """Ctrl-C, or a request to end the run.
+
+    Dagster retries an interrupted op that has a RetryPolicy, but lets its own errors pass: so this is one of them, and still
+    an interrupt, which ends the run.
+    """
+
+
+def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafError], None]) -> T | None:
+    """Return what `call` returns, or None where another live run holds the chunk: an outcome, not a failure.
+
+    Args:
+        context: the op's; the run is tagged with the holder's run where it is held.
+        call: the step.
+        on_error: told the error itself before Dagster makes text of it.
+
+    Raises:
+        Failure: with the error's sentence and hint, retried only where the error is transient.
+        RunInterrupted: ends the run.
+    """
+    try:
+        return call()
+    except HeldByOther as held:
+        context.log.info(f"held by run {held.holder}: {held}")
+        context.instance.add_run_tags(context.run.run_id, {HELD_TAG: held.holder})
+        return None
+    except CafError as error:
+        on_error(error)
+        raise as_failure(error) from error
+    except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
+        if COMMAND_TAG in context.run.tags:  # the user's Ctrl-C is a request to cancel; a server that ends is not
+            context.instance.report_run_canceling(context.run)
+        raise RunInterrupted("interrupted") from interrupt
+
+
+def as_failure(error: CafError) -> Failure:
+    """Return the error as Dagster's, so that the UI shows the sentence and the hint."""
+    metadata: dict[str, RawMetadataValue] = {"error": type(error).__name__, "exit_code": error.exit_code}
+    if error.hint:
+        metadata["hint"] = error.hint
+    return Failure(description=str(error), metadata=metadata, allow_retries=not error.permanent)

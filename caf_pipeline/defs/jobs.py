@@ -1,0 +1,61 @@
+"""Jobs: which assets and checks are run together.
+
+Not here: when they are run (`sensors`, `schedules`, `command`) and by which executor (`definitions`: jobs of the UI and of
+asset backfills would ignore it here).
+"""
+
+from collections.abc import Sequence
+
+from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from caf_pipeline.defs.naming import ASSETS, SOURCE_TAG, archive_job, asset_key, audit_job, plan_job, reconcile_job
+
+_PLAN = ASSETS[:2]
+_CHUNK = ASSETS[2:]
+
+
+def source_jobs(source: str) -> list[UnresolvedAssetJobDefinition]:
+    """Return the jobs of one source."""
+    accounts = _check(source, "chunk_plan", "plan_accounts_for_inventory")
+    complete = _check(source, "s3_inventory", "source_is_complete")
+    plan = _assets(source, _PLAN) | accounts
+    tags = {SOURCE_TAG: source}
+    return [
+        define_asset_job(
+            plan_job(source),
+            selection=plan,
+            tags=tags,
+            description="Take an inventory and plan what is not yet archived. Each new chunk becomes a partition.",
+        ),
+        define_asset_job(
+            archive_job(source),
+            selection=_assets(source, _CHUNK)
+            | _check(source, "caf_chunk", "chunk_accounts_for_plan")
+            | _check(source, "file_locations", "chunk_reads_back"),
+            tags=tags,
+            description=(
+                "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what is done stays done."
+            ),
+        ),
+        define_asset_job(
+            reconcile_job(source),
+            selection=plan | complete,
+            tags=tags,
+            description="Take a whole inventory, plan what the sensor missed, and ask whether the source is complete. Daily.",
+        ),
+        define_asset_job(
+            audit_job(source),
+            selection=complete,
+            tags=tags,
+            description="Only ask whether every object of the latest whole inventory is located.",
+        ),
+    ]
+
+
+def _assets(source: str, names: Sequence[str]) -> AssetSelection:
+    return AssetSelection.assets(*(AssetKey(asset_key(source, name)) for name in names)).without_checks()
+
+
+def _check(source: str, asset: str, name: str) -> AssetSelection:
+    return AssetSelection.checks(AssetCheckKey(AssetKey(asset_key(source, asset)), name))

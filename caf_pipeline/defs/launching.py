@@ -1,0 +1,134 @@
+"""Which chunks are launched now, which wait, and which are given up.
+
+The ledger says which chunks have work to do; Dagster's runs and backfills say which are being worked on or waited for.
+Not here: the sensor that asks (`sensors`) and the loop of `caf run` (`command`), which takes every chunk in turn.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+
+from caf_pipeline.defs.naming import ASSETS, PARKED_TAG, PARTITION_TAG, asset_key
+from caf_pipeline.interfaces import Chunk, Ledger
+from caf_pipeline.lifecycle import UNDER_WAY
+from caf_pipeline.settings import ChunkRunSettings
+
+UNFINISHED: Final = [
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+"""Statuses of a run that will still work, or does."""
+
+FIRST_WAIT_SECONDS: Final = 60
+LONGEST_WAIT_SECONDS: Final = 3_600
+"""After a failed run the next waits a minute, then two, four … an hour: an outage must not use up a chunk's attempts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A chunk's failed runs since it last succeeded or was parked, latest first."""
+
+    runs: Sequence[RunRecord]
+
+    def due_at(self) -> float:
+        """Return when the chunk may be launched again, in seconds since the epoch; 0 where nothing failed."""
+        if not self.runs:
+            return 0.0
+        wait: int = min(FIRST_WAIT_SECONDS << (len(self.runs) - 1), LONGEST_WAIT_SECONDS)
+        return (self.runs[0].end_time or 0.0) + wait
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a look at the ledger comes to.
+
+    Attributes:
+        launch: chunks to be launched, in flow order of their plans.
+        give_up: chunks to be parked, each with its last failed run.
+        active: chunks with a run that is queued or started.
+        waiting: chunks that wait for a backfill or for their back-off.
+    """
+
+    launch: Sequence[str]
+    give_up: Sequence[tuple[str, RunRecord]]
+    active: int
+    waiting: int
+
+
+def choose_chunks(instance: DagsterInstance, ledger: Ledger, source: str, settings: ChunkRunSettings) -> Choice:
+    """Choose among a source's chunks under way, so that at most `settings.max_in_flight` are going at once."""
+    under_way = ledger.chunks(source, UNDER_WAY)
+    active = active_partitions(instance)
+    planned_elsewhere = backfilled_partitions(instance, source)
+    going = sum(chunk.name in active for chunk in under_way)
+    launch: list[str] = []
+    give_up: list[tuple[str, RunRecord]] = []
+    waiting = 0
+    for chunk in under_way:
+        if chunk.name in active:
+            continue
+        if chunk.name in planned_elsewhere:
+            waiting += 1
+            continue
+        if going + len(launch) >= settings.max_in_flight:
+            break
+        failed = failed_runs(instance, chunk.name, settings.attempts)
+        if _is_spent(chunk, failed, settings):
+            give_up.append((chunk.name, failed.runs[0]))
+        elif failed.due_at() > time.time():
+            waiting += 1
+        else:
+            launch.append(chunk.name)
+    return Choice(launch, give_up, going, waiting)
+
+
+def _is_spent(chunk: Chunk, failed: Failed, settings: ChunkRunSettings) -> bool:
+    return bool(failed.runs) and max(chunk.attempts, len(failed.runs)) >= settings.attempts
+
+
+def active_partitions(instance: DagsterInstance) -> set[str]:
+    """Return the partitions of all runs that are queued or started, whoever asked for them."""
+    runs = instance.get_runs(RunsFilter(statuses=UNFINISHED))
+    return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
+
+
+def backfilled_partitions(instance: DagsterInstance, source: str) -> set[str]:
+    """Return the source's partitions that an unfinished backfill has or will have runs for."""
+    names: set[str] = set()
+    for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
+        names |= _targets(backfill, source)
+    return names
+
+
+def _targets(backfill: PartitionBackfill, source: str) -> set[str]:
+    if backfill.partition_names is not None:
+        return set(backfill.partition_names)
+    if backfill.asset_backfill_data is None:
+        return set()
+    keys: set[str] = set()
+    for name in ASSETS[2:]:
+        subset = backfill.asset_backfill_data.get_target_partitions_subset(AssetKey(asset_key(source, name)))
+        keys |= set(subset.get_partition_keys())
+    return keys
+
+
+def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
+    """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
+    finished = RunsFilter(
+        tags={PARTITION_TAG: chunk}, statuses=[DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
+    )
+    failed: list[RunRecord] = []
+    for record in instance.get_run_records(finished, limit=limit):
+        run = record.dagster_run
+        if run.status is DagsterRunStatus.SUCCESS or PARKED_TAG in run.tags:
+            break
+        if run.status is DagsterRunStatus.FAILURE:
+            failed.append(record)
+    return Failed(failed)

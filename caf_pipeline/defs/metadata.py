@@ -1,0 +1,133 @@
+"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest.
+
+Not here: what the numbers mean (`planning`, `archive`) and when they are written (`assets`, `ops`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
+from dagster._core.definitions.metadata import RawMetadataValue
+
+from caf_pipeline.accounts import ReadBack
+from caf_pipeline.archive import SealReport, UploadReport, VerifyReport
+from caf_pipeline.interfaces import Chunk, PlannedChunk
+from caf_pipeline.inventory import Accounting, SkipReason, Snapshot
+from caf_pipeline.planning import PlanReport
+
+Metadata = dict[str, RawMetadataValue]
+
+MAX_ROWS: Final = 20
+"""Of any table: metadata are read on a page and kept for ever."""
+
+MIB: Final = 1 << 20
+
+
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
+    """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or "int"."""
+    schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
+    records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows[:MAX_ROWS]]
+    return MetadataValue.table(records, schema=schema)
+
+
+def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
+    """Return one number for each reason that occurred."""
+    return {f"skipped_{reason}": count for reason, count in sorted(skipped.items()) if count}
+
+
+def snapshot_metadata(snapshot: Snapshot) -> Metadata:
+    """Return what is shown of an inventory."""
+    return {
+        "snapshot": snapshot.name,
+        "path": MetadataValue.path(str(snapshot.path)),
+        "objects": snapshot.object_count,
+        "size_bytes": snapshot.object_bytes,
+        "unsupported_keys": snapshot.unsupported_count,
+        "whole_source": snapshot.complete,
+    }
+
+
+def plan_metadata(report: PlanReport, registered: int) -> Metadata:
+    """Return what is shown of a plan; `registered` partitions were added for it."""
+    chunks = report.chunks
+    shown: Metadata = {"snapshot": report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    if report.plan is None:
+        return shown | {"plan": "nothing new"}
+    return shown | {
+        "plan": ", ".join(plan.name for plan in report.plans),
+        "objects": sum(plan.object_count for plan in report.plans),
+        "size_bytes": sum(plan.object_bytes for plan in report.plans),
+        "folder": MetadataValue.path(report.plan.folder),
+        "chunk_list": _planned(chunks),
+    }
+
+
+def _planned(chunks: Sequence[PlannedChunk]) -> MetadataValue:
+    rows = [(chunk.name, chunk.object_count, chunk.object_bytes, chunk.expected_size_bytes) for chunk in chunks]
+    return table({"chunk": "string", "objects": "int", "size_bytes": "int", "expected_size_bytes": "int"}, rows)
+
+
+def accounting_metadata(account: Accounting) -> Metadata:
+    """Return where the objects of a snapshot stand."""
+    return {
+        "objects": account.objects,
+        "located": account.located,
+        "claimed": account.claimed,
+        "unaccounted": account.unaccounted,
+        "in_two_places": account.in_two_places,
+        "planned_twice": account.planned_twice,
+        **skips(account.skipped),
+        "examples": table({"key": "string"}, [(key,) for key in account.examples]),
+    }
+
+
+def seal_metadata(report: SealReport) -> Metadata:
+    """Return what is shown of a packed chunk."""
+    chunk = report.chunk
+    return {
+        **chunk_metadata(chunk),
+        "fill": report.fill,
+        "seconds": report.seconds,
+        "mib_per_second": report.bytes_per_second / MIB,
+        "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
+        "skipped": chunk.skipped_count,
+        "released": chunk.released_count,
+        **skips(report.skipped),
+        "largest_members": table({"key": "string", "size_bytes": "int"}, report.largest),
+    }
+
+
+def chunk_metadata(chunk: Chunk) -> Metadata:
+    """Return what is shown of a chunk at every step."""
+    return {
+        "state": chunk.state.value,
+        "objects": chunk.member_count,
+        "size_bytes": chunk.member_bytes,
+        "stored_size_bytes": chunk.stored_size_bytes,
+        "attempts": chunk.attempts,
+    }
+
+
+def upload_metadata(report: UploadReport) -> Metadata:
+    """Return what is shown of an upload."""
+    return {"seconds": report.seconds, "mib_per_second": report.bytes_per_second / MIB}
+
+
+def verify_metadata(report: VerifyReport) -> Metadata:
+    """Return what is shown of a stored chunk."""
+    chunk = report.chunk
+    copies = table({"provider": "string", "proof": "string"}, [(copy.provider, copy.proof) for copy in report.copies])
+    return {
+        **chunk_metadata(chunk),
+        "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
+        "owner": chunk.owner or "none",
+        "start": chunk.start if chunk.start is not None else "none",
+        "copies": len(report.copies),
+        "samples_compared": report.samples,
+        "providers": copies,
+    }
+
+
+def read_back_metadata(result: ReadBack) -> Metadata:
+    """Return what is shown of objects that were read back."""
+    return {"tried": result.tried, "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched])}

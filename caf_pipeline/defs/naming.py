@@ -1,0 +1,78 @@
+"""What the things of a source are called in Dagster, and the run tags that are ours.
+
+Not here: a chunk's id, which the plan makes. Dagster allows letters, digits and `_` in the names of groups, jobs, ops,
+sensors and schedules, so a source's `-` becomes `_` in them; keys of assets and names of partitions keep the source's name.
+Source: "Flow" in docs/design.md.
+"""
+
+from typing import Final
+
+LOCATION_NAME: Final = "caf-pipeline"
+"""The code location's name. Fixed, as in workspace.yaml: runs carry it, and stand under their job only while it is the same."""
+
+REPOSITORY_TAG: Final = ".dagster/repository"
+REPOSITORY: Final = f"__repository__@{LOCATION_NAME}"
+"""How Dagster writes "the definitions of this code location" into a run's tags."""
+
+PARTITION_TAG: Final = "dagster/partition"
+MAX_RETRIES_TAG: Final = "dagster/max_retries"
+RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
+
+BOOT_TAG: Final = "caf/boot_id"
+PID_TAG: Final = "caf/pid"
+STARTED_TAG: Final = "caf/process_started"
+SOURCE_TAG: Final = "caf/source"
+HELD_TAG: Final = "caf/held_by"
+PARKED_TAG: Final = "caf/parked"
+COMMAND_TAG: Final = "caf/command"
+
+S3_POOL: Final = "s3"
+UPLOAD_POOL: Final = "jackal_uploads"
+
+ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "file_locations")
+"""A source's assets in flow order; the last three have a partition for each chunk."""
+
+
+def identifier(source: str) -> str:
+    """Return the source's name as Dagster's identifiers can hold it."""
+    return source.replace("-", "_")
+
+
+def asset_key(source: str, name: str) -> list[str]:
+    """Return the key of one of the source's assets."""
+    return [source, name]
+
+
+def partitions_name(source: str) -> str:
+    """Return the name of the dynamic partitions of a source: one for each chunk."""
+    return f"{source}_chunks"
+
+
+def source_of(chunk: str) -> str:
+    """Return the source of a chunk's id, which is `<source>-<plan>-<number>`."""
+    return chunk.rsplit("-", 2)[0]
+
+
+def plan_job(source: str) -> str:
+    """Return the name of the job that takes an inventory and plans what is new."""
+    return f"plan_{identifier(source)}"
+
+
+def archive_job(source: str) -> str:
+    """Return the name of the job that archives one chunk."""
+    return f"archive_{identifier(source)}"
+
+
+def reconcile_job(source: str) -> str:
+    """Return the name of the job that plans all that is new and asks whether the source is complete."""
+    return f"reconcile_{identifier(source)}"
+
+
+def audit_job(source: str) -> str:
+    """Return the name of the job that only asks whether the source is complete."""
+    return f"audit_{identifier(source)}"
+
+
+def inventory_op(source: str) -> str:
+    """Return the name of the op behind `s3_inventory`, under which a run's config stands."""
+    return f"{identifier(source)}__s3_inventory"

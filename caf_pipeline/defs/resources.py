@@ -1,0 +1,105 @@
+"""Resources: what a run needs besides its config. They only build the domain's objects.
+
+Not here: S3's client, in `source_resource`, which is loaded when the first workplace is opened.
+"""
+
+from collections.abc import Callable
+
+from dagster import ConfigurableResource, DagsterInstance, InitResourceContext, ResourceDependency
+from pydantic import PrivateAttr
+
+from caf_pipeline import assembly
+from caf_pipeline.defs.reaping import process_tags
+from caf_pipeline.errors import CafError
+from caf_pipeline.interfaces import Ledger
+from caf_pipeline.ledger import PostgresLedger
+from caf_pipeline.settings import Settings
+from caf_pipeline.workplace import Workplace
+
+
+def ignore_progress(objects: int, size_bytes: int) -> None:
+    """Tell nobody of objects and bytes packed."""
+
+
+def ignore_error(error: CafError) -> None:
+    """Tell nobody but Dagster of an error."""
+
+
+class LedgerResource(ConfigurableResource[Ledger]):
+    """The ledger: opened by the first step of a run that asks, closed when the run ends."""
+
+    settings: ResourceDependency[Settings]
+    _ledger: PostgresLedger | None = PrivateAttr(default=None)
+
+    def get(self) -> Ledger:
+        """Return the open ledger.
+
+        Raises:
+            LedgerUnreachable.
+        """
+        if self._ledger is None:
+            self._ledger = assembly.open_ledger(self.settings)
+        return self._ledger
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Close the ledger's connections, where it was opened."""
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+
+class SharedLedger(LedgerResource):
+    """An open ledger that outlives the run, of a process that does many."""
+
+    shared: ResourceDependency[Ledger]
+
+    def get(self) -> Ledger:
+        """Return it."""
+        return self.shared
+
+
+class Pipeline(ConfigurableResource["Pipeline"]):
+    """Opens a source's workplace for a step.
+
+    Attributes:
+        progress: told objects and bytes as they are packed, as differences.
+        on_error: told an error of a step before Dagster makes text of it.
+    """
+
+    settings: ResourceDependency[Settings]
+    ledger: LedgerResource
+    progress: ResourceDependency[Callable[[int, int], None]]
+    on_error: ResourceDependency[Callable[[CafError], None]]
+    _open: dict[tuple[str, str], Workplace] = PrivateAttr(default_factory=dict)
+
+    def open(self, source: str, *, run: str, instance: DagsterInstance | None = None) -> Workplace:
+        """Return the workplace of a source for one run; the second call of the run returns the first one's.
+
+        Args:
+            source: its name.
+            run: the Dagster run that works, which becomes the holder of leases; a sensor names itself.
+            instance: where the run is tagged with this process, so that it can be told when that is dead.
+        """
+        if (source, run) not in self._open:
+            from caf_pipeline.defs.source_resource import S3SourceResource  # noqa: PLC0415 - dagster_aws takes 3 s to load
+
+            client = S3SourceResource.of(
+                self.settings.source(source), attempts=self.settings.packing.request_attempts
+            ).get_client()
+            work = assembly.open_workplace(
+                self.settings, source, run=run, ledger=self.ledger.get(), client=client, progress=self.progress
+            )
+            if instance is not None:
+                instance.add_run_tags(run, process_tags(work.holder))
+            self._open[source, run] = work
+        return self._open[source, run]
+
+
+def pipeline_resource(
+    settings: Settings,
+    *,
+    progress: Callable[[int, int], None] = ignore_progress,
+    on_error: Callable[[CafError], None] = ignore_error,
+) -> Pipeline:
+    """Return the resource that every op, check and sensor takes as `pipeline`."""
+    return Pipeline(settings=settings, ledger=LedgerResource(settings=settings), progress=progress, on_error=on_error)

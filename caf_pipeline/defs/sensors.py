@@ -1,0 +1,145 @@
+"""Sensors: what happens by itself. One looks for new objects and plans them, one launches chunks that have work to do.
+
+Neither sets a `run_key`, which would deduplicate for ever: whether there is work is asked of the bucket and the ledger each
+time. The cursor is one key. Not here: what is new (`planning.look_for_new`), which chunks are due (`launching`).
+"""
+
+import json
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from dagster import (
+    DefaultSensorStatus,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+    sensor,
+)
+
+from caf_pipeline import archive, planning
+from caf_pipeline.defs.launching import UNFINISHED, choose_chunks
+from caf_pipeline.defs.naming import PARKED_TAG, archive_job, identifier, inventory_op, plan_job, reconcile_job
+from caf_pipeline.defs.partitions import register_chunks
+from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.workplace import Workplace
+
+LAUNCH_SECONDS: Final = 30
+"""Between two looks at the ledger, as often as Dagster's daemon asks a sensor by default; a look is a few queries."""
+
+Tick = SensorResult | SkipReason
+
+
+def source_sensors(source: str, settings: SourceSettings) -> list[SensorDefinition]:
+    """Return the sensors of one source."""
+    return [_new_objects(source, settings), _launch_chunks(source)]
+
+
+def _told(look: Callable[[], Tick]) -> Tick:
+    """Return the tick; a transient error is a tick that found nothing out, a permanent one fails it with one sentence."""
+    try:
+        return look()
+    except CafError as error:
+        if error.permanent and not isinstance(error, HeldByOther):
+            raise
+        return SkipReason(f"{error} {error.hint}".rstrip())
+
+
+def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
+    watched = settings.watch_interval_seconds > 0
+
+    @sensor(
+        name=f"new_objects_{identifier(source)}",
+        job_name=plan_job(source),
+        minimum_interval_seconds=settings.watch_interval_seconds or None,
+        default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
+        description=(
+            f"Lists at most {settings.watch_pages:,} pages of 1,000 keys at a time, going round the bucket, and plans the part "
+            "of it that has objects which no chunk has."
+        ),
+    )
+    def new_objects(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
+        busy = _unfinished_run(context, (plan_job(source), reconcile_job(source)))
+        if busy:
+            return SkipReason(f"Run {busy} is planning this source already.")
+
+        def look() -> Tick:
+            after = read_cursor(context.cursor)
+            seen = planning.look_for_new(
+                pipeline.open(source, run=_tick_name(context)), after=after, max_pages=settings.watch_pages
+            )
+            cursor = write_cursor(seen.next_after)
+            if not seen.new_objects:
+                return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
+            return SensorResult([RunRequest(run_config=_window(source, after, seen.next_after))], cursor=cursor)
+
+        return _told(look)
+
+    return new_objects
+
+
+def read_cursor(cursor: str | None) -> bytes:
+    """Return the key after which the next look begins."""
+    return unquote_to_bytes(json.loads(cursor)["after"]) if cursor else b""
+
+
+def write_cursor(after: bytes | None) -> str:
+    """Return the cursor for the next look; None begins again at the listing's start."""
+    return json.dumps({"after": quote_from_bytes(after or b"")})
+
+
+def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]:
+    window = {"after": quote_from_bytes(after)} | ({} if until is None else {"until": quote_from_bytes(until)})
+    return {"ops": {inventory_op(source): {"config": window}}}
+
+
+def _unfinished_run(context: SensorEvaluationContext, jobs: tuple[str, ...]) -> str | None:
+    for job in jobs:
+        runs = context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1)
+        if runs:
+            return runs[0].run_id
+    return None
+
+
+def _tick_name(context: SensorEvaluationContext) -> str:
+    return f"sensor {context.sensor_name}"
+
+
+def _launch_chunks(source: str) -> SensorDefinition:
+    @sensor(
+        name=f"launch_chunks_{identifier(source)}",
+        job_name=archive_job(source),
+        minimum_interval_seconds=LAUNCH_SECONDS,
+        default_status=DefaultSensorStatus.RUNNING,
+        description=(
+            "Launches chunks that the ledger says have work to do, a few at a time, with growing pauses after failures. A chunk "
+            "that failed too often is parked, which is an operator's turn."
+        ),
+    )
+    def launch_chunks(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
+        def look() -> Tick:
+            work = pipeline.open(source, run=_tick_name(context))
+            register_chunks(context.instance, work.ledger, source)
+            choice = choose_chunks(context.instance, work.ledger, source, pipeline.settings.runs)
+            for chunk, last in choice.give_up:
+                _park(context, work, chunk, last.dagster_run.run_id)
+            if not choice.launch:
+                return SkipReason(
+                    f"{choice.active} under way, {choice.waiting} waiting, {len(choice.give_up)} parked now, none to launch."
+                )
+            return SensorResult([RunRequest(partition_key=chunk) for chunk in choice.launch])
+
+        return _told(look)
+
+    return launch_chunks
+
+
+def _park(context: SensorEvaluationContext, work: Workplace, chunk: str, run_id: str) -> None:
+    archive.park(work, chunk, f"its runs failed too often, the last one was {run_id}")
+    # Failures before this one count no more once an operator has sent the chunk on its way again.
+    context.instance.add_run_tags(run_id, {PARKED_TAG: "true"})

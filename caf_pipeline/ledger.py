@@ -1,0 +1,566 @@
+"""The ledger on Postgres: sources, plans, chunks and their guarded moves, locations, and questions about them.
+
+Each method is one transaction. A move is `UPDATE … WHERE name = … AND state = … AND epoch = …` together with all that
+belongs to it; when it finds no row, nothing of it is written and the reason is looked up.
+
+Its parts: `database` (connection, errors), `migrations`, `embedded_postgres`, `leases`, `bulk_loads` (COPY), `standing`
+(export), `transaction_log`. Not here: which moves are legal (`lifecycle`), what happens in a state (`archive`).
+Source: "Database" and "Promises" in docs/design.md.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, text
+
+from caf_pipeline.bulk_loads import (
+    GOOD,
+    copy_claims,
+    copy_locations,
+    copy_rows,
+    record_skips,
+    refuse_located,
+    release_claims,
+)
+from caf_pipeline.database import Database
+from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerError, NotLocated, StagingError
+from caf_pipeline.interfaces import (
+    Chunk,
+    Copy,
+    Holder,
+    Lease,
+    Location,
+    LocationRow,
+    PlannedChunk,
+    PlanRecord,
+    Posting,
+    Sample,
+    Seal,
+    Skip,
+    SourceAccount,
+)
+from caf_pipeline.inventory import SkipReason, is_supported
+from caf_pipeline.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
+from caf_pipeline.lifecycle import CLAIMING, ChunkState, require_move
+from caf_pipeline.standing import write_standing
+from caf_pipeline.transaction_log import ChunkTransactions
+
+_S = ChunkState
+
+_OWN_METHOD: Final = {
+    (_S.PACKING, _S.SEALED): "seal",
+    (_S.PACKING, _S.EMPTY): "seal",
+    (_S.POSTING, _S.POSTED): "record_posting",
+    (_S.UPLOADING, _S.VERIFIED): "record_copies",
+    (_S.VERIFIED, _S.LOCATED): "load_locations",
+}
+"""Moves that write more than the state, by the method that makes them; `move` refuses them."""
+
+_KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
+
+_PLANNED_CHUNK: Final = {
+    "name": "text",
+    "source_id": "int4",
+    "plan_id": "int8",
+    "number": "int4",
+    "object_count": "int8",
+    "object_bytes": "int8",
+    "expected_size_bytes": "int8",
+}
+_PLAN = (
+    "SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes"
+    " FROM plans JOIN sources USING (source_id)"
+)
+_CHUNK: Final = """
+    SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
+        number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
+        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
+        proof_type, owner, start, {samples} AS samples, parked_reason, updated_at
+    FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
+"""
+_LOCATE: Final = """
+    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, sha256, part,
+        caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes
+    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+    WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0 {version}
+    ORDER BY last_modified DESC, caf_file_id DESC LIMIT 1
+"""
+_KNOWN = text(
+    """
+    SELECT key, version
+    FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])) AS asked (key, version)
+    WHERE EXISTS (SELECT FROM claims AS c
+            WHERE c.source_id = :source_id AND c.file_path = key AND c.object_version = version)
+        OR EXISTS (SELECT FROM file_locations AS l JOIN caf_files USING (caf_file_id)
+            WHERE l.source_id = :source_id AND l.file_path = key AND l.object_version = version AND state = ANY(:good))
+        OR EXISTS (SELECT FROM skipped_objects AS s
+            WHERE s.source_id = :source_id AND s.file_path = key AND s.object_version = version AND retry_at > now())
+    """
+)
+_SUMS = text(
+    """
+    SELECT state, count(*) AS chunks, sum(member_count) AS members, sum(member_bytes) AS bytes,
+        sum(object_count - skipped_count - released_count) AS claimed
+    FROM caf_files WHERE source_id = :source_id GROUP BY state
+    """
+)
+_RESERVED_BY_OTHERS = text(
+    "SELECT coalesce(sum(size_bytes), 0) FROM staging_reservations JOIN caf_files USING (caf_file_id)"
+    " WHERE staging_reservations.folder = :folder AND caf_file_id <> :caf_file_id AND state = ANY(:claiming)"
+)
+
+
+class PostgresLedger:
+    """`interfaces.Ledger` on Postgres. Safe in threads."""
+
+    def __init__(self, database: Database, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        self._database = database
+        self._lease_seconds = lease_seconds
+
+    def close(self) -> None:
+        """Close the idle connections; a later call opens new ones."""
+        self._database.close()
+
+    # --- leases ---
+
+    def lease(self, name: str, holder: Holder) -> HeldLease:
+        """Hold `name` while the context lasts; `chunk/<chunk name>` sets the chunk's epoch too."""
+        return HeldLease(self._database, name, holder, seconds=self._lease_seconds)
+
+    # --- plans ---
+
+    def register_source(self, name: str, archive_id: str, address: str) -> None:
+        """Make the source known; the address of a known one must be the same."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO sources (name, archive_id, address) VALUES (:name, :archive_id, :address)"
+                    " ON CONFLICT (name) DO NOTHING"
+                ),
+                {"name": name, "archive_id": archive_id, "address": address},
+            )
+            known = connection.execute(text("SELECT address FROM sources WHERE name = :name"), {"name": name}).scalar_one()
+        if known != address:
+            raise LedgerError(
+                f"source '{name}' is {known} in the ledger, and {address} in the settings",
+                hint="give the new address a source of another name",
+            )
+
+    def export_standing(self, source: str, path: Path) -> int:
+        """Write what is known of the source's objects as Parquet; return the rows written. Constant memory."""
+        source_id = self._source_id(source)
+        with self._database.transaction() as connection:
+            return write_standing(connection, source_id, path)
+
+    def find_plan(self, sha256: bytes) -> PlanRecord | None:
+        """Return the plan of this full hash."""
+        with self._database.transaction() as connection:
+            row = connection.execute(text(f"{_PLAN} WHERE sha256 = :sha256"), {"sha256": sha256}).one_or_none()
+        return None if row is None else PlanRecord(**{**row._asdict(), "sha256": bytes(row.sha256)})
+
+    def plan_name_taken(self, source: str, short: str) -> bool:
+        """Tell whether a plan of the source has this short name."""
+        with self._database.transaction() as connection:
+            found = connection.execute(
+                text(f"{_PLAN} WHERE sources.name = :source AND plans.name = :short"), {"source": source, "short": short}
+            )
+            return found.first() is not None
+
+    def register_plan(
+        self,
+        plan: PlanRecord,
+        chunks: Sequence[PlannedChunk],
+        claims: Iterable[tuple[int, str, str]],
+        skips: Iterable[Skip],
+    ) -> None:
+        """Write the plan, its chunks, claims and skips at once. Plans of one source are registered one after the other."""
+        with self._database.transaction() as connection:
+            # NO KEY: loads of locations and skips of the source go on.
+            source_id = _source_id(connection, plan.source, lock="FOR NO KEY UPDATE")
+            plan_id = _insert_plan(connection, source_id, plan)
+            if plan_id is None:
+                return
+            ids = _insert_chunks(connection, source_id, plan_id, chunks)
+            copy_claims(connection, source_id, ((ids[number], key, version) for number, key, version in claims))
+            refuse_located(connection, plan_id)
+            record_skips(connection, source_id, None, skips)
+
+    def record_skips(self, source: str, skips: Iterable[Skip]) -> None:
+        """Write skips that belong to no chunk; a skip of the same object replaces the older one."""
+        with self._database.transaction() as connection:
+            record_skips(connection, _source_id(connection, source), None, skips)
+
+    # --- chunks ---
+
+    def chunk(self, name: str) -> Chunk:
+        """Return the chunk's row, or raise NotLocated."""
+        with self._database.transaction() as connection:
+            statement = text(f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = :name")
+            row = connection.execute(statement, {"name": name}).one_or_none()
+        if row is None:
+            raise NotLocated(f"the ledger has no chunk {name}", hint="caf status lists the chunks")
+        return _chunk(row)
+
+    def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
+        """Return chunks by name, without their samples."""
+        wanted = [*states] if states is not None else [*ChunkState]
+        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(:states)"
+        if source is not None:
+            statement += " AND sources.name = :source"
+        with self._database.transaction() as connection:
+            rows = connection.execute(text(f"{statement} ORDER BY caf_files.name"), {"states": wanted, "source": source})
+            return [_chunk(row) for row in rows]
+
+    def claims(self, chunk: str) -> set[tuple[str, str]]:
+        """Return the (key, object version) that the chunk claims: all it planned, less those that an earlier seal ended."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                text("SELECT file_path, object_version FROM claims JOIN caf_files USING (caf_file_id) WHERE name = :chunk"),
+                {"chunk": chunk},
+            )
+            return {(key, version) for key, version in rows}
+
+    def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
+        """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time."""
+        method = _OWN_METHOD.get((before, after))
+        if method is not None:
+            raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
+        changes = f"parked_reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
+        facts = {"reason": reason if after is _S.PARKED else ""}
+        with self._database.transaction() as connection:
+            moved = _move(connection, lease, chunk, before, after, changes=changes, facts=facts)
+            if after not in CLAIMING:
+                _end_claims(connection, moved.caf_file_id)
+            elif before is _S.SEALED and after is _S.PACKING:
+                connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
+
+    def seal(self, lease: Lease, chunk: str, seal: Seal, skips: Iterable[Skip], released: Iterable[tuple[str, str]]) -> None:
+        """packing → sealed or empty, with the facts and skips; ends the claims of objects skipped or released.
+
+        Raises:
+            LedgerError: the members are not as many as the claims that are left; nothing was written.
+        """
+        changes = """sealed_at = now(), caf_size_bytes = :caf_size_bytes, stored_size_bytes = :stored_size_bytes,
+            member_count = :member_count, member_bytes = :member_bytes, skipped_count = :skipped_count,
+            released_count = :released_count, merkle_root = :merkle_root, proof_type = :proof_type,
+            samples = CAST(:samples AS jsonb)"""
+        facts = {
+            "caf_size_bytes": seal.caf_size_bytes,
+            "stored_size_bytes": seal.stored_size_bytes,
+            "member_count": seal.member_count,
+            "member_bytes": seal.member_bytes,
+            "skipped_count": seal.skipped_count,
+            "released_count": seal.released_count,
+            "merkle_root": seal.merkle_root,
+            "proof_type": seal.proof_type,
+            "samples": json.dumps(
+                [{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in seal.samples]
+            ),
+        }
+        after = _S.SEALED if seal.member_count else _S.EMPTY
+        with self._database.transaction() as connection:
+            moved = _move(connection, lease, chunk, _S.PACKING, after, changes=changes, facts=facts)
+            record_skips(connection, moved.source_id, moved.caf_file_id, skips)
+            release_claims(connection, moved.caf_file_id, released)
+            left = connection.execute(
+                text("SELECT count(*) FROM claims WHERE caf_file_id = :id"), {"id": moved.caf_file_id}
+            ).scalar_one()
+            # An object without a claim may by now be in another plan; archiving it here too would be doing it twice.
+            if left != seal.member_count:
+                raise LedgerError(
+                    f"chunk {chunk} has {seal.member_count} members, but claims {left} objects after its skips",
+                    hint="pack it again with the objects that it still claims, or withdraw it and plan again",
+                )
+
+    def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
+        """posting → posted.
+
+        Raises:
+            IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
+        """
+        with self._database.transaction() as connection:
+            facts = {"owner": posting.owner, "start": posting.start}
+            changes = "posted_at = now(), owner = :owner, start = :start"
+            moved = _move(connection, lease, chunk, _S.POSTING, _S.POSTED, changes=changes, facts=facts)
+            if (bytes(moved.merkle_root), moved.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
+                raise IntegrityError(
+                    f"chunk {chunk} was sealed as {bytes(moved.merkle_root).hex()} ({moved.stored_size_bytes} bytes), but"
+                    f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
+                )
+
+    def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
+        """uploading → verified, with the copies that proved it in place of those known before."""
+        with self._database.transaction() as connection:
+            moved = _move(connection, lease, chunk, _S.UPLOADING, _S.VERIFIED, changes="verified_at = now()")
+            connection.execute(text("DELETE FROM copies WHERE caf_file_id = :id"), {"id": moved.caf_file_id})
+            for copy in copies:
+                connection.execute(
+                    text("INSERT INTO copies (caf_file_id, provider, proof) VALUES (:id, :provider, :proof)"),
+                    {"id": moved.caf_file_id, "provider": copy.provider, "proof": copy.proof},
+                )
+
+    def load_locations(self, lease: Lease, chunk: str, rows: Iterable[LocationRow]) -> int:
+        """verified → located: write the rows and end the chunk's claims, at once. Returns the rows written."""
+        with self._database.transaction() as connection:
+            moved = _move(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
+            written = copy_locations(connection, moved.source_id, moved.caf_file_id, rows)
+            connection.execute(_END_OLD_SKIPS, {"id": moved.caf_file_id})
+            claimed = _end_claims(connection, moved.caf_file_id)
+            if not written == claimed == moved.member_count:
+                raise LedgerError(
+                    f"chunk {chunk} has {moved.member_count} members and {claimed} claims, but {written} locations",
+                    hint="its archive is not what was sealed: check the staged file",
+                )
+        return written
+
+    def transactions(self, chunk: str) -> ChunkTransactions:
+        """Return the chunk's transaction log."""
+        return ChunkTransactions(self._database, chunk)
+
+    def count_read_failure(self, chunk: str, key: str, object_version: str, run: str) -> int:
+        """Count a run of the chunk that failed on this object, once; return how many runs there were."""
+        with self._database.transaction() as connection:
+            times = connection.execute(
+                text(
+                    "INSERT INTO read_failures AS old (caf_file_id, file_path, object_version, last_run)"
+                    " SELECT caf_file_id, :key, :version, :run FROM caf_files WHERE name = :chunk"
+                    " ON CONFLICT (caf_file_id, file_path, object_version) DO UPDATE SET"
+                    " times = old.times + CASE WHEN old.last_run = excluded.last_run THEN 0 ELSE 1 END,"
+                    " last_run = excluded.last_run RETURNING times"
+                ),
+                {"chunk": chunk, "key": key, "version": object_version, "run": run},
+            ).scalar_one_or_none()
+        if times is None:
+            raise NotLocated(f"the ledger has no chunk {chunk}")
+        return int(times)
+
+    def read_failures(self, chunk: str) -> Mapping[tuple[str, str], int]:
+        """Return the counted failures of a chunk by (key, object version)."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                text(
+                    "SELECT file_path, object_version, times FROM read_failures JOIN caf_files USING (caf_file_id)"
+                    " WHERE name = :chunk"
+                ),
+                {"chunk": chunk},
+            )
+            return {(key, version): times for key, version, times in rows}
+
+    # --- staging ---
+
+    def reserve_staging(self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int) -> None:
+        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation. `limit_bytes` 0: no limit."""
+        with self._database.transaction() as connection:
+            # Two runs must not both find the last of the room; a lock of the transaction, not of the session.
+            connection.execute(text("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"))
+            caf_file_id = _guarded(connection, lease, chunk)
+            others = connection.execute(
+                _RESERVED_BY_OTHERS, {"folder": folder, "caf_file_id": caf_file_id, "claiming": sorted(CLAIMING)}
+            ).scalar_one()
+            if limit_bytes and others + size_bytes > limit_bytes:
+                raise StagingError(
+                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, where other chunks hold {others} of {limit_bytes}",
+                    hint="wait for other chunks to be archived, or raise packing.staging_limit",
+                )
+            connection.execute(
+                text(
+                    "INSERT INTO staging_reservations (caf_file_id, folder, size_bytes) VALUES (:id, :folder, :size)"
+                    " ON CONFLICT (caf_file_id) DO UPDATE SET folder = excluded.folder, size_bytes = excluded.size_bytes"
+                ),
+                {"id": caf_file_id, "folder": folder, "size": size_bytes},
+            )
+
+    def release_staging(self, chunk: str) -> None:
+        """Give the chunk's reservation back; does nothing where there is none."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                text(
+                    "DELETE FROM staging_reservations USING caf_files"
+                    " WHERE staging_reservations.caf_file_id = caf_files.caf_file_id AND name = :chunk"
+                ),
+                {"chunk": chunk},
+            )
+
+    # --- questions ---
+
+    def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
+        """Return the current location of a key in a chunk in good standing, or that of one version."""
+        if not is_supported(key.encode("utf-8", "surrogatepass")):
+            return None
+        condition = "" if object_version is None else "AND object_version = :version"
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                text(_LOCATE.format(version=condition)),
+                {"source": source, "key": key, "version": object_version, "good": GOOD},
+            ).one_or_none()
+        if row is None:
+            return None
+        found = LocationRow(
+            key=row.file_path,
+            object_version=row.object_version,
+            version_id=row.version_id,
+            start_byte=row.start_byte,
+            end_byte=row.end_byte,
+            etag=row.etag,
+            last_modified=row.last_modified.astimezone(UTC),
+            sha256=bytes(row.sha256),
+            part=row.part,
+        )
+        return Location(found, row.chunk, Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes))
+
+    def known_objects(self, source: str, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Of these (key, object version), return those that are not to be planned."""
+        known: set[tuple[str, str]] = set()
+        source_id = self._source_id(source)
+        with self._database.transaction() as connection:
+            for at in range(0, len(keys), _KEYS_PER_QUESTION):
+                some = keys[at : at + _KEYS_PER_QUESTION]
+                parameters = {"keys": [key for key, _ in some], "versions": [version for _, version in some]}
+                rows = connection.execute(_KNOWN, {**parameters, "source_id": source_id, "good": GOOD})
+                known.update((key, version) for key, version in rows)
+        return known
+
+    def account(self, source: str) -> SourceAccount:
+        """Return the sums of a source, from its chunks' counts."""
+        source_id = self._source_id(source)
+        with self._database.transaction() as connection:
+            sums = connection.execute(_SUMS, {"source_id": source_id}).all()
+            skipped = connection.execute(
+                text("SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id GROUP BY reason"), {"id": source_id}
+            ).all()
+        return SourceAccount(
+            source=source,
+            chunks={ChunkState(row.state): row.chunks for row in sums},
+            located_objects=sum(int(row.members) for row in sums if row.state in GOOD),
+            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD),
+            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING),
+            skipped={SkipReason(reason): count for reason, count in skipped},
+        )
+
+    def sources(self) -> Sequence[str]:
+        """Return the names of all sources ever registered."""
+        with self._database.transaction() as connection:
+            return list(connection.execute(text("SELECT name FROM sources ORDER BY name")).scalars())
+
+    def _source_id(self, source: str) -> int:
+        with self._database.transaction() as connection:
+            return _source_id(connection, source)
+
+
+# Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
+_CLAIM_SKIPPED_AGAIN = text(
+    """
+    INSERT INTO claims (source_id, file_path, object_version, caf_file_id)
+    SELECT source_id, file_path, object_version, caf_file_id FROM skipped_objects AS s
+    WHERE caf_file_id = :id AND NOT EXISTS (
+        SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
+        WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.object_version = s.object_version
+            AND f.state = ANY(:good))
+    ON CONFLICT DO NOTHING
+    """
+)
+
+# A skip of an object that is located now says nothing any more.
+_END_OLD_SKIPS = text(
+    "DELETE FROM skipped_objects AS old USING claims WHERE claims.caf_file_id = :id AND old.source_id = claims.source_id"
+    " AND old.file_path = claims.file_path AND old.object_version = claims.object_version"
+)
+
+
+def _move(
+    connection: Connection,
+    lease: Lease,
+    chunk: str,
+    before: ChunkState,
+    after: ChunkState,
+    *,
+    changes: str,
+    facts: Mapping[str, Any] | None = None,
+) -> Row[Any]:
+    """Make a guarded move with `changes` to the row's columns; return the row's ids and sizes as they are after it."""
+    require_move(chunk, before, after)
+    statement = text(
+        f"UPDATE caf_files SET state = :after, updated_at = now(), {changes}"
+        " WHERE name = :chunk AND state = :before AND epoch = :epoch"
+        " RETURNING caf_file_id, source_id, member_count, merkle_root, stored_size_bytes"
+    )
+    _require_lease_of(lease, chunk)
+    guard = {"chunk": chunk, "before": before, "after": after, "epoch": lease.epoch}
+    moved = connection.execute(statement, {**(facts or {}), **guard}).one_or_none()
+    if moved is None:
+        _guarded(connection, lease, chunk)
+        found = connection.execute(text("SELECT state FROM caf_files WHERE name = :chunk"), {"chunk": chunk}).scalar_one()
+        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found}', not '{before}'")
+    return moved
+
+
+def _guarded(connection: Connection, lease: Lease, chunk: str) -> int:
+    """Return the chunk's id, its row locked; raise LeaseLost where another run has it now."""
+    _require_lease_of(lease, chunk)
+    statement = text("SELECT caf_file_id, epoch FROM caf_files WHERE name = :chunk FOR NO KEY UPDATE")
+    row = connection.execute(statement, {"chunk": chunk}).one_or_none()
+    if row is None:
+        raise NotLocated(f"the ledger has no chunk {chunk}")
+    if row.epoch != lease.epoch:
+        raise LeaseLost(f"chunk {chunk} is in the hands of another run now; this one's move was not written")
+    return int(row.caf_file_id)
+
+
+def _require_lease_of(lease: Lease, chunk: str) -> None:
+    if lease.name != f"{CHUNK_PREFIX}{chunk}":
+        raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
+
+
+def _end_claims(connection: Connection, caf_file_id: int) -> int:
+    return connection.execute(text("DELETE FROM claims WHERE caf_file_id = :id"), {"id": caf_file_id}).rowcount
+
+
+def _source_id(connection: Connection, source: str, *, lock: str = "") -> int:
+    statement = text(f"SELECT source_id FROM sources WHERE name = :name {lock}")
+    found = connection.execute(statement, {"name": source}).scalar_one_or_none()
+    if found is None:
+        raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
+    return int(found)
+
+
+def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> int | None:
+    """Return the new plan's id, None where a plan of this hash is there already."""
+    statement = text(
+        "INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)"
+        " VALUES (:source_id, :name, :sha256, :snapshot, :folder, :object_count, :object_bytes)"
+        " ON CONFLICT (sha256) DO NOTHING RETURNING plan_id"
+    )
+    values = {
+        "source_id": source_id,
+        "name": plan.name,
+        "sha256": plan.sha256,
+        "snapshot": plan.snapshot,
+        "folder": plan.folder,
+        "object_count": plan.object_count,
+        "object_bytes": plan.object_bytes,
+    }
+    return connection.execute(statement, values).scalar_one_or_none()
+
+
+def _insert_chunks(connection: Connection, source_id: int, plan_id: int, chunks: Sequence[PlannedChunk]) -> Mapping[int, int]:
+    """Return the new chunks' ids by number."""
+    rows = (
+        (one.name, source_id, plan_id, one.number, one.object_count, one.object_bytes, one.expected_size_bytes) for one in chunks
+    )
+    copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
+    found = connection.execute(text("SELECT number, caf_file_id FROM caf_files WHERE plan_id = :id"), {"id": plan_id})
+    return {number: caf_file_id for number, caf_file_id in found}
+
+
+def _chunk(row: Row[Any]) -> Chunk:
+    values = row._asdict()
+    values["state"] = ChunkState(row.state)
+    values["merkle_root"] = None if row.merkle_root is None else bytes(row.merkle_root)
+    values["samples"] = tuple(
+        Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
+    )
+    values["updated_at"] = row.updated_at.astimezone(UTC)
+    return Chunk(**values)

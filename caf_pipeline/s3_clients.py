@@ -1,0 +1,180 @@
+"""The two clients of a source: boto3's for control calls, listings and odd keys, obstore's for the bulk of the GETs.
+
+Both speak to the same endpoint with the same credentials: the second is made of the first, and of nothing that obstore
+finds in the environment. Not here: what is asked of them (`s3_listing`, `s3_reading`).
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import boto3
+from botocore import UNSIGNED
+from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
+from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
+from botocore.utils import check_dns_name
+from obstore.store import S3Store
+from pydantic import SecretStr
+
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.settings import SourceSettings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from obstore.store import S3Credential
+
+DEFAULT_REGION: Final = "us-east-1"
+"""Where an endpoint is given and no region: servers other than AWS take any, and this is what they are set to."""
+
+CONNECTIONS: Final = 64
+"""Kept by boto3; more threads than that are not worth it on one machine."""
+
+CONNECT_TIMEOUT: Final = timedelta(seconds=10)
+READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's own
+REQUEST_TIMEOUT: Final = timedelta(minutes=15)  # a part of 64 MiB at 75 KB/s; obstore's own 30 s would cut slow lines off
+
+CREDENTIALS_KEPT: Final = timedelta(minutes=5)
+"""How long obstore keeps temporary credentials. botocore renews them when 15 minutes are left, at the latest at 10."""
+
+_QUICK_RETRIES: Final = {
+    # A connection that was closed while idle, a single 503. What lasts longer is for the retries of `s3_reading`, which see
+    # S3's code; obstore's own default of 10 retries and 180 s would multiply with them.
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=1), "base": 2},
+}
+
+
+def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
+    """Return a boto3 client as the settings ask; nothing is asked of the network.
+
+    Args:
+        settings: of the source.
+        attempts: of one request by boto3 itself, the first included. `S3Source` has its own and wants one.
+
+    Raises:
+        SettingsError: a setting is of no use.
+    """
+    if (settings.access_key_id is None) != (settings.secret_access_key is None):
+        raise SettingsError("access_key_id and secret_access_key are set together or not at all")
+    config = Config(
+        signature_version=UNSIGNED if settings.anonymous else None,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
+        request_checksum_calculation="when_required",  # servers other than AWS do not know the newer checksums
+        response_checksum_validation="when_required",
+        connect_timeout=CONNECT_TIMEOUT.total_seconds(),
+        read_timeout=READ_TIMEOUT.total_seconds(),
+        max_pool_connections=CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    try:
+        session = boto3.Session(
+            profile_name=settings.profile or None,
+            region_name=settings.region or None,
+            aws_access_key_id=_revealed(settings.access_key_id),
+            aws_secret_access_key=_revealed(settings.secret_access_key),
+        )
+        region = session.region_name or DEFAULT_REGION
+        return session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
+    except ProfileNotFound as error:
+        raise SettingsError(
+            f"there is no profile '{settings.profile}' in the AWS configuration", hint="`aws configure list-profiles` names them"
+        ) from error
+    except (ValueError, BotoCoreError) as error:
+        raise SettingsError(
+            f"endpoint_url '{settings.endpoint_url}' with region '{settings.region}' is of no use: {error}",
+            hint="an endpoint is a URL like https://s3.example.org:9000",
+        ) from error
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return secret.get_secret_value() if secret else None
+
+
+def build_store(client: "S3Client", bucket: str, *, requester_pays: bool = False, region: str | None = None) -> S3Store:
+    """Return obstore's client for what a boto3 client is for.
+
+    Args:
+        client: says endpoint, path style and credentials.
+        bucket: the bucket.
+        requester_pays: the requests are paid by whoever sends them.
+        region: of the bucket, where it is another than the client's.
+    """
+    endpoint = client.meta.endpoint_url
+    if region and region != client.meta.region_name and is_aws(client):
+        endpoint = endpoint.replace(f".{client.meta.region_name}.", f".{region}.")
+    virtual = _style(client) != "path" and check_dns_name(bucket) and "." not in bucket
+    if virtual:
+        scheme, rest = endpoint.split("://", 1)
+        endpoint = f"{scheme}://{bucket}.{rest}"
+    unsigned = client.meta.config.signature_version is UNSIGNED
+    options: dict[str, Any] = {} if unsigned else {"credential_provider": credential_provider(client)}
+    return S3Store(
+        bucket,
+        # Everything that the environment might say otherwise is said here, the endpoint by both its names.
+        config={
+            "endpoint": endpoint,
+            "aws_endpoint_url_s3": endpoint,
+            "region": region or client.meta.region_name,
+            "virtual_hosted_style_request": virtual,
+            "skip_signature": unsigned,
+            "request_payer": requester_pays,
+            "s3_express": False,
+        },
+        client_options={
+            "allow_http": endpoint.startswith("http://"),
+            "connect_timeout": CONNECT_TIMEOUT,
+            "read_timeout": READ_TIMEOUT,
+            "timeout": REQUEST_TIMEOUT,
+        },
+        retry_config=_QUICK_RETRIES,  # type: ignore[arg-type]
+        **options,
+    )
+
+
+def _style(client: "S3Client") -> str:
+    return str((getattr(client.meta.config, "s3", None) or {}).get("addressing_style", "auto"))
+
+
+def credential_provider(client: "S3Client") -> "Callable[[], S3Credential]":
+    """Return what hands obstore the client's own credentials, renewed where they are temporary.
+
+    obstore reads no profiles, and its own provider for boto3 wants a session and keeps credentials for 30 minutes, longer
+    than botocore promises them.
+    """
+    credentials = client._get_credentials()  # type: ignore[attr-defined]  # there is no public way from a client to them
+
+    def current() -> "S3Credential":
+        if credentials is None:
+            raise LookupError("there are no credentials")  # obstore fails, and boto3 then says it in its own words
+        frozen = credentials.get_frozen_credentials()
+        temporary = isinstance(credentials, RefreshableCredentials)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + CREDENTIALS_KEPT if temporary else None,
+        }
+
+    return current
+
+
+def is_aws(client: "S3Client") -> bool:
+    """Tell whether the client speaks to AWS itself."""
+    host = urlsplit(client.meta.endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def bucket_region(client: "S3Client", bucket: str) -> str | None:
+    """Ask AWS which region a bucket is in; None where it does not say. boto3 follows redirects, obstore does not."""
+    try:
+        answer: Any = client.head_bucket(Bucket=bucket)
+    except ClientError as error:
+        answer = error.response  # a refusal names the region too; what it refuses, the listing says better
+    except BotoCoreError:
+        return None  # whatever it is, the listing meets it again and says it
+    region: str | None = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return region

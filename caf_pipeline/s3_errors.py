@@ -1,0 +1,288 @@
+"""What S3 answers and how it is told: one table from S3's codes to the error tree, and which failures are worth a retry.
+
+Not here: the requests themselves (`s3_listing`, `s3_reading`), skips of objects (`pack`).
+Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004 - botocore's own, which is not the builtin one
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    LoginError,
+    NoAuthTokenError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    SSLError,
+    SSOError,
+    TokenRetrievalError,
+)
+from botocore.parsers import ResponseParserError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from caf_pipeline.errors import (
+    BucketMissing,
+    CafError,
+    ListingRefused,
+    ObjectReadFailed,
+    ObjectUnavailable,
+    SettingsError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
+from caf_pipeline.inventory import SkipReason
+
+FIRST_WAIT_SECONDS: Final = 0.25
+MAX_WAIT_SECONDS: Final = 20.0
+"""The wait before the n-th retry is random, up to the first doubled n times, at most this (botocore's own limit)."""
+
+T = TypeVar("T")
+
+
+class ShortBody(Exception):
+    """A body that is not as long as was promised; read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What errors say of where they happened.
+
+    Attributes:
+        source: the source's name in the settings, for hints.
+        endpoint: of the server, as a URL.
+    """
+
+    source: str
+    bucket: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"bucket '{self.bucket}' at {self.endpoint}"
+
+    def of(self, key: bytes) -> str:
+        """Return how an object is named in messages."""
+        return f"s3://{self.bucket}/{key.decode('utf-8', 'backslashreplace')}"
+
+    @property
+    def variable(self) -> str:
+        """The beginning of the names of this source's environment variables."""
+        return f"CAF_SOURCES__{(self.source or '<name>').upper()}__"
+
+
+_CREDENTIALS: Final = frozenset(
+    {
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "MissingAuthenticationToken",
+        "MissingSecurityHeader",
+        "NotSignedUp",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+"""Codes that no object of the source can be read under."""
+
+_NO_CREDENTIALS: Final = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    NoAuthTokenError,
+    SSOError,
+    LoginError,
+)
+
+_REDIRECTS: Final = frozenset({"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"})
+
+_REASONS: Final[dict[str, SkipReason]] = {
+    "PreconditionFailed": SkipReason.CHANGED,
+    "NoSuchKey": SkipReason.DELETED,
+    "NoSuchVersion": SkipReason.DELETED,
+    "MethodNotAllowed": SkipReason.DELETED,  # a GET of a delete marker by its version id
+    "InvalidObjectState": SkipReason.COLD_STORAGE,
+    "AccessDenied": SkipReason.ACCESS_DENIED,
+    # The key is disabled, deleted or unknown: somebody has to bring it back. Where the key is there and only the permission
+    # to use it is missing, S3 says AccessDenied.
+    "KMS.DisabledException": SkipReason.NEEDS_KEY,
+    "KMS.NotFoundException": SkipReason.NEEDS_KEY,
+    "KMS.KMSInvalidStateException": SkipReason.NEEDS_KEY,
+    "KMS.InvalidKeyUsageException": SkipReason.NEEDS_KEY,
+    # Servers that give a status and no code.
+    "412": SkipReason.CHANGED,
+    "404": SkipReason.DELETED,
+    "405": SkipReason.DELETED,
+    "403": SkipReason.ACCESS_DENIED,
+}
+
+_WHY: Final[dict[SkipReason, str]] = {
+    SkipReason.CHANGED: "has changed since it was listed",
+    SkipReason.DELETED: "is gone since it was listed",
+    SkipReason.COLD_STORAGE: "is in cold storage and has to be restored first",
+    SkipReason.ACCESS_DENIED: "may not be read with these credentials",
+    SkipReason.NEEDS_KEY: "is encrypted with a key that was not given or is not usable",
+}
+
+_TRANSIENT: Final = frozenset(
+    {
+        "InternalError",
+        "OperationAborted",
+        "RequestThrottled",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+    }
+)
+_TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504, 509, 520, 522, 524})
+
+
+def code_of(error: ClientError) -> str:
+    """Return S3's code, or the status as text where the answer had none (that to a HEAD has no body)."""
+    return str(error.response.get("Error", {}).get("Code") or status_of(error))
+
+
+def status_of(error: ClientError) -> int:
+    """Return the HTTP status, 0 where there is none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same request may succeed later without anybody changing anything."""
+    if isinstance(error, ClientError):
+        return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
+    return isinstance(error, ShortBody | ConnectionError | HTTPClientError | IncompleteReadError)
+
+
+def attempt(call: Callable[[], T], attempts: int) -> T:
+    """Return what `call` does, trying it at most `attempts` times while it fails transiently; its last error is raised."""
+    return Retrying(
+        stop=stop_after_attempt(attempts),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+        retry=retry_if_exception(is_transient),
+        reraise=True,
+    )(call)
+
+
+ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, ShortBody)
+"""What the two functions below translate."""
+
+
+def source_error(error: Exception, at: Address) -> CafError:
+    """Return what a failure that concerns the whole source is to the user."""
+    known = _known_source_error(error, at)
+    if known:
+        return known
+    if is_transient(error):
+        what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else _plain(error)
+        return SourceUnreachable(f"{at} {what}", hint=_reaching(error))
+    if isinstance(error, ClientError):
+        if status_of(error) == 404:
+            return _missing(at)
+        if code_of(error) in ("AccessDenied", "403"):
+            return SourceDenied(f"{at} may not be listed with these credentials", hint=_permission(at))
+        return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
+    if isinstance(error, ResponseParserError):
+        return ListingRefused(f"{at} answered with something that is not S3's XML", hint="check that the endpoint is an S3 API")
+    return SourceError(f"{at} cannot be asked: {_plain(error)}")
+
+
+def object_error(error: Exception, at: Address, key: bytes) -> CafError:
+    """Return what a failure to read one object is to the user."""
+    known = _known_source_error(error, at)
+    if known:
+        return known
+    name = at.of(key)
+    if isinstance(error, ClientError):
+        if reason := _reason(error):
+            return unavailable(reason, at, key)
+        return ObjectReadFailed(f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})")
+    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {_plain(error)}")
+
+
+def unavailable(reason: SkipReason, at: Address, key: bytes) -> ObjectUnavailable:
+    """Return the error for an object that cannot be archived now."""
+    return ObjectUnavailable(f"{at.of(key)} {_WHY[reason]}", reason=reason)
+
+
+def _reason(error: ClientError) -> SkipReason | None:
+    reason = _REASONS.get(code_of(error)) or _REASONS.get(str(status_of(error)))
+    if reason is None and code_of(error) == "InvalidRequest":
+        # Of S3's many invalid requests, the one for SSE-C is told by its words only: "The object was stored using a form of
+        # Server Side Encryption. The correct parameters must be provided to retrieve the object."
+        words = str(error.response.get("Error", {}).get("Message", "")).lower().replace("-", " ")
+        return SkipReason.NEEDS_KEY if "server side encryption" in words else None
+    return reason
+
+
+def concerns_all(error: Exception, at: Address) -> bool:
+    """Tell whether no request to this source can succeed: wrong credentials, no such bucket, another region."""
+    return _known_source_error(error, at) is not None
+
+
+def _known_source_error(error: Exception, at: Address) -> CafError | None:
+    """Return the error where listing and reading fail alike."""
+    if isinstance(error, _NO_CREDENTIALS):
+        return SourceDenied(f"there are no usable credentials for {at}: {_plain(error)}", hint=_credentials(at))
+    if isinstance(error, ParamValidationError):
+        return SettingsError(f"sources.{at.source}.bucket: '{at.bucket}' is not the name of a bucket")
+    if not isinstance(error, ClientError):
+        return None
+    code = code_of(error)
+    if code == "RequestTimeTooSkewed":
+        return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
+    if code in _CREDENTIALS:
+        return SourceDenied(f"{at} refuses the credentials: {code}", hint=_credentials(at))
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return _missing(at)
+    if code in _REDIRECTS:
+        return SourceError(f"{at} is in another region", hint=f"set sources.{at.source or '<name>'}.region to the bucket's own")
+    return None
+
+
+def _missing(at: Address) -> BucketMissing:
+    return BucketMissing(f"there is no {at}", hint=f"check bucket and endpoint_url of sources.{at.source or '<name>'}")
+
+
+def _credentials(at: Address) -> str:
+    return f"set {at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY, or a profile, or anonymous = true for a public bucket"
+
+
+def _permission(at: Address) -> str:
+    return f"grant s3:ListBucket (with versions also s3:ListBucketVersions) and s3:GetObject on '{at.bucket}', or check the credentials"
+
+
+def _reaching(error: Exception) -> str:
+    if isinstance(error, SSLError):
+        return "check the endpoint's certificate; AWS_CA_BUNDLE names a file with those to trust"
+    return "check endpoint_url and the network, then try again"
+
+
+def _plain(error: Exception) -> str:
+    """Return a failure that is no answer of S3 in its own words; botocore's name hosts and profiles, and no secrets."""
+    if isinstance(error, ShortBody):
+        return str(error)
+    if isinstance(error, SSLError):
+        return "cannot be trusted: its certificate is not valid here"
+    if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError):
+        return f"cannot be reached ({type(error).__name__.removesuffix('Error')})"
+    return (str(error).splitlines() or [type(error).__name__])[0]

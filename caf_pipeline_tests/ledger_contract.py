@@ -1,0 +1,550 @@
+"""What every Ledger does. A test class of an implementation inherits it and gives the fixture `ledger`.
+
+The functions at its head bring a ledger to where a test begins; other tests use them too.
+"""
+
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from caf_pipeline.errors import (
+    ClaimConflict,
+    HeldByOther,
+    IllegalMove,
+    IntegrityError,
+    LeaseLost,
+    LedgerError,
+    NotLocated,
+    StagingError,
+)
+from caf_pipeline.interfaces import (
+    Copy,
+    Holder,
+    LocationRow,
+    PlannedChunk,
+    PlanRecord,
+    Posting,
+    Sample,
+    Seal,
+    SignedTransaction,
+    Skip,
+)
+from caf_pipeline.inventory import STANDING_SCHEMA, SkipReason
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.processes import this_process
+
+SOURCE = "src"
+ROOT = b"\x01" * 32
+EARLY = datetime(2024, 1, 1, tzinfo=UTC)
+VERSION = "etag:abc:10"
+
+ODD_KEYS = [
+    "plain",
+    "with 'single' and \"double\" quotes",
+    "tab\tnewline\ncarriage\rreturn",
+    "back\\slash \\N \\. \\x41",
+    "\\.",
+    "comma,semicolon;{brace}",
+    unicodedata.normalize("NFC", "é"),
+    unicodedata.normalize("NFD", "é"),
+    "🗄" * 256,  # 1,024 bytes
+    " leading and trailing ",
+    "/",
+    "a//b/../c",
+    "\x01\x1f\x7f\u0085\u2028\ufeff",
+]
+
+_serial = itertools.count(1)
+
+
+def holder(run: str = "run-1") -> Holder:
+    return this_process(run)
+
+
+def planned(number: int, name: str, keys: Sequence[str]) -> PlannedChunk:
+    return PlannedChunk(name, number, len(keys), 10 * len(keys), 1000)
+
+
+def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
+    sha256 = hashlib.sha256(f"{source} {next(_serial)}".encode()).digest()
+    return PlanRecord(source, sha256, sha256.hex()[:8], "snapshot.parquet", "plans/x", chunks, 10 * chunks)
+
+
+def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()) -> list[str]:
+    """Register a plan of one chunk for each batch of keys; return the chunks' names."""
+    ledger.register_source(source, f"archive of {source}", f"s3://{source}")
+    plan = plan_record(source=source)
+    names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
+    chunks = [planned(number, name, keys) for number, (name, keys) in enumerate(zip(names, batches, strict=True), 1)]
+    claims = ((number, key, VERSION) for number, keys in enumerate(batches, 1) for key in keys)
+    ledger.register_plan(plan, chunks, claims, skips)
+    return names
+
+
+def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
+    return Skip(key, VERSION, reason, "as S3 said", "abc", 10)
+
+
+def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
+    samples = [Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32)]
+    return Seal(1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples)
+
+
+def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0) -> LocationRow:
+    return LocationRow(key, version, None, start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest())
+
+
+POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
+
+
+def bring_to(ledger: Any, chunk: str, state: ChunkState, keys: Sequence[str] = (), *, modified: datetime = EARLY) -> None:
+    """Move a planned chunk along the flow, as one run does, until it is in `state`."""
+    members = len(keys) or ledger.chunk(chunk).object_count
+    S = ChunkState
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        moves = {
+            S.PACKING: lambda: ledger.move(lease, chunk, S.PLANNED, S.PACKING),
+            S.SEALED: lambda: ledger.seal(lease, chunk, seal_facts(members), [], []),
+            S.POSTING: lambda: ledger.move(lease, chunk, S.SEALED, S.POSTING),
+            S.POSTED: lambda: ledger.record_posting(lease, chunk, POSTING),
+            S.UPLOADING: lambda: ledger.move(lease, chunk, S.POSTED, S.UPLOADING),
+            S.VERIFIED: lambda: ledger.record_copies(lease, chunk, [Copy("provider", "proof")]),
+            S.LOCATED: lambda: ledger.load_locations(lease, chunk, [location(key, modified=modified) for key in keys]),
+        }
+        for reached, move in moves.items():
+            move()
+            if reached is state:
+                return
+
+
+def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE) -> str:
+    """Plan and archive one chunk of these keys; return its name."""
+    (chunk,) = register(ledger, keys, source=source)
+    bring_to(ledger, chunk, ChunkState.LOCATED, keys, modified=modified)
+    return chunk
+
+
+def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
+    """Move a chunk along `states`."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        for state in states:
+            ledger.move(lease, chunk, ledger.chunk(chunk).state, state)
+
+
+def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str, str | None, bool]]:
+    """Return the rows of the export as (key, standing, reason, due)."""
+    count = ledger.export_standing(source, path)
+    table = pq.read_table(path)
+    assert table.schema.equals(STANDING_SCHEMA)
+    assert table.num_rows == count
+    rows = table.to_pylist()
+    assert all(row["object_version"] == VERSION for row in rows)
+    return {(row["key"].decode(), row["standing"], row["reason"], row["due"]) for row in rows}
+
+
+class LedgerContract:
+    """The contract: see `interfaces.Ledger`."""
+
+    # --- sources and plans ---
+
+    def test_a_source_of_another_address_is_refused_under_the_same_name(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        with pytest.raises(LedgerError, match="s3://b/"):
+            ledger.register_source(SOURCE, "id", "s3://b/")
+        assert ledger.sources() == [SOURCE]
+
+    def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        plan = plan_record()
+        assert ledger.find_plan(plan.sha256) is None
+        ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION)], [])
+        assert ledger.find_plan(plan.sha256) == plan
+        assert ledger.plan_name_taken(SOURCE, plan.name)
+        assert not ledger.plan_name_taken("another", plan.name)
+
+    def test_a_plan_makes_planned_chunks(self, ledger):
+        names = register(ledger, ["a", "b"], ["c"])
+        chunks = ledger.chunks(SOURCE)
+        assert [chunk.name for chunk in chunks] == names
+        assert [(chunk.state, chunk.number, chunk.object_count) for chunk in chunks] == [("planned", 1, 2), ("planned", 2, 1)]
+        assert chunks[0].archive_id == "archive of src"
+
+    def test_a_plan_registered_twice_changes_nothing(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        plan = plan_record()
+        for _ in range(2):
+            ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION)], [skip("s")])
+        assert len(ledger.chunks(SOURCE)) == 1
+        assert ledger.account(SOURCE).claimed_objects == 1
+
+    def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(self, ledger):
+        register(ledger, ["a", "b, c"])
+        with pytest.raises(ClaimConflict, match="'b, c"):
+            register(ledger, ["d", "b, c"])
+        assert len(ledger.chunks(SOURCE)) == 1
+        assert ledger.known_objects(SOURCE, [("d", VERSION)]) == set()
+
+    def test_a_located_object_cannot_be_claimed(self, ledger):
+        archive(ledger, ["a"])
+        with pytest.raises(ClaimConflict, match="'a' is located"):
+            register(ledger, ["a"])
+
+    def test_the_same_key_in_another_source_is_another_object(self, ledger):
+        archive(ledger, ["a"])
+        archive(ledger, ["a"], source="other")
+        assert ledger.sources() == ["other", SOURCE]
+
+    @pytest.mark.parametrize("state", [ChunkState.WITHDRAWN])
+    def test_a_withdrawn_chunk_frees_its_objects(self, ledger, state):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, state)
+        register(ledger, ["a"])
+
+    def test_an_abandoned_chunk_frees_its_objects(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTED)
+        end(ledger, chunk, ChunkState.ABANDONED)
+        register(ledger, ["a"])
+
+    def test_a_parked_chunk_keeps_its_claims_and_its_reason(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
+        assert ledger.chunk(chunk).parked_reason == "no more money"
+        with pytest.raises(ClaimConflict):
+            register(ledger, ["a"])
+
+    # --- moves ---
+
+    def test_an_unknown_chunk_is_not_located(self, ledger):
+        with pytest.raises(NotLocated, match="src-none"):
+            ledger.chunk("src-none")
+
+    def test_packing_counts_attempts(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, ChunkState.PACKING, ChunkState.PACKING)
+        assert ledger.chunk(chunk).attempts == 2
+
+    def test_a_move_from_another_state_is_illegal_and_says_which_it_is(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+
+    def test_a_move_that_the_life_cycle_forbids_is_illegal(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove):
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.LOCATED)
+
+    def test_no_bare_move_makes_a_chunk_located(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="load_locations"):
+            ledger.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
+
+    @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTED, ChunkState.VERIFIED])
+    def test_an_unparked_chunk_cannot_skip_a_step(self, ledger, state):
+        (chunk,) = register(ledger, ["a"])
+        with pytest.raises(IllegalMove):
+            end(ledger, chunk, ChunkState.PARKED, state)
+        assert ledger.chunk(chunk).state is ChunkState.PARKED
+
+    def test_the_lease_of_another_chunk_moves_nothing(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
+            ledger.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
+
+    def test_a_lease_that_was_given_back_and_taken_again_moves_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.move(old, chunk, ChunkState.PLANNED, ChunkState.PACKING)
+        assert ledger.chunk(chunk).state is ChunkState.PLANNED
+
+    # --- sealing ---
+
+    def test_a_seal_keeps_its_facts(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.SEALED)
+        row = ledger.chunk(chunk)
+        assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (ChunkState.SEALED, ROOT, 3, 1000)
+        assert row.samples == (Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32))
+
+    def test_a_seal_ends_the_claims_of_skipped_and_released_objects(self, ledger, tmp_path):
+        (chunk,) = register(ledger, ["a", "b", "c"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1, 1), [skip("b")], [("c", VERSION)])
+        assert standing(ledger, tmp_path / "s") == {("a", "claimed", None, False), ("b", "skipped", "cold_storage", False)}
+        assert ledger.account(SOURCE).claimed_objects == 1
+
+    def test_a_chunk_without_members_is_empty_and_claims_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(0, 2), [skip("a"), skip("b")], [])
+        assert ledger.chunk(chunk).state is ChunkState.EMPTY
+        register(ledger, ["a", "b"])
+
+    def test_a_seal_that_does_not_account_for_every_claim_is_refused(self, ledger):
+        (chunk,) = register(ledger, ["a", "b", "c"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+        assert ledger.chunk(chunk).state is ChunkState.PACKING
+        assert ledger.account(SOURCE).skipped == {}
+
+    def test_a_chunk_packed_again_may_archive_what_it_skipped_before(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            ledger.seal(lease, chunk, seal_facts(2), [], [])
+        assert ledger.account(SOURCE).claimed_objects == 2
+
+    def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            register(ledger, ["b"])
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            with pytest.raises(LedgerError, match="claims 1"):
+                ledger.seal(lease, chunk, seal_facts(2), [], [])
+
+    # --- storing ---
+
+    def test_a_posting_of_other_bytes_is_refused(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTING)
+        other = Posting(b"\xff" * 32, "jkl1owner", 42, 1000)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
+            ledger.record_posting(lease, chunk, other)
+        assert ledger.chunk(chunk).state is ChunkState.POSTING
+
+    def test_a_posted_chunk_knows_its_place(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTED)
+        assert (ledger.chunk(chunk).owner, ledger.chunk(chunk).start) == ("jkl1owner", 42)
+
+    # --- locations ---
+
+    def test_odd_keys_are_located_byte_for_byte(self, ledger):
+        chunk = archive(ledger, ODD_KEYS)
+        for key in ODD_KEYS:
+            found = ledger.locate(SOURCE, key)
+            assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
+
+    def test_too_few_locations_write_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
+            ledger.load_locations(lease, chunk, [location("a")])
+        assert ledger.chunk(chunk).state is ChunkState.VERIFIED
+        assert ledger.locate(SOURCE, "a") is None
+
+    def test_a_load_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+
+        def broken():
+            yield location("a")
+            raise ConnectionError("the cable")
+
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            with pytest.raises(ConnectionError):
+                ledger.load_locations(lease, chunk, broken())
+            assert ledger.locate(SOURCE, "a") is None
+            assert ledger.load_locations(lease, chunk, [location("a"), location("b")]) == 2
+
+    def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
+            plan = plan_record()
+            name = f"src-{plan.name}-00001"
+            ledger.register_plan(plan, [planned(1, name, ["a"])], [(1, "a", version)], [])
+            bring_to(ledger, name, ChunkState.VERIFIED)
+            with ledger.lease(f"chunk/{name}", holder()) as lease:
+                row = location("a", modified=EARLY + timedelta(days=day), version=version)
+                ledger.load_locations(lease, name, [row])
+        assert ledger.locate(SOURCE, "a").row.object_version == "v3"
+        assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
+        assert ledger.locate(SOURCE, "a", "v4") is None
+
+    def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://src")
+        plan = plan_record()
+        names = ["src-x-00001", "src-x-00002"]
+        claims = [(1, "a", "v1"), (2, "a", "v2")]
+        ledger.register_plan(plan, [planned(n, name, ["a"]) for n, name in enumerate(names, 1)], claims, [])
+        for name, version in [(names[1], "v2"), (names[0], "v1")]:
+            bring_to(ledger, name, ChunkState.VERIFIED)
+            with ledger.lease(f"chunk/{name}", holder()) as lease:
+                ledger.load_locations(lease, name, [location("a", version=version)])
+        assert ledger.locate(SOURCE, "a").chunk == names[1]
+
+    def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):
+        archive(ledger, ["a"])
+        for key in ["", "a\0", "\ud800", "k" * 1025]:
+            assert ledger.locate(SOURCE, key) is None
+
+    @pytest.mark.parametrize(
+        "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]
+    )
+    def test_objects_of_a_chunk_out_of_good_standing_are_archived_anew(self, ledger, states):
+        old = archive(ledger, ["a", "b"])
+        end(ledger, old, *states)
+        assert ledger.locate(SOURCE, "a") is None
+        new = archive(ledger, ["a", "c"])
+        assert ledger.locate(SOURCE, "a").chunk == new
+        assert ledger.locate(SOURCE, "b") is None
+        assert ledger.account(SOURCE).located_objects == 2
+
+    def test_a_damaged_chunk_still_counts(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert ledger.known_objects(SOURCE, [("a", VERSION)]) == {("a", VERSION)}
+
+    # --- skips ---
+
+    def test_a_skip_seen_again_replaces_the_older_one(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.record_skips(SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)])
+        ledger.record_skips(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
+        assert ledger.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
+
+    def test_an_object_that_is_located_is_no_longer_skipped(self, ledger, tmp_path):
+        ledger.register_source(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
+        ledger.record_skips(SOURCE, [skip("a"), skip("b")])
+        archive(ledger, ["a"])
+        assert standing(ledger, tmp_path / "s") == {("a", "located", None, False), ("b", "skipped", "cold_storage", False)}
+
+    # --- failures, staging, transactions ---
+
+    def test_a_run_that_fails_on_an_object_twice_counts_once(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        counted = [ledger.count_read_failure(chunk, "a", VERSION, run) for run in ("r1", "r1", "r2")]
+        assert counted == [1, 1, 2]
+        assert ledger.read_failures(chunk) == {("a", VERSION): 2}
+
+    def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as first, ledger.lease(f"chunk/{two}", holder()) as second:
+            ledger.reserve_staging(first, one, "/s", 60, 100)
+            ledger.reserve_staging(first, one, "/s", 70, 100)
+            with pytest.raises(StagingError, match="70 of 100"):
+                ledger.reserve_staging(second, two, "/s", 31, 100)
+            ledger.reserve_staging(second, two, "/another", 31, 100)
+            ledger.reserve_staging(second, two, "/s", 31, 0)
+            ledger.release_staging(one)
+            ledger.reserve_staging(second, two, "/s", 100, 100)
+
+    def test_a_chunk_that_is_done_holds_no_staging(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as lease:
+            ledger.reserve_staging(lease, one, "/s", 100, 100)
+        end(ledger, one, ChunkState.WITHDRAWN)
+        with ledger.lease(f"chunk/{two}", holder()) as lease:
+            ledger.reserve_staging(lease, two, "/s", 100, 100)
+
+    def test_transactions_are_pending_until_they_are_settled(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        log = ledger.transactions(chunk)
+        one, two = (SignedTransaction(f"H{n}", bytes([n]) * 9, "jkl1", n, 100) for n in (1, 2))
+        log.commit(one)
+        log.commit(two)
+        assert log.pending() == [one, two]
+        log.settle("H1", "included")
+        log.settle("H1", "included")
+        assert ledger.transactions(chunk).pending() == [two]
+        with pytest.raises(LedgerError):
+            log.settle("H1", "expired")
+
+    @pytest.mark.parametrize(("outcome", "free"), [(None, False), ("included", False), ("expired", True), ("superseded", True)])
+    def test_a_sequence_is_signed_again_only_when_its_transaction_is_given_up(self, ledger, outcome, free):
+        (chunk,) = register(ledger, ["a"])
+        log = ledger.transactions(chunk)
+        log.commit(SignedTransaction("H1", b"one", "jkl1", 7, 100))
+        if outcome:
+            log.settle("H1", outcome)
+        again = SignedTransaction("H2", b"two", "jkl1", 7, 200)
+        if free:
+            log.commit(again)
+            assert log.pending() == [again]
+        else:
+            with pytest.raises(LedgerError, match="sequence 7"):
+                log.commit(again)
+
+    # --- questions ---
+
+    def test_objects_located_claimed_or_skipped_are_known(self, ledger):
+        archive(ledger, ["located"])
+        register(ledger, ["claimed"], skips=[skip("skipped")])
+        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [("located", "v2")]
+        assert {key for key, _ in ledger.known_objects(SOURCE, asked)} == {"located", "claimed", "skipped"}
+
+    def test_odd_keys_are_known(self, ledger):
+        register(ledger, ODD_KEYS)
+        asked = [(key, VERSION) for key in ODD_KEYS]
+        assert ledger.known_objects(SOURCE, asked) == set(asked)
+
+    def test_the_export_gives_each_standing_with_its_exact_key(self, ledger, tmp_path):
+        odd = [f"1 {key}"[:250] for key in ODD_KEYS]
+        archive(ledger, ODD_KEYS)
+        register(ledger, odd, skips=[skip("a%FFb", SkipReason.UNSUPPORTED_KEY)])
+        expected = {(key, "located", None, False) for key in ODD_KEYS} | {(key, "claimed", None, False) for key in odd}
+        assert standing(ledger, tmp_path / "s") == expected | {("a%FFb", "skipped", "unsupported_key", False)}
+
+    def test_the_account_adds_up(self, ledger):
+        archive(ledger, ["a", "b"])
+        one, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
+        end(ledger, two, ChunkState.WITHDRAWN)
+        account = ledger.account(SOURCE)
+        assert (account.located_objects, account.located_bytes, account.claimed_objects) == (2, 20, 3)
+        assert account.chunks == {ChunkState.LOCATED: 1, ChunkState.PLANNED: 1, ChunkState.WITHDRAWN: 1}
+        assert account.skipped == {SkipReason.COLD_STORAGE: 1}
+
+    def test_chunks_are_listed_by_source_and_state(self, ledger):
+        done = archive(ledger, ["a"])
+        (open_,) = register(ledger, ["b"])
+        register(ledger, ["b"], source="other")
+        assert [chunk.name for chunk in ledger.chunks(SOURCE, [ChunkState.LOCATED])] == [done]
+        assert {chunk.name for chunk in ledger.chunks(SOURCE)} == {done, open_}
+        assert len(ledger.chunks()) == 3
+        assert ledger.chunks(states=[]) == []
+
+    # --- leases ---
+
+    def test_a_held_lease_names_its_run_to_others(self, ledger):
+        with ledger.lease("plan/src", holder("run-1")), pytest.raises(HeldByOther) as refused:
+            ledger.lease("plan/src", holder("run-2")).__enter__()
+        assert refused.value.holder == "run-1"
+
+    def test_each_holding_has_a_greater_epoch(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        epochs = []
+        for run in ("r1", "r2", "r3"):
+            with ledger.lease(f"chunk/{chunk}", holder(run)) as lease:
+                lease.check()
+                epochs.append((lease.epoch, ledger.chunk(chunk).epoch))
+        assert epochs == [(1, 1), (2, 2), (3, 3)]
+
+    def test_a_lease_is_given_back_when_its_holder_fails(self, ledger):
+        with pytest.raises(ConnectionError), ledger.lease("plan/src", holder("r1")):
+            raise ConnectionError("the cable")
+        with ledger.lease("plan/src", holder("r2")) as lease:
+            lease.check()
+
+    def test_an_unknown_chunk_cannot_be_held(self, ledger):
+        with pytest.raises(NotLocated):
+            ledger.lease("chunk/src-none", holder()).__enter__()

@@ -1,0 +1,57 @@
+"""How a step's failure is told to Dagster, and which retry sees it."""
+
+import pytest
+from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op
+
+from caf_pipeline.defs.failures import attempt
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceDenied
+
+TWICE = RetryPolicy(max_retries=2)
+
+
+@pytest.fixture
+def ephemeral():
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def execute(instance, error: Exception) -> tuple[list[CafError], DagsterRunStatus, dict[str, object]]:
+    """Execute an op that raises `error`; return the errors told, the run's status and the failure's metadata."""
+    told: list[CafError] = []
+
+    def fail() -> None:
+        raise error
+
+    @op(retry_policy=TWICE)
+    def failing(context):
+        attempt(context, fail, told.append)
+
+    @job
+    def a_job():
+        failing()
+
+    result = a_job.execute_in_process(instance=instance, raise_on_error=False)
+    failures = [event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure]
+    shown = {name: value.value for failure in failures if failure for name, value in failure.metadata.items()}
+    return told, instance.get_run_by_id(result.run_id).status, shown
+
+
+def test_a_transient_error_is_retried_as_often_as_the_policy_says(ephemeral):
+    told, status, _ = execute(ephemeral, LedgerUnreachable("the database is away"))
+    assert (len(told), status) == (3, DagsterRunStatus.FAILURE)
+
+
+def test_a_permanent_error_is_not_retried(ephemeral):
+    told, status, _ = execute(ephemeral, SourceDenied("no entry"))
+    assert (len(told), status) == (1, DagsterRunStatus.FAILURE)
+
+
+def test_the_failure_shows_kind_exit_code_and_hint(ephemeral):
+    _, _, shown = execute(ephemeral, SourceDenied("no entry", hint="ask for the keys"))
+    assert shown == {"error": "SourceDenied", "exit_code": 5, "hint": "ask for the keys"}
+
+
+def test_held_by_another_run_is_an_outcome_and_no_failure(ephemeral):
+    told, status, _ = execute(ephemeral, HeldByOther("held", holder="run-7"))
+    assert (told, status) == ([], DagsterRunStatus.SUCCESS)
+    assert ephemeral.get_runs()[0].tags["caf/held_by"] == "run-7"

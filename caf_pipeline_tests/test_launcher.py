@@ -1,0 +1,55 @@
+"""The launcher's health check: a dead run is found dead, a live one is left alone."""
+
+import subprocess
+import sys
+
+import pytest
+from dagster import DagsterRunStatus, job, op
+from dagster._core.launcher import WorkerStatus
+from dagster._core.storage.tags import GRPC_INFO_TAG
+
+from caf_pipeline.defs.reaping import process_tags
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.processes import boot_id, this_process
+
+
+@op
+def nothing() -> None: ...
+
+
+@job
+def a_job() -> None:
+    nothing()
+
+
+@pytest.fixture
+def health(instance):
+    """The status that run monitoring gets for a started run with these tags."""
+
+    def ask(tags: dict[str, str]) -> WorkerStatus:
+        run = instance.create_run_for_job(a_job, status=DagsterRunStatus.STARTED, tags=tags)
+        return instance.run_launcher.check_run_worker_health(run).status
+
+    return ask
+
+
+def dead_process() -> Holder:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return Holder(run="", boot_id=boot_id(), pid=process.pid, process_started=0.0)
+
+
+def test_a_run_whose_process_lives_is_running(health):
+    assert health(process_tags(this_process(""))) is WorkerStatus.RUNNING
+
+
+def test_a_run_whose_process_is_gone_is_not_found(health):
+    assert health(process_tags(dead_process())) is WorkerStatus.NOT_FOUND
+
+
+def test_a_run_whose_code_server_is_gone_is_not_found(health, tmp_path):
+    assert health({GRPC_INFO_TAG: f'{{"host": "localhost", "socket": "{tmp_path}/gone"}}'}) is WorkerStatus.NOT_FOUND
+
+
+def test_a_run_of_another_machine_that_has_no_code_server_is_left_alone(health):
+    assert health(process_tags(dead_process()) | {"caf/boot_id": "another machine"}) is WorkerStatus.RUNNING

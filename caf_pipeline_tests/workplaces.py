@@ -1,0 +1,54 @@
+"""Workplaces for tests: a memory source or a real one, a folder for a store, a real ledger."""
+
+from pathlib import Path
+
+from caf_pipeline import archive, planning
+from caf_pipeline.directory_store import DirectoryStore
+from caf_pipeline.processes import this_process
+from caf_pipeline.settings import Settings
+from caf_pipeline.workplace import Workplace
+
+CHUNK_STEPS = (
+    archive.load_batch,
+    archive.pack_chunk,
+    archive.seal_chunk,
+    archive.post_file,
+    archive.upload_chunk,
+    archive.verify_stored,
+    archive.load_locations,
+    archive.release_staging,
+)
+
+
+def a_workplace(folder: Path, source, ledger, *, run="run-1", target="1MiB", **settings) -> Workplace:
+    values = {
+        "home": folder / "home",
+        "store": {"folder": folder / "store"},
+        "sources": {"src": {"bucket": "b", "target_size": target}},
+        "packing": {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4},
+    }
+    described = Settings.model_validate(values | settings)
+    store = DirectoryStore(described.store.folder)
+    work = Workplace("src", described, source, store, ledger, this_process(run))
+    ledger.register_source(work.source, work.archive_id, work.address)
+    return work
+
+
+def plan(work: Workplace):
+    return planning.cut_plan(work, planning.take_inventory(work))
+
+
+def archive_chunk(work: Workplace, name: str, *, until=None) -> None:
+    """Run the steps of a chunk, all or up to and including one."""
+    for step in CHUNK_STEPS:
+        step(work, name)
+        if step is until:
+            return
+
+
+def archive_everything(work: Workplace) -> list[str]:
+    """Plan what is new and archive every planned chunk; return the chunks' names."""
+    names = [chunk.name for chunk in plan(work).chunks]
+    for name in names:
+        archive_chunk(work, name)
+    return names
