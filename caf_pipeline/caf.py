@@ -11,6 +11,7 @@ Source: docs/format.md.
 import contextlib
 import os
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -73,6 +74,8 @@ class CafWriter:
         self._index = IndexBuilder()
         self._position = 0
         self._temporary = path.parent / f".caf-{secrets.token_hex(8)}.partial"
+        # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
+        self._removal = weakref.finalize(self, self._temporary.unlink, missing_ok=True)
         self._file = open(self._temporary, "xb", buffering=PIECE_BYTES)  # noqa: SIM115  closed by seal() or abort()
 
     @property
@@ -139,6 +142,7 @@ class CafWriter:
     def publish(self) -> None:
         """Give the sealed archive its name, durably."""
         os.replace(self._temporary, self.path)
+        self._removal.detach()
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -149,7 +153,7 @@ class CafWriter:
         """Remove the temporary file; does nothing after `publish`."""
         with contextlib.suppress(OSError):  # a full disk fails the last flush too; its bytes are being removed anyway
             self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self._removal()
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - botocore's own, which is not the builtin one
     CredentialRetrievalError,
     HTTPClientError,
     IncompleteReadError,
@@ -24,6 +23,7 @@ from botocore.exceptions import (
     SSOError,
     TokenRetrievalError,
 )
+from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
@@ -170,7 +170,7 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether the same request may succeed later without anybody changing anything."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
-    return isinstance(error, ShortBody | ConnectionError | HTTPClientError | IncompleteReadError)
+    return isinstance(error, ShortBody | NoConnection | HTTPClientError | IncompleteReadError)
 
 
 def attempt(call: Callable[[], T], attempts: int) -> T:
@@ -196,14 +196,21 @@ def source_error(error: Exception, at: Address) -> CafError:
         what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else _plain(error)
         return SourceUnreachable(f"{at} {what}", hint=_reaching(error))
     if isinstance(error, ClientError):
-        if status_of(error) == 404:
-            return _missing(at)
-        if code_of(error) in ("AccessDenied", "403"):
-            return SourceDenied(f"{at} may not be listed with these credentials", hint=_permission(at))
-        return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
+        return _listing_refused(error, at)
     if isinstance(error, ResponseParserError):
         return ListingRefused(f"{at} answered with something that is not S3's XML", hint="check that the endpoint is an S3 API")
     return SourceError(f"{at} cannot be asked: {_plain(error)}")
+
+
+def _listing_refused(error: ClientError, at: Address) -> CafError:
+    if status_of(error) == 404:
+        return _missing(at)
+    if code_of(error) in ("AccessDenied", "403"):
+        return SourceDenied(
+            f"{at} may not be listed with these credentials",
+            hint=f"grant s3:ListBucket, s3:ListBucketVersions and s3:GetObject on '{at.bucket}', or check the credentials",
+        )
+    return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
 
 
 def object_error(error: Exception, at: Address, key: bytes) -> CafError:
@@ -245,9 +252,10 @@ def _known_source_error(error: Exception, at: Address) -> CafError | None:
         return SourceDenied(f"there are no usable credentials for {at}: {_plain(error)}", hint=_credentials(at))
     if isinstance(error, ParamValidationError):
         return SettingsError(f"sources.{at.source}.bucket: '{at.bucket}' is not the name of a bucket")
-    if not isinstance(error, ClientError):
-        return None
-    code = code_of(error)
+    return _known_code(code_of(error), at) if isinstance(error, ClientError) else None
+
+
+def _known_code(code: str, at: Address) -> CafError | None:
     if code == "RequestTimeTooSkewed":
         return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
     if code in _CREDENTIALS:
@@ -264,11 +272,8 @@ def _missing(at: Address) -> BucketMissing:
 
 
 def _credentials(at: Address) -> str:
-    return f"set {at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY, or a profile, or anonymous = true for a public bucket"
-
-
-def _permission(at: Address) -> str:
-    return f"grant s3:ListBucket (with versions also s3:ListBucketVersions) and s3:GetObject on '{at.bucket}', or check the credentials"
+    keys = f"{at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY"
+    return f"set {keys}, or a profile, or anonymous = true for a public bucket"
 
 
 def _reaching(error: Exception) -> str:
@@ -283,6 +288,6 @@ def _plain(error: Exception) -> str:
         return str(error)
     if isinstance(error, SSLError):
         return "cannot be trusted: its certificate is not valid here"
-    if isinstance(error, ConnectionError | HTTPClientError | IncompleteReadError):
+    if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
         return f"cannot be reached ({type(error).__name__.removesuffix('Error')})"
     return (str(error).splitlines() or [type(error).__name__])[0]

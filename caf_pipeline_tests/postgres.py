@@ -33,7 +33,10 @@ def postgres_url() -> Iterator[str]:
     """The address of a server's `postgres` database; the server ends with the session."""
     home = Path(tempfile.mkdtemp(prefix="caf-tests-"))
     try:
-        yield embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+        url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+        # What a test wrote need not outlive a power cut.
+        _administer(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+        yield url
     finally:
         embedded_server(home / "postgres").close()
         shutil.rmtree(home)

@@ -16,6 +16,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 from caf_pipeline.defs.home import prepare_dagster_home
 from caf_pipeline.defs.naming import S3_POOL
 
+pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
 ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 150
 

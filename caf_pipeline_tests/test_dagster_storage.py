@@ -15,6 +15,8 @@ from caf_pipeline.defs.storage import URL_VARIABLE, ChosenStorage, with_driver
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings
 
+pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
 
 @op
 def nothing() -> None: ...

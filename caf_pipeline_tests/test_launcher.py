@@ -12,6 +12,8 @@ from caf_pipeline.defs.reaping import process_tags
 from caf_pipeline.interfaces import Holder
 from caf_pipeline.processes import boot_id, this_process
 
+pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
 
 @op
 def nothing() -> None: ...

@@ -205,9 +205,10 @@ def pooled_ledger(database_url):
         if user:
             for path in (folder, *folder.iterdir()):
                 shutil.chown(path, user)
+        account = {"user": user, "group": user, "extra_groups": []} if user else {}
         with (folder / "log").open("w") as log:
-            command = [program, str(folder / "pgbouncer.ini")]
-            process = subprocess.Popen(command, stdout=log, stderr=log, **({"user": user} if user else {}))
+            command = [program, "-q", str(folder / "pgbouncer.ini")]
+            process = subprocess.Popen(command, stdout=log, stderr=log, **account)
         database = Database(parse_url(f"postgresql://postgres@127.0.0.1:{port}/{url.database}"))
         try:
             _wait_for(database, process, folder / "log")

@@ -14,6 +14,8 @@ from dagster import DagsterInstance, DagsterRunStatus
 from caf_pipeline.defs.naming import PID_TAG, S3_POOL
 from caf_pipeline.defs.reaping import reap_dead_runs
 
+pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
 PATIENCE_SECONDS = 60
 
 

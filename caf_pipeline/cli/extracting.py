@@ -112,8 +112,8 @@ class RestoreFolder:
 
     def _write_file(self, parent: int, name: bytes, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
         temporary = f".caf-{secrets.token_hex(8)}.partial"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
         try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
             with open(descriptor, "wb") as file:
                 for piece in pieces:
                     file.write(piece)

@@ -102,7 +102,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     def chunk_plan(context: AssetExecutionContext, pipeline: Pipeline) -> Results:
         def cut() -> metadata.Metadata:
             work = _open(context, pipeline, source)
-            report = planning.cut_plan(work, snapshot_to_plan(work, context.instance, context.run_id))
+            report = planning.cut_plan(work, snapshot_to_plan(work, context.instance, context.run.run_id))
             return metadata.plan_metadata(report, register_chunks(context.instance, work.ledger, source))
 
         shown = attempt(context, cut, pipeline.on_error)
@@ -200,4 +200,4 @@ def _chunk_asset(
 
 
 def _open(context: AssetExecutionContext, pipeline: Pipeline, source: str) -> Workplace:
-    return pipeline.open(source, run=context.run_id, instance=context.instance)
+    return pipeline.open(source, run=context.run.run_id, instance=context.instance)

@@ -83,9 +83,7 @@ class Pipeline(ConfigurableResource["Pipeline"]):
         if (source, run) not in self._open:
             from caf_pipeline.defs.source_resource import S3SourceResource  # noqa: PLC0415 - dagster_aws takes 3 s to load
 
-            client = S3SourceResource.of(
-                self.settings.source(source), attempts=self.settings.packing.request_attempts
-            ).get_client()
+            client = S3SourceResource.of(self.settings.source(source)).get_client()
             work = assembly.open_workplace(
                 self.settings, source, run=run, ledger=self.ledger.get(), client=client, progress=self.progress
             )

@@ -1,0 +1,17 @@
+"""What every test gets: the servers' fixtures, and an environment in which no developer's own AWS settings count."""
+
+import os
+
+import pytest
+
+pytest_plugins = ["caf_pipeline_tests.s3_server", "caf_pipeline_tests.postgres"]
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_aws_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
