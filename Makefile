@@ -1,7 +1,7 @@
 # Sets itself up in .venv with what requirements.lock names; needs python3 (3.11–3.13, with venv), make and git.
 #
 #   make demo    archive this machine's own Python files through Dagster, and fetch some back
-#   make ui      open the Dagster UI on what the demo left
+#   make ui      open the Dagster UI on what the demo left (PORT=3000)
 #   make test    run the tests            make lint types   what CI checks besides
 #   make bench   measure                  make docs         write the generated pages
 #   make lock    resolve the dependencies anew
@@ -40,7 +40,7 @@ demo: $(READY)
 	@$(BIN)/python demo/run.py $(if $(FOLDER),--folder "$(FOLDER)") $(if $(BUCKET),--bucket "$(BUCKET)")
 
 ui: $(READY)
-	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)")
+	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
 
 test: $(READY)
 	$(BIN)/pytest $(ARGS)

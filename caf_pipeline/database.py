@@ -141,7 +141,11 @@ def open_database(settings: Settings) -> Database:
     else:
         url = embedded_url(settings)
     database = Database(url)
-    database.migrate()
+    try:
+        database.migrate()
+    except BaseException:
+        database.close()
+        raise
     return database
 
 

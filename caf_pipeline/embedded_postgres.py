@@ -44,7 +44,10 @@ STOP_SECONDS: Final = 30
 LOCK_SECONDS: Final = START_SECONDS + STOP_SECONDS + 30  # another process may be stopping and then starting it
 
 _MAX_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux, with its NUL
+_UNQUOTABLE: Final = frozenset('"$`\\\n')  # pg_ctl puts paths into a shell command between double quotes
 _SOCKET: Final = ".s.PGSQL.5432"
+_START_TRIES: Final = 3  # processes of a server that was killed may hold its memory for another moment
+_NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 _SYSTEM_USER: Final = "pgserver"  # the wheel's own choice, made where it is missing: Postgres refuses to run as root
 
 _opened: dict[Path, "EmbeddedServer"] = {}
@@ -65,6 +68,10 @@ class EmbeddedServer:
         self._log = folder / "data" / "server.log"
         self._bin = _binaries()
         self._owner = _server_user()
+        if _UNQUOTABLE & set(str(folder)):
+            raise LedgerError(
+                f"an embedded Postgres cannot be kept in {str(folder)!r}", hint="choose a `home` without quotes, $ and \\"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self._users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._pid = os.getpid()
@@ -85,10 +92,12 @@ class EmbeddedServer:
         atexit.unregister(self.close)
         _opened.pop(self.folder, None)
         try:
-            # A server that does not stop, or whose lock is taken, is left to its next user: nothing is lost with it.
-            with contextlib.suppress(LedgerError, BlockingIOError), self._alone():
+            # A server that others use, that does not stop, or whose folder is gone, is left alone: nothing is lost with it.
+            with contextlib.suppress(LedgerError, OSError), self._alone():
                 fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._run("pg_ctl", "stop", "-D", str(self._data), "-m", "fast", "-w", "-t", str(STOP_SECONDS))
+                if self.socket_folder != self._data:
+                    self.socket_folder.rmdir()
         finally:
             os.close(self._users)
             self._users = -1
@@ -103,11 +112,23 @@ class EmbeddedServer:
         if running is not None:
             return running
         folder = self._choose_socket_folder()
-        options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(folder))}"
-        self._run(
-            "pg_ctl", "start", "-D", str(self._data), "-l", str(self._log), "-o", options, "-w", "-t", str(START_SECONDS)
-        )  # fmt: skip
+        (folder / f"{_SOCKET}.lock").unlink(missing_ok=True)
+        for tries_left in reversed(range(_START_TRIES)):
+            try:
+                self._start(folder)
+                break
+            except LedgerError:
+                if not tries_left:
+                    raise
+                time.sleep(1)
         return folder
+
+    def _start(self, socket_folder: Path) -> None:
+        if self._owner is not None:
+            _let_pass(self._data.parent)  # again at each start: others may have closed a folder on the way since
+        options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(socket_folder))}"
+        place = ("-D", str(self._data), "-l", str(self._log))
+        self._run("pg_ctl", "start", *place, "-o", options, "-w", "-t", str(START_SECONDS))
 
     def _require_version(self) -> None:
         found = (self._data / "PG_VERSION").read_text().strip()
@@ -136,7 +157,10 @@ class EmbeddedServer:
         for process in leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(leftovers, timeout=STOP_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS
+        # Not `psutil.wait_procs`: a zombie that its parent leaves lying about is as good as gone.
+        while any(self._serves_our_folder(process) for process in leftovers) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _serves_our_folder(self, process: psutil.Process) -> bool:
         try:
@@ -146,7 +170,7 @@ class EmbeddedServer:
         return bool(command) and Path(command[0]).name == "postgres" and str(self._data) in command
 
     def _socket_folder_of_running(self) -> Path | None:
-        """Return where the running server listens; None, with a stale pid file removed, where none runs."""
+        """Return where the running server listens; None, with a stale pid file made harmless, where none runs."""
         pid_file = self._data / "postmaster.pid"
         deadline = time.monotonic() + STOP_SECONDS
         while pid_file.exists():
@@ -154,8 +178,7 @@ class EmbeddedServer:
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
             if not self._is_postmaster(lines):
-                # Postgres itself would refuse to start while any process has that pid.
-                pid_file.unlink(missing_ok=True)
+                _disown(pid_file, lines)
                 return None
             if time.monotonic() > deadline:
                 raise LedgerUnreachable(
@@ -172,7 +195,7 @@ class EmbeddedServer:
 
     def _choose_socket_folder(self) -> Path:
         """Return the data folder, or one with a short path that only the server's user can enter."""
-        if len(os.fsencode(self._data / _SOCKET)) <= _MAX_SOCKET_PATH and not set('",') & set(str(self._data)):
+        if len(os.fsencode(self._data / _SOCKET)) <= _MAX_SOCKET_PATH and "," not in str(self._data):
             return self._data
         # The inode tells a folder from a deleted one of the same path.
         identity = f"{self._data}\0{self._data.stat().st_ino}".encode()
@@ -201,7 +224,8 @@ class EmbeddedServer:
             output.seek(0)
             said = [line.strip() for line in output if line.strip()]
         if command == "pg_ctl" and self._log.exists():
-            said = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+            said = [line for line in lines if "FATAL:" in line or "PANIC:" in line] or lines
         raise LedgerError(
             f"the embedded Postgres in {self.folder}: {command} failed: {said[-1] if said else done.returncode}",
             hint=f"see {self._log}, or set CAF_DATABASE_URL to a Postgres of your own",
@@ -282,6 +306,17 @@ def _let_pass(folder: Path) -> None:
         mode = step.stat().st_mode
         if not mode & stat.S_IXOTH:
             step.chmod(mode | stat.S_IXOTH)
+
+
+def _disown(pid_file: Path, lines: list[str]) -> None:
+    """Make a stale pid file harmless: Postgres refuses to start while any process has its pid, even a zombie or a stranger.
+
+    The rest of the file stays: by it Postgres finds out whether processes of the dead server still use its memory.
+    """
+    if lines and lines[0].strip().isdecimal():
+        pid_file.write_text("\n".join([_NOBODYS_PID, *lines[1:]]) + "\n", encoding="utf-8")
+    else:
+        pid_file.unlink()
 
 
 def _answers(path: Path) -> bool:

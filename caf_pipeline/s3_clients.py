@@ -1,11 +1,13 @@
 """The two clients of a source: boto3's for control calls, listings and odd keys, obstore's for the bulk of the GETs.
 
-Both speak to the same endpoint with the same credentials: the second is made of the first, and of nothing that obstore
-finds in the environment. Not here: what is asked of them (`s3_listing`, `s3_reading`).
+Both speak to the same endpoint with the same credentials and trust the same certificates: the second is made of the first,
+and takes nothing else from the environment. Not here: what is asked of them (`s3_listing`, `s3_reading`).
 """
 
+import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -23,7 +25,7 @@ from caf_pipeline.settings import SourceSettings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from obstore.store import S3Credential
+    from obstore.store import ClientConfig, S3Credential
 
 DEFAULT_REGION: Final = "us-east-1"
 """Where an endpoint is given and no region: servers other than AWS take any, and this is what they are set to."""
@@ -34,6 +36,9 @@ CONNECTIONS: Final = 64
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's own
 REQUEST_TIMEOUT: Final = timedelta(minutes=15)  # a part of 64 MiB at 75 KB/s; obstore's own 30 s would cut slow lines off
+
+CA_BUNDLE: Final = "AWS_CA_BUNDLE"
+"""The AWS tools' own variable: a file of certificates to trust."""
 
 CREDENTIALS_KEPT: Final = timedelta(minutes=5)
 """How long obstore keeps temporary credentials. botocore renews them when 15 minutes are left, at the latest at 10."""
@@ -102,10 +107,16 @@ def build_store(client: "S3Client", bucket: str, *, requester_pays: bool = False
         bucket: the bucket.
         requester_pays: the requests are paid by whoever sends them.
         region: of the bucket, where it is another than the client's.
+
+    Raises:
+        SettingsError: AWS_CA_BUNDLE names a file that cannot be read.
     """
     endpoint = client.meta.endpoint_url
-    if region and region != client.meta.region_name and is_aws(client):
-        endpoint = endpoint.replace(f".{client.meta.region_name}.", f".{region}.")
+    if region and is_aws(client):
+        # boto3 uses the endpoint without a region for us-east-1.
+        endpoint = endpoint.replace("//s3.amazonaws.", f"//s3.{region}.amazonaws.").replace(
+            f".{client.meta.region_name}.", f".{region}."
+        )
     virtual = _style(client) != "path" and check_dns_name(bucket) and "." not in bucket
     if virtual:
         scheme, rest = endpoint.split("://", 1)
@@ -129,10 +140,20 @@ def build_store(client: "S3Client", bucket: str, *, requester_pays: bool = False
             "connect_timeout": CONNECT_TIMEOUT,
             "read_timeout": READ_TIMEOUT,
             "timeout": REQUEST_TIMEOUT,
+            **_trusted(),
         },
         retry_config=_QUICK_RETRIES,  # type: ignore[arg-type]
         **options,
     )
+
+
+def _trusted() -> "ClientConfig":
+    """Return the certificates that boto3 is told to trust, which obstore does not look for."""
+    path = os.environ.get(CA_BUNDLE)
+    try:
+        return {"root_certificate": Path(path).read_bytes()} if path else {}
+    except OSError as error:
+        raise SettingsError(f"{CA_BUNDLE} names {path}, which cannot be read: {error.strerror}") from error
 
 
 def _style(client: "S3Client") -> str:

@@ -141,6 +141,13 @@ class Listing:
             answer: Answer = attempt(lambda: ask(**asked, **markers, **self.extra), self.attempts)
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
+        except ValueError as error:  # what botocore raises for a number or a time that is none
+            raise ListingRefused(f"the listing of {self.at} has a value that cannot be read: {error}") from error
+        if "IsTruncated" not in answer:
+            # boto3 reads any XML, a page that asks to log in too, as a listing of nothing.
+            raise ListingRefused(
+                f"{self.at} answered with something that is not a listing", hint="check that the endpoint is an S3 API"
+            )
         return answer
 
     def _object(self, entry: Answer, encoding: str | None, version_id: str | None) -> S3Object:

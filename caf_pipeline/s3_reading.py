@@ -9,6 +9,7 @@ Source: GetObject and HeadObject in the Amazon S3 API Reference; obstore 0.12's 
 import base64
 import binascii
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -113,7 +114,7 @@ class Reading:
         whole = end_byte - start_byte == obj.size_bytes
         asked = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
         answer: Any = self.client.get_object(**self._identity(obj), **asked)
-        with answer["Body"] as stream:
+        with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
             body: bytes = stream.read()
         size_bytes = len(body) if whole else _size_of_range(answer)
         if len(body) != end_byte - start_byte or size_bytes != obj.size_bytes:

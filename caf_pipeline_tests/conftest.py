@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-pytest_plugins = ["caf_pipeline_tests.s3_server", "caf_pipeline_tests.postgres"]
+pytest_plugins = ["caf_pipeline_tests.s3_server", "caf_pipeline_tests.postgres", "caf_pipeline_tests.disks"]
 
 
 @pytest.fixture(autouse=True)

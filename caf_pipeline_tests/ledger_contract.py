@@ -201,10 +201,9 @@ class LedgerContract:
         archive(ledger, ["a"], source="other")
         assert ledger.sources() == ["other", SOURCE]
 
-    @pytest.mark.parametrize("state", [ChunkState.WITHDRAWN])
-    def test_a_withdrawn_chunk_frees_its_objects(self, ledger, state):
+    def test_a_withdrawn_chunk_frees_its_objects(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        end(ledger, chunk, state)
+        end(ledger, chunk, ChunkState.WITHDRAWN)
         register(ledger, ["a"])
 
     def test_an_abandoned_chunk_frees_its_objects(self, ledger):
@@ -507,7 +506,7 @@ class LedgerContract:
 
     def test_the_account_adds_up(self, ledger):
         archive(ledger, ["a", "b"])
-        one, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
+        _, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
         end(ledger, two, ChunkState.WITHDRAWN)
         account = ledger.account(SOURCE)
         assert (account.located_objects, account.located_bytes, account.claimed_objects) == (2, 20, 3)

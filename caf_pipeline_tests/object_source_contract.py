@@ -5,6 +5,7 @@ A bucket has `put(key, body, **headers)`, `delete(key)` and `source(prefix, page
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -30,6 +31,13 @@ def listed(source, **bounds) -> list[S3Object]:
 
 def whole(source, obj: S3Object) -> bytes:
     return bytes(source.read(obj, 0, obj.size_bytes).body)
+
+
+def body_or_reason(source, obj: S3Object, start_byte: int, end_byte: int) -> bytes | str:
+    try:
+        return bytes(source.read(obj, start_byte, end_byte).body)
+    except ObjectUnavailable as error:
+        return error.reason
 
 
 class ObjectSourceContract:
@@ -70,7 +78,9 @@ class ObjectSourceContract:
             bucket.put(key)
         assert [obj.key for obj in listed(bucket.source(), after=after)] == sorted(key for key in keys if key > after)
 
-    @pytest.mark.parametrize(("prefix", "keys"), [("a/", [b"a/b", b"a/c d"]), ("a/c ", [b"a/c d"]), ("x", []), ("é/", ["é/x".encode()])])
+    @pytest.mark.parametrize(
+        ("prefix", "keys"), [("a/", [b"a/b", b"a/c d"]), ("a/c ", [b"a/c d"]), ("x", []), ("é/", ["é/x".encode()])]
+    )
     def test_a_prefix_bounds_the_listing_and_stays_in_the_keys(self, bucket, prefix, keys):
         for key in ("a", "a/b", "a/c d", "ab", "é/x"):
             bucket.put(key)
@@ -96,7 +106,7 @@ class ObjectSourceContract:
         source = bucket.source()
         [obj] = listed(source)
         ends = [0, 1, 100, 255, 256]
-        assert b"".join(source.read(obj, *bounds).body for bounds in zip(ends, ends[1:], strict=False)) == bytes(range(256))
+        assert b"".join(source.read(obj, *bounds).body for bounds in pairwise(ends)) == bytes(range(256))
 
     @pytest.mark.parametrize("bounds", [(-1, 2), (0, 4), (2, 1), (3, 3), (0, 0)])
     def test_what_is_no_range_of_the_object_is_refused(self, bucket, bounds):
@@ -122,23 +132,15 @@ class ObjectSourceContract:
         [obj] = listed(source)
         bucket.put("a", b"new bytes")
         for bounds in ((0, 9), (2, 5)):
-            try:
-                assert bytes(source.read(obj, *bounds).body) == b"old bytes"[slice(*bounds)]
-            except ObjectUnavailable as error:
-                assert error.reason == SkipReason.CHANGED
+            assert body_or_reason(source, obj, *bounds) in (b"old bytes"[slice(*bounds)], SkipReason.CHANGED)
 
     def test_an_object_that_is_gone_since_is_told(self, bucket):
         for key in ("a", "b/"):
             bucket.put(key, b"bytes")
         source = bucket.source()
-        objects = listed(source)
-        for obj in objects:
+        for obj in listed(source):
             bucket.delete(obj.key)
-            try:
-                assert whole(source, obj) == b"bytes"
-            except ObjectUnavailable as error:
-                assert error.reason == SkipReason.DELETED
-                assert obj.key.decode() in str(error)
+            assert body_or_reason(source, obj, 0, 5) in (b"bytes", SkipReason.DELETED)
 
     @pytest.mark.parametrize("key", [b"\xff", b"a\0b", b"", b"x" * 1025])
     def test_a_key_that_cannot_be_archived_is_not_asked_for(self, bucket, key):

@@ -1,11 +1,12 @@
 """A real S3 server for tests: moto's, in a process of its own on a free port. Also one that answers what a test tells it.
 
-    s3_server      the session's server                      new_bucket    a new bucket on it, with a client
-    scripted_s3    a server for answers that moto never gives: slow-downs, broken bodies, listings that lie
+s3_server      the session's server                      new_bucket    a new bucket on it, with a client
+scripted_s3    a server for answers that moto never gives: slow-downs, broken bodies, listings that lie
 """
 
 import itertools
 import re
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -58,19 +60,25 @@ class Bucket:
         return settings_for(self.endpoint, self.name, **changes)
 
     def source(self, prefix: str = "", **options: Any) -> S3Source:
-        """Return the bucket as a source, both clients built as they always are."""
-        client = build_client(self.settings())
-        return S3Source(self.name, prefix, client, build_store(client, self.name), **{"name": "demo", "attempts": 2, **options})
+        """Return the bucket as a source."""
+        store = build_store(self.client, self.name)
+        return S3Source(self.name, prefix, self.client, store, **{"name": "demo", "attempts": 2, **options})
 
 
 def _text(key: bytes | str) -> str:
     return key.decode() if isinstance(key, bytes) else key
 
 
+@cache
+def client_for(endpoint: str, **changes: Any) -> Any:
+    """Return a client with the settings of tests; building one takes longer than most tests."""
+    return build_client(settings_for(endpoint, "any", **changes))
+
+
 def make_bucket(endpoint: str, name: str | None = None) -> Bucket:
     """Make a bucket, by default of a name that none had before."""
     name = name or f"test-bucket-{next(_numbers)}"
-    client = build_client(settings_for(endpoint, name))
+    client = client_for(endpoint)
     client.create_bucket(Bucket=name)
     return Bucket(endpoint, name, client)
 
@@ -147,7 +155,7 @@ class ScriptedS3:
     requests: list[Request] = field(default_factory=list)
 
     def source(self, prefix: str = "", *, requester_pays: bool = False, **changes: Any) -> S3Source:
-        client = build_client(settings_for(self.endpoint, "bucket-of-script", **changes))
+        client = client_for(self.endpoint, **changes)
         store = build_store(client, "bucket-of-script", requester_pays=requester_pays)
         options = {"name": "demo", "attempts": 2, "requester_pays": requester_pays}
         return S3Source("bucket-of-script", prefix, client, store, **options)
@@ -180,15 +188,39 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def scripted_s3() -> Iterator[ScriptedS3]:
-    """A server of the test's own; set its `answer`."""
-    script = ScriptedS3()
+@contextmanager
+def serving(script: ScriptedS3, tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """Serve a script on a free port while the context lasts; give the port."""
     handler = type("Handler", (_Handler,), {"script": script})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        script.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    with _Server(("127.0.0.1", 0), handler) as server:
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that distrust the server or give up are what is tested."""
+
+
+@pytest.fixture(scope="session")
+def scripted_server() -> Iterator[ScriptedS3]:
+    """A server for the session, for `scripted_s3`."""
+    script = ScriptedS3()
+    with serving(script) as port:
+        script.endpoint = f"http://127.0.0.1:{port}"
         yield script
-        server.shutdown()
-        thread.join()
+
+
+@pytest.fixture
+def scripted_s3(scripted_server: ScriptedS3) -> ScriptedS3:
+    """A server of the test's own; set its `answer`."""
+    scripted_server.requests.clear()
+    scripted_server.answer = lambda request: ScriptedAnswer()
+    return scripted_server

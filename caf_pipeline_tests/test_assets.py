@@ -2,8 +2,9 @@
 
 import pytest
 from dagster import AssetKey, DagsterEventType, Definitions
+from sqlalchemy import text
 
-from caf_pipeline.archive import lease_name, park, staged_path
+from caf_pipeline.archive import lease_name, park
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.lifecycle import ChunkState
@@ -88,21 +89,16 @@ def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(
     assert pipeline.instance.get_run_by_id(result.run_id).tags["caf/held_by"] == "another run"
 
 
-def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline):
+def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, database):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
-    ops = pipeline.defs.resolve_job_def(ARCHIVE)
-    packed = ops.execute_in_process(
-        instance=pipeline.instance, partition_key=chunk, asset_selection=[key("caf_chunk")], raise_on_error=False
-    )
-    assert packed.success
-    staged = staged_path(pipeline.workplace(), chunk)
-    body = bytearray(staged.read_bytes())
-    body[-60] ^= 1
-    staged.write_bytes(bytes(body))
+    assert pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]).success
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET member_count = 1"))
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
-    assert "jackal_chunk" not in materialized(pipeline, result)
+    assert materialized(pipeline, result) == ["caf_chunk"]
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.SEALED
 
 
 def test_a_parked_chunk_fails_once_and_says_why(pipeline):

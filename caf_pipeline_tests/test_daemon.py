@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from caf_pipeline.defs.home import prepare_dagster_home
-from caf_pipeline.defs.naming import S3_POOL
+from caf_pipeline.defs.naming import ASSETS, S3_POOL
+from caf_pipeline.lifecycle import ChunkState
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
 
@@ -76,3 +78,45 @@ def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_a
         assert retry.tags["dagster/retry_strategy"] == "ALL_STEPS"
         assert len(begun.read_text().split()) == 2
         assert not instance.event_log_storage.get_concurrency_info(S3_POOL).claimed_slots
+
+
+@pytest.mark.slow_dagster
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
+def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline, tmp_path):
+    pipeline.put(25)
+    chunks = pipeline.plan()
+    settings, keys = pipeline.settings, pipeline.settings.sources["my-source"]
+    environment = {
+        "CAF_CONFIG": str(tmp_path / "caf.toml"),
+        "CAF_DATABASE_URL": settings.database_url.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": keys.access_key_id.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": keys.secret_access_key.get_secret_value(),
+    }
+    (tmp_path / "caf.toml").write_text(
+        f'home = "{settings.home}"\n[store]\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{keys.bucket}"\nendpoint_url = "{keys.endpoint_url}"\ntarget_size = {int(keys.target_size)}\npublic = true\n'
+        "watch_interval_seconds = 0\n"
+    )
+    impatient_home(settings)
+    assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
+    backfill = PartitionBackfill.from_asset_partitions(
+        "a-backfill",
+        asset_graph=pipeline.defs.resolve_asset_graph(),
+        partition_names=chunks,
+        asset_selection=assets,
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=pipeline.instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    pipeline.instance.add_backfill(backfill)
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.instance.get_backfill("a-backfill").status is BulkActionStatus.COMPLETED_SUCCESS)
+    assert pipeline.chunks(ChunkState.LOCATED) == chunks
+    runs = pipeline.instance.get_runs(RunsFilter(tags={"dagster/backfill": "a-backfill"}))
+    assert len(runs) == len(chunks)  # the sensor that launches chunks has left them to the backfill
+    log = pipeline.instance.all_logs(runs[0].run_id)
+    assert any("Executing steps in process" in (entry.user_message or "") for entry in log)

@@ -197,7 +197,7 @@ def test_this_process_is_alive_and_says_the_same_each_time():
 
 def test_a_process_that_ended_is_not_alive():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        code = "from caf_pipeline.processes import _started; print(repr(_started(%d)))" % process.pid
+        code = f"from caf_pipeline.processes import _started; print(repr(_started({process.pid})))"
         started = float(subprocess.check_output([sys.executable, "-c", code]))
         other = Holder("run", boot_id(), process.pid, started)
         assert is_alive(other.boot_id, other.pid, other.process_started) is True

@@ -169,9 +169,7 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(le
 
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
     with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
-        connection.exec_driver_sql(
-            "DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$"
-        )
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
     assert full.value.permanent
     assert "disk" in full.value.hint
 

@@ -22,8 +22,11 @@ from botocore.config import Config
 from rich.console import Console
 from rich.progress import track
 
-ENDPOINT = "http://127.0.0.1:5055"  # as in caf.toml
-BUCKET = "demo"
+from caf_pipeline.settings import load_settings
+
+DEMO = load_settings().source("demo")
+ENDPOINT = DEMO.endpoint_url
+BUCKET = DEMO.bucket
 
 # moto takes any key; what the demo shows must not depend on the user's own.
 KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo", "AWS_DEFAULT_REGION": "us-east-1"}

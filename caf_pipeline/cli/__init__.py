@@ -14,6 +14,7 @@ from caf_pipeline.errors import CafError, StagingError
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
+TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for each way to end
     from typer import Abort  # noqa: PLC0415  loading typer takes longer than most of what uses this package
     from typer.exceptions import TyperException  # noqa: PLC0415
 
@@ -57,6 +58,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(sentence(error), "", status)
     except MemoryError:
         return _fail("There is not enough memory.", "", CafError.exit_code)
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        return _fail(
+            f"This should not have happened: {type(error).__name__}: {error}",
+            f"It is a bug; report it with what {TRACEBACK_VARIABLE}=1 prints.",
+            CafError.exit_code,
+        )
     return status if isinstance(status, int) else 0
 
 

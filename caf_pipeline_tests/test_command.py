@@ -1,0 +1,72 @@
+"""`caf run`: all of it in one process, on the jobs' own pages, its first error kept for the end."""
+
+import io
+
+import pytest
+from rich.console import Console
+from sqlalchemy import text
+
+from caf_pipeline.defs.command import run_source
+from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.settings import Settings
+
+pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
+SOURCE = "my-source"
+
+
+@pytest.fixture
+def run(pipeline):
+    """Run the command; what it prints is kept in `run.printed`."""
+
+    def command(source: str | None = SOURCE):
+        command.printed = io.StringIO()
+        return run_source(source, settings=pipeline.settings, console=Console(file=command.printed, width=200))
+
+    return command
+
+
+def test_everything_ends_located_and_a_second_run_finds_nothing_new(pipeline, run):
+    pipeline.put(12)
+    (summary,) = run()
+    assert (summary.objects, summary.size_bytes, summary.complete) == (12, 36_000, True)
+    assert set(pipeline.chunks(ChunkState.LOCATED)) == set(summary.chunks)
+    assert "12/12 objects" in run.printed.getvalue()
+    (again,) = run()
+    assert again.chunks == []
+    assert "nothing new; the source is complete" in run.printed.getvalue()
+
+
+def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
+    pipeline.put(1)
+    run(None)
+    runs = pipeline.instance.get_runs()
+    assert [each.job_name for each in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
+    assert {each.tags[".dagster/repository"] for each in runs} == {"__repository__@caf-pipeline"}
+    assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
+
+
+def test_a_failed_chunk_lets_the_others_go_on_and_its_error_is_raised_at_the_end(pipeline, run, database):
+    pipeline.put(12)
+    first, *others = pipeline.plan()
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET object_count = 99 WHERE name = :name"), {"name": first})
+    with pytest.raises(CafError, match=f"the plan of chunk {first}"):
+        run()
+    assert f"chunk {first} failed" in run.printed.getvalue()
+    assert pipeline.chunks(ChunkState.LOCATED) == others
+
+
+def test_the_error_behind_a_failure_is_the_one_that_is_raised(pipeline, run):
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing) as failed:
+        run()
+    assert failed.value.exit_code == 5
+
+
+def test_an_unknown_source_and_none_at_all_are_refused(pipeline, run, tmp_path):
+    with pytest.raises(SettingsError, match="there is no source 'other'"):
+        run("other")
+    with pytest.raises(UsageError, match="there is no source"):
+        run_source(None, settings=Settings(home=tmp_path))

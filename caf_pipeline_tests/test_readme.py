@@ -1,0 +1,185 @@
+"""The commands of the README and of docs/, run as they stand there, in a copy of the checkout."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.cli.reference import reference
+from caf_pipeline_tests.s3_server import make_bucket
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+UI_SECONDS = 240  # Dagster needs some 20 on an idle machine
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def script_with(text):
+    """The README's only shell block that holds `text`."""
+    (found,) = [block for block in blocks("sh") if text in block]
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the checkout with its environment, and a small folder for the demo."""
+    if not (ROOT / ".git").exists() or not shutil.which("make"):
+        pytest.skip("the README's commands are for a checkout, and need make")
+    folder = tmp_path_factory.mktemp("checkout")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in listed.decode().splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    for program in Path(sys.executable).parent.iterdir():
+        (folder / ".venv" / "bin" / program.name).symlink_to(program)
+    shutil.copy2(Path(sys.executable).parents[1] / "pyvenv.cfg", folder / ".venv")
+    (folder / ".venv" / "lib").symlink_to(Path(sys.executable).parents[1] / "lib")
+    (folder / ".venv" / ".ready").touch()  # what `make` would set up is what runs this test
+    files = folder / "files" / "python" / "python3.11"
+    files.mkdir(parents=True)
+    (files / "this.py").write_text("import this\n")
+    (files / "empty").touch()
+    for number in range(20):
+        (files / f"{number}.bin").write_bytes(os.urandom(10_000))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(checkout):
+    names = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "MAKE"))}
+    endpoint = f"http://127.0.0.1:{free_port()}"
+    return names | {
+        "PATH": f"{checkout / '.venv' / 'bin'}:{os.environ['PATH']}",
+        "FOLDER": str(checkout / "files" / "python"),
+        "CAF_SOURCES__DEMO__ENDPOINT_URL": endpoint,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+
+
+def sh(script, checkout, environment, **more):
+    done = subprocess.run(
+        ["sh", "-e", "-c", script],
+        cwd=checkout,
+        env=environment | more,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def demonstrated(checkout, environment):
+    """The checkout after `make demo`, and what that said."""
+    return sh("make demo", checkout, environment)
+
+
+def test_make_demo_archives_and_compares(demonstrated):
+    assert "22 objects" in demonstrated
+    assert "the source is complete" in demonstrated
+    assert demonstrated.count("the same, byte for byte") >= 5
+
+
+def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
+    (shown,) = blocks("console")
+    for word in ("the source is complete", "the same, byte for byte: ", "objects located (", "Merkle root", "located"):
+        assert word in shown
+        assert word in demonstrated
+
+
+def test_an_object_of_the_demo_is_got_back(demonstrated, checkout, environment):
+    sh(script_with("caf get demo"), checkout, environment)
+    assert (checkout / "this.py").read_text() == "import this\n"
+
+
+def test_a_chunk_of_the_demo_is_an_ordinary_caf(demonstrated, checkout, environment):
+    said = sh(script_with("caf list"), checkout, environment)
+    assert ".caf/manifest.parquet" in said
+
+
+def test_a_bucket_of_ones_own_is_archived(demonstrated, checkout, environment, s3_server):
+    bucket = make_bucket(s3_server)
+    bucket.put("2024/one", b"1")
+    bucket.put("2023/other", b"2")
+    (toml,) = blocks("toml")
+    with (checkout / "caf.toml").open("a") as file:
+        file.write(toml)
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    place = {"CAF_SOURCES__PHOTOS__ENDPOINT_URL": s3_server, "CAF_SOURCES__PHOTOS__BUCKET": bucket.name}
+    said = sh(script_with("caf run"), checkout, environment, **keys, **place)
+    assert "photos: 1 objects located" in said
+
+
+def test_make_ui_opens_the_ui(demonstrated, checkout, environment):
+    port = free_port()
+    process = subprocess.Popen(
+        ["make", "ui"],
+        cwd=checkout,
+        env=environment | {"PORT": str(port)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + UI_SECONDS
+        while True:
+            assert process.poll() is None, "it ended"
+            assert time.monotonic() < deadline, "it does not answer"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=5) as answer:
+                    assert b"dagster_version" in answer.read()
+                break
+            except OSError:
+                time.sleep(0.5)
+    finally:
+        os.killpg(process.pid, 2)
+        try:
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+                process.wait(10)
+
+
+def test_every_target_that_the_readme_names_exists(checkout):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_command_line_reference_is_current():
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_every_link_of_the_documentation_leads_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_version_stands_in_the_changelog():
+    from importlib.metadata import version
+
+    assert f"## {version('caf-pipeline')}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
