@@ -17,6 +17,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,7 +77,7 @@ class VerifyReport:
 
 def load_batch(work: Workplace, name: str) -> Chunk:
     """Take the chunk's part of the plan: planned → packing, after the plan's files were found to hold what was claimed."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
@@ -92,7 +93,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
 
 def pack_chunk(work: Workplace, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
@@ -103,7 +104,7 @@ def pack_chunk(work: Workplace, name: str) -> Chunk:
 
 def seal_chunk(work: Workplace, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.PACKING:
             packed = _read_packed(work, name) or _pack(work, lease, chunk)
@@ -290,7 +291,7 @@ def _seal_report(work: Workplace, chunk: Chunk) -> SealReport:
 
 def post_file(work: Workplace, name: str) -> Chunk:
     """Announce the chunk to the store: sealed → posting → posted."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name))
         if chunk.state is ChunkState.SEALED:
             work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
@@ -308,7 +309,7 @@ def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
 
 def upload_chunk(work: Workplace, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name))
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
@@ -326,7 +327,7 @@ def verify_stored(work: Workplace, name: str) -> VerifyReport:
     Raises:
         StoredChunkMissing: fewer copies than required. IntegrityError: a copy gives other bytes.
     """
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.EMPTY:
             return VerifyReport(chunk, [], 0)
@@ -419,7 +420,7 @@ def _restored(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
 
 def load_locations(work: Workplace, name: str) -> Chunk:
     """Write one location row for each object: verified → located."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
             work.ledger.load_locations(lease, name, _location_rows(open_chunk(work, chunk)))
@@ -444,7 +445,7 @@ def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
 
 def release_staging(work: Workplace, name: str) -> Chunk:
     """Remove what a located or empty chunk still has in staging."""
-    with work.ledger.lease(lease_name(name), work.holder):
+    with _working_on(work, name):
         chunk = _workable(work, name)
         if chunk.state in (ChunkState.LOCATED, ChunkState.EMPTY):
             _remove_unsealed(work.staging(), name)
@@ -458,7 +459,7 @@ def release_staging(work: Workplace, name: str) -> Chunk:
 
 def park(work: Workplace, name: str, reason: str) -> Chunk:
     """Give a chunk up until an operator looks at it; its objects stay claimed."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = work.ledger.chunk(name)
         work.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
         return work.ledger.chunk(name)
@@ -466,7 +467,7 @@ def park(work: Workplace, name: str, reason: str) -> Chunk:
 
 def unpark(work: Workplace, name: str) -> Chunk:
     """Let runs work on a parked chunk again, from the last state that its row proves."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = work.ledger.chunk(name)
         if chunk.start is not None:
             after = ChunkState.POSTED
@@ -480,7 +481,7 @@ def unpark(work: Workplace, name: str) -> Chunk:
 
 def withdraw(work: Workplace, name: str) -> Chunk:
     """Give a chunk up for good, before it is posted; its objects are planned again."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with _working_on(work, name) as lease:
         chunk = work.ledger.chunk(name)
         work.ledger.move(lease, name, chunk.state, ChunkState.WITHDRAWN)
         _remove_unsealed(work.staging(), name)
@@ -515,6 +516,16 @@ def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
     return ChunkFile(StoredSource(work.store, posting_of(chunk)), chunk.name)
+
+
+@contextmanager
+def _working_on(work: Workplace, name: str) -> Iterator[Lease]:
+    """Hold the chunk's lease for a step. What the operating system refuses in a step, it refuses in staging."""
+    with work.ledger.lease(lease_name(name), work.holder) as lease:
+        try:
+            yield lease
+        except OSError as error:
+            raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
 
 
 def _workable(work: Workplace, name: str) -> Chunk:

@@ -72,22 +72,28 @@ def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[i
         ) from error
 
 
+_HAS_LOCATED = text("SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND state = ANY(:good))")
+# LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
 _CLAIMED_BUT_LOCATED = text(
     """
-    SELECT claims.file_path, located_in.name
-    FROM claims
-    JOIN caf_files AS planned ON planned.caf_file_id = claims.caf_file_id
-    JOIN file_locations AS known ON known.source_id = claims.source_id
-        AND known.file_path = claims.file_path AND known.object_version = claims.object_version
-    JOIN caf_files AS located_in ON located_in.caf_file_id = known.caf_file_id
-    WHERE planned.plan_id = :plan_id AND located_in.state = ANY(:good)
+    SELECT claims.file_path, located.name
+    FROM caf_files AS planned
+    JOIN claims ON claims.caf_file_id = planned.caf_file_id
+    CROSS JOIN LATERAL (
+        SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
+            AND known.object_version = claims.object_version AND caf_files.state = ANY(:good)
+        LIMIT 1) AS located
+    WHERE planned.plan_id = :plan_id
     LIMIT 1
     """
 )
 
 
-def refuse_located(connection: Connection, plan_id: int) -> None:
+def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
+    if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
+        return
     found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
     if found is not None:
         raise ClaimConflict(
@@ -124,8 +130,12 @@ _HAS_STALE_CHUNKS = text(
     "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND located_at IS NOT NULL AND state <> ALL(:good))"
 )
 _HAS_STALE_ROWS = text(
-    "SELECT EXISTS (SELECT FROM claims JOIN file_locations USING (source_id, file_path, object_version)"
-    " WHERE claims.caf_file_id = :caf_file_id)"
+    """
+    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
+            WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
+                AND known.object_version = claims.object_version LIMIT 1) AS stale
+        WHERE claims.caf_file_id = :caf_file_id)
+    """
 )
 _REPLACE_STALE = text(
     f"""

@@ -424,7 +424,9 @@ class Ledger(Protocol):
     def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
         """Move a chunk and nothing else. Moving to `packing` counts an attempt, to `parked` keeps `reason`.
 
-        Moving to `withdrawn` ends the chunk's claims.
+        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims; moving back from `sealed` to
+        `packing` claims again what the seal skipped, where nobody else has taken it. Moves that have a method of their own
+        below are illegal here.
         """
         ...
 
@@ -432,6 +434,9 @@ class Ledger(Protocol):
         """packing → sealed, or → empty where the seal counts no member, with the facts and the skips.
 
         Ends the claims of the skipped objects and of those released (key, object version) to be planned again.
+
+        Raises:
+            LedgerError: the claims that are left are not as many as the members; nothing was written.
         """
         ...
 

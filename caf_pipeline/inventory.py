@@ -464,23 +464,23 @@ class Accounting:
         return not (self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted)
 
 
-_PLACES: Final = """WITH known AS (
-        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key' AS encoded,
-            bool_or(standing = 'located') AS located, bool_or(standing = 'claimed') AS claimed,
-            max(reason) FILTER (standing = 'skipped') AS reason
-        FROM standing GROUP BY ALL
-    ), planned AS (
-        SELECT key, object_version, false AS encoded, count(*) AS times FROM plan GROUP BY ALL
-    ), listed AS (
-        SELECT object_version, NOT is_supported(key) AS encoded,
-            CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key
-        FROM snapshot
+# One pass and one aggregate over everything that is said of an object; joins took more than twice as long.
+_PLACES: Final = f"""WITH facts AS (
+        SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key, object_version,
+            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason FROM snapshot
+        UNION ALL
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason FROM standing
+        UNION ALL
+        SELECT key, object_version, false, 'planned', NULL FROM plan
     ), places AS (
-        SELECT key, coalesce(located, false) AS located, coalesce(claimed, false) OR times IS NOT NULL AS claimed, reason,
-            coalesce(times, 0) > 1 AS twice
-        FROM listed LEFT JOIN known USING (key, object_version, encoded)
-            LEFT JOIN planned USING (key, object_version, encoded)
-    )"""
+        SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
+            bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
+            max(reason) FILTER (fact = 'skipped') AS reason
+        FROM facts GROUP BY key, object_version, encoded
+    )
+    SELECT listed > 0, located, claimed, reason, sum(listed), count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
+        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL)
+    FROM places GROUP BY ALL"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM snapshot WHERE false"
 
@@ -504,41 +504,29 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
             query.table("plan", plan)
         else:
             query.view("plan", _NO_PLAN)
-        counts = query.rows(
-            f"{_PLACES} SELECT located, claimed, reason, count(*), count(*) FILTER (twice) FROM places GROUP BY ALL"
-        )
-        unlisted = query.rows(
-            """SELECT count(*) FROM plan WHERE NOT EXISTS (SELECT 1 FROM snapshot
-            WHERE snapshot.key = plan.key AND snapshot.object_version = plan.object_version)"""
-        )[0][0]
-        nowhere = f"{_PLACES} SELECT key FROM places WHERE NOT located AND NOT claimed AND reason IS NULL"
-        examples = query.rows(f"{nowhere} ORDER BY key LIMIT {EXAMPLES}")
-    return _counted(counts, planned_unlisted=int(unlisted), examples=[bytes(key).decode() for (key,) in examples])
+        return _counted(query.rows(_PLACES))
 
 
-def _counted(rows: Iterable[tuple[Any, ...]], *, planned_unlisted: int, examples: Sequence[str]) -> Accounting:
-    objects = all_located = all_claimed = unaccounted = both = twice = 0
+def _counted(rows: Iterable[tuple[Any, ...]]) -> Accounting:
+    numbers = dict.fromkeys(("objects", "located", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
+    planned_unlisted = 0
     skipped: dict[str, int] = {}
-    for located, claimed, reason, count, planned_twice in rows:
-        objects += count
-        twice += planned_twice
-        both += count if located and claimed else 0
-        if located:
-            all_located += count
-        elif claimed:
-            all_claimed += count
-        elif reason is not None:
-            skipped[reason] = skipped.get(reason, 0) + count
+    examples: list[str] = []
+    for listed, located, claimed, reason, objects, planned, planned_twice, nowhere in rows:
+        if not listed:
+            planned_unlisted += planned
+            continue
+        numbers["objects"] += objects
+        numbers["planned_twice"] += planned_twice
+        numbers["in_two_places"] += objects if located and claimed else 0
+        if reason is not None and not located and not claimed:
+            skipped[reason] = skipped.get(reason, 0) + objects
         else:
-            unaccounted += count
+            numbers["located" if located else "claimed" if claimed else "unaccounted"] += objects
+        examples += [bytes(key).decode() for key in nowhere or ()]
     return Accounting(
-        objects=objects,
-        located=all_located,
-        claimed=all_claimed,
-        skipped=dict(sorted(skipped.items())),
-        unaccounted=unaccounted,
-        in_two_places=both,
-        planned_twice=twice,
-        planned_unlisted=planned_unlisted,
+        **{name: int(number) for name, number in numbers.items()},
+        skipped={reason: int(skipped[reason]) for reason in sorted(skipped)},
+        planned_unlisted=int(planned_unlisted),
         examples=examples,
     )

@@ -88,16 +88,20 @@ _LOCATE: Final = """
     WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0 {version}
     ORDER BY last_modified DESC, caf_file_id DESC LIMIT 1
 """
+# LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
 _KNOWN = text(
     """
-    SELECT key, version
-    FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])) AS asked (key, version)
-    WHERE EXISTS (SELECT FROM claims AS c
-            WHERE c.source_id = :source_id AND c.file_path = key AND c.object_version = version)
-        OR EXISTS (SELECT FROM file_locations AS l JOIN caf_files USING (caf_file_id)
-            WHERE l.source_id = :source_id AND l.file_path = key AND l.object_version = version AND state = ANY(:good))
-        OR EXISTS (SELECT FROM skipped_objects AS s
-            WHERE s.source_id = :source_id AND s.file_path = key AND s.object_version = version AND retry_at > now())
+    WITH asked (key, version) AS (SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])))
+    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM claims
+        WHERE source_id = :source_id AND file_path = key AND object_version = version LIMIT 1) AS claimed
+    UNION ALL
+    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM file_locations JOIN caf_files USING (caf_file_id)
+        WHERE file_locations.source_id = :source_id AND file_path = key AND object_version = version
+            AND state = ANY(:good) LIMIT 1) AS located
+    UNION ALL
+    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM skipped_objects
+        WHERE source_id = :source_id AND file_path = key AND object_version = version
+            AND retry_at > now() LIMIT 1) AS skipped
     """
 )
 _SUMS = text(
@@ -185,7 +189,7 @@ class PostgresLedger:
                 return
             ids = _insert_chunks(connection, source_id, plan_id, chunks)
             copy_claims(connection, source_id, ((ids[number], key, version) for number, key, version in claims))
-            refuse_located(connection, plan_id)
+            refuse_located(connection, source_id, plan_id)
             record_skips(connection, source_id, None, skips)
 
     def record_skips(self, source: str, skips: Iterable[Skip]) -> None:
@@ -213,15 +217,6 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             rows = connection.execute(text(f"{statement} ORDER BY caf_files.name"), {"states": wanted, "source": source})
             return [_chunk(row) for row in rows]
-
-    def claims(self, chunk: str) -> set[tuple[str, str]]:
-        """Return the (key, object version) that the chunk claims: all it planned, less those that an earlier seal ended."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
-                text("SELECT file_path, object_version FROM claims JOIN caf_files USING (caf_file_id) WHERE name = :chunk"),
-                {"chunk": chunk},
-            )
-            return {(key, version) for key, version in rows}
 
     def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
         """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time."""
@@ -272,7 +267,7 @@ class PostgresLedger:
             if left != seal.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {seal.member_count} members, but claims {left} objects after its skips",
-                    hint="pack it again with the objects that it still claims, or withdraw it and plan again",
+                    hint="withdraw the chunk; the next plan has its objects again",
                 )
 
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:

@@ -125,9 +125,9 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
     new_objects = new_bytes = pages = 0
     last = after
     for page in work.objects.list_pages(after=after, max_pages=max_pages):
-        pages += 1
-        if not page:
+        if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
             continue
+        pages += 1
         last = page[-1].key
         known = work.ledger.known_objects(work.source, [_recorded_identity(obj) for obj in page])
         new = [obj for obj in page if _recorded_identity(obj) not in known]

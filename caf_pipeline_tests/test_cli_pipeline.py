@@ -53,7 +53,7 @@ def test_what_was_run_can_be_got_and_is_shown(filled, tmp_path):
 
 
 def test_a_second_run_archives_only_what_is_new(filled, new_bucket):
-    caf, bodies = filled
+    caf, _bodies = filled
     assert caf("run", "--source", "src").status == 0
     chunks = len(caf("status", "--json").out.splitlines())
     new_bucket.put("later", b"later")
@@ -119,7 +119,7 @@ def test_wrong_credentials(caf, scripted_s3):
 
 
 def test_an_unreachable_endpoint(caf):
-    caf.settings('[packing]\nrequest_attempts = 1\n' + source_text("http://127.0.0.1:9", "b"))
+    caf.settings("[packing]\nrequest_attempts = 1\n" + source_text("http://127.0.0.1:9", "b"))
     one_sentence(caf("run", "--source", "src"), 5, "127.0.0.1:9")
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_source(caf):
 
 
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
-    caf, bodies = filled
+    caf, _bodies = filled
     caf.settings(f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB"))
     one_sentence(caf("run", "--source", "src"), 8, str(small_disk))
     assert list(small_disk.iterdir()) == []

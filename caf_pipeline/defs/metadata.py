@@ -86,9 +86,9 @@ def seal_metadata(report: SealReport) -> Metadata:
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
-        "fill": report.fill,
-        "seconds": report.seconds,
-        "mib_per_second": report.bytes_per_second / MIB,
+        "fill": round(report.fill, 3),
+        "seconds": round(report.seconds, 1),
+        "mib_per_second": round(report.bytes_per_second / MIB, 1),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "skipped": chunk.skipped_count,
         "released": chunk.released_count,
@@ -110,7 +110,7 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
 
 def upload_metadata(report: UploadReport) -> Metadata:
     """Return what is shown of an upload."""
-    return {"seconds": report.seconds, "mib_per_second": report.bytes_per_second / MIB}
+    return {"seconds": round(report.seconds, 1), "mib_per_second": round(report.bytes_per_second / MIB, 1)}
 
 
 def verify_metadata(report: VerifyReport) -> Metadata:
