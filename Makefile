@@ -32,7 +32,7 @@ $(READY): pyproject.toml requirements.lock
 	  echo "make: no python3 of 3.11 to 3.13 with venv was found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }; \
 	"$$python" -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@touch $@
 

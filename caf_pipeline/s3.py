@@ -58,7 +58,7 @@ class S3Source:
         self._reading = Reading(client, store, at, attempts, extra)
 
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
-        """See `ObjectSource.list_pages`. Each page is one request; pages may be empty, also before the last."""
+        """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
         return self._listing.pages(after, max_pages)
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:

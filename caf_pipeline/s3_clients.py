@@ -121,7 +121,7 @@ def build_store(client: "S3Client", bucket: str, *, requester_pays: bool = False
     if virtual:
         scheme, rest = endpoint.split("://", 1)
         endpoint = f"{scheme}://{bucket}.{rest}"
-    unsigned = client.meta.config.signature_version is UNSIGNED
+    unsigned = getattr(client.meta.config, "signature_version", None) is UNSIGNED
     options: dict[str, Any] = {} if unsigned else {"credential_provider": credential_provider(client)}
     return S3Store(
         bucket,

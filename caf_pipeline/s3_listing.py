@@ -93,20 +93,24 @@ class Listing:
     page_keys: int = PAGE_KEYS
 
     def pages(self, after: bytes, max_pages: int | None) -> Iterator[Sequence[S3Object]]:
-        """Yield one page for each request, which may be empty; see `ObjectSource.list_pages`."""
+        """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
         if self._keeps_versions():
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
-            entries, identify = "Versions", _version_id
+            entries = "Versions"
         else:
             asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))
-            entries, identify = "Contents", _no_version_id
-        for number, answer in enumerate(asked, start=1):
+            entries = "Contents"
+        yielded = 0
+        for answer in asked:
             encoding = answer.get("EncodingType")
-            objects = [
-                self._object(entry, encoding, identify(entry)) for entry in answer.get(entries, ()) if entry.get("IsLatest", True)
-            ]
-            yield [obj for obj in objects if obj.key > after]  # a server may not know where to start
-            if number == max_pages:
+            objects = [self._object(entry, encoding) for entry in answer.get(entries, ()) if entry.get("IsLatest", True)]
+            page = [obj for obj in objects if obj.key > after]  # a server may not know where to start
+            # Pages of nothing but older versions and delete markers are no progress: whoever looks at a bounded listing goes
+            # on after its last key, and would look at them for ever.
+            if page:
+                yield page
+                yielded += 1
+            if yielded == max_pages:
                 return
 
     def _keeps_versions(self) -> bool:
@@ -150,13 +154,13 @@ class Listing:
             )
         return answer
 
-    def _object(self, entry: Answer, encoding: str | None, version_id: str | None) -> S3Object:
+    def _object(self, entry: Answer, encoding: str | None) -> S3Object:
         try:
             key = decode_key(entry["Key"], encoding)
             etag = entry["ETag"]
             obj = S3Object(
                 key=key,
-                version_id=version_id,
+                version_id=_version_id(entry),
                 etag=etag[1:-1] if len(etag) > 1 and etag[0] == etag[-1] == '"' else etag,
                 size_bytes=entry["Size"],
                 last_modified=entry["LastModified"].astimezone(UTC),
@@ -181,13 +185,9 @@ def _checksum(entry: Answer) -> str:
 
 
 def _version_id(entry: Answer) -> str | None:
-    version_id = entry.get("VersionId")
+    version_id: str | None = entry.get("VersionId")  # which a listing without versions does not have
     # "null" is no version: a PUT without versioning overwrites it.
     return None if version_id in (None, "", "null") else version_id
-
-
-def _no_version_id(_entry: Answer) -> None:
-    return None
 
 
 def _key_marker(name: str, after: bytes) -> Markers:

@@ -112,7 +112,7 @@ class Reading:
 
     def _by_boto3(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         whole = end_byte - start_byte == obj.size_bytes
-        asked = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
+        asked: dict[str, Any] = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
         answer: Any = self.client.get_object(**self._identity(obj), **asked)
         with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
             body: bytes = stream.read()

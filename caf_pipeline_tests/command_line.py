@@ -30,7 +30,7 @@ class CommandLine:
         (self.folder / "caf.toml").write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str, **more: str) -> "subprocess.Popen[bytes]":
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("CAF_", "DAGSTER_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_"))}
         return subprocess.Popen(
             [CAF, *arguments],
             cwd=self.folder,

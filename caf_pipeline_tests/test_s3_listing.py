@@ -132,6 +132,11 @@ def test_an_empty_page_in_the_middle_is_no_end(scripted_s3):
     assert [obj.key for obj in listed(source)] == [b"a", b"b"]
 
 
+def test_empty_pages_do_not_count_against_the_bound(scripted_s3):
+    source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b", more="4"), page("c"))
+    assert [len(objects) for objects in source.list_pages(max_pages=2)] == [1, 1]
+
+
 def test_an_anonymous_listing_is_not_signed(scripted_s3):
     script(scripted_s3, page("a"))
     listed(scripted_s3.source(anonymous=True, access_key_id=None, secret_access_key=None))
