@@ -37,8 +37,11 @@ def read_bare(endpoint: str, prefix: str) -> dict[str, Any]:
     return {"seconds": time.monotonic() - started, "bytes": size_bytes, "objects": len(paths)}
 
 
-def pack(endpoint: str, prefix: str) -> dict[str, Any]:
-    """Pack the same objects into one chunk on the disk, with SHA-256 and Merkle root, as a run does."""
+def pack(endpoint: str, prefix: str, checksums: str) -> dict[str, Any]:
+    """Pack the same objects into one chunk on the disk, with SHA-256 and Merkle root, as a run does.
+
+    `checksums` is "compared" where S3's own are asked for, as by default, or "left".
+    """
     settings = SourceSettings.model_validate(
         {"bucket": "bench", "prefix": prefix, "endpoint_url": endpoint, "region": "us-east-1"}
     )
@@ -50,7 +53,7 @@ def pack(endpoint: str, prefix: str) -> dict[str, Any]:
             plan.chunks[0],
             ChunkIdentity("0" * 32, "bench", "bench-00000000-00001", "00000000", "snapshot", MOMENT),
             source,
-            PackingSettings(),
+            PackingSettings(compare_checksums=checksums == "compared"),
             proof_type=3,
             limit_bytes=32 << 30,
             give_up_on=lambda planned, error: False,

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from caf_pipeline.checksums import new_digest
 from caf_pipeline.errors import ObjectReadFailed
-from caf_pipeline.interfaces import ObjectPart, ObjectSource
+from caf_pipeline.interfaces import Checksum, ObjectPart, ObjectSource
 from caf_pipeline.inventory import S3Object
 from caf_pipeline.plan import PlannedObject
 
@@ -47,10 +47,12 @@ class OrderedFetch:
         window_bytes: int,
         part_bytes: int,
         threads: int,
+        compare_checksums: bool = True,
     ) -> None:
         self._source = source
         self._wanted = _units(objects, part_bytes)
         self._window_bytes = window_bytes
+        self._compare_checksums = compare_checksums
         self._under_way: deque[_Unit] = deque()
         self._weight = 0
         self._next: tuple[PlannedObject, int, int] | None = None
@@ -130,10 +132,14 @@ class OrderedFetch:
             self._weight += weight
             self._next = None
 
+    def checksum_of(self, obj: S3Object) -> Checksum | None:
+        """Return S3's own checksum over the full object, where there is one and it is to be compared."""
+        return self._source.full_object_checksum(obj) if self._compare_checksums else None
+
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> tuple[ObjectPart, bytes | None]:
         if end_byte - start_byte < obj.size_bytes:
             return self._source.read(obj, start_byte, end_byte), None
-        expected = self._source.full_object_checksum(obj)
+        expected = self.checksum_of(obj)
         for _ in range(CHECKSUM_ATTEMPTS):
             part = self._source.read(obj, 0, obj.size_bytes)
             digest = new_digest(expected.algorithm) if expected else None

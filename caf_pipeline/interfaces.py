@@ -59,7 +59,8 @@ class ObjectSource(Protocol):
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
 
-        Delete markers and older versions are left out; keys keep the source's prefix.
+        Delete markers and older versions are left out; keys keep the source's prefix. No page is empty, and `max_pages`
+        counts those that are yielded.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.

@@ -94,6 +94,7 @@ class Packer:
                 window_bytes=self._settings.window_size,
                 part_bytes=self._settings.part_size,
                 threads=self._settings.fetch_threads,
+                compare_checksums=self._settings.compare_checksums,
             ) as fetch,
         ):
             head = head_bytes(self._identity)
@@ -152,7 +153,7 @@ class Packer:
                     return False
                 row["sha256"] = sha256
                 if sha256 is None:
-                    checks = _MemberChecks(self._source.full_object_checksum(planned.object))
+                    checks = _MemberChecks(fetch.checksum_of(planned.object))
             if checks:
                 checks.update(part)
             sink.write(part.body)

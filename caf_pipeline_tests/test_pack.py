@@ -145,6 +145,13 @@ def test_a_body_that_has_s3s_own_checksum_is_archived(tmp_path):
     assert Packing(tmp_path, source).packed.member_count == 4
 
 
+def test_s3s_own_checksums_are_not_asked_for_where_the_settings_say_so(tmp_path):
+    source = MemorySource(bodies(3) | {"large": os.urandom(3 * PART)})
+    source.checksums = {key: Checksum("crc32", b"\0\0\0\0") for key in source.bodies}
+    settings = SETTINGS.model_copy(update={"compare_checksums": False})
+    assert Packing(tmp_path, source, settings=settings).packed.member_count == 4
+
+
 def test_headers_and_user_metadata_are_in_the_manifest(tmp_path):
     headers = ObjectHeaders(content_type="text/plain", cache_control="no-store", user_metadata={"owner": "æ"})
     (row,) = Packing(tmp_path, MemorySource({"a": b"x"}, headers={"a": headers})).rows()

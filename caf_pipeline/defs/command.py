@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from caf_pipeline.assembly import open_ledger
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.home import prepare_dagster_home
+from caf_pipeline.defs.interrupts import InterruptWatch
 from caf_pipeline.defs.naming import (
     COMMAND_TAG,
     HELD_TAG,
@@ -94,10 +95,10 @@ def run_source(source: str | None, *, settings: Settings, console: Console | Non
     for name in names:
         settings.source(name)
     console = console or Console(stderr=True)
-    with open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
+    with InterruptWatch() as watch, open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
         for run in reap_dead_runs(instance):
             console.print(f"run {run} was killed earlier; it is marked as failed", style="yellow")
-        summaries = [_Command(settings, instance, ledger, console, name).run() for name in names]
+        summaries = [_Command(settings, instance, ledger, console, name, watch).run() for name in names]
         for summary in summaries:
             console.print(_sentence(summary), highlight=False)
     errors = [error for summary in summaries for error in summary.failed.values()]
@@ -130,8 +131,17 @@ def open_instance(settings: Settings) -> Iterator[DagsterInstance]:
 class _Command:
     """One source's part of the command."""
 
-    def __init__(self, settings: Settings, instance: DagsterInstance, ledger: Ledger, console: Console, source: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        instance: DagsterInstance,
+        ledger: Ledger,
+        console: Console,
+        source: str,
+        watch: InterruptWatch,
+    ) -> None:
         self._source = source
+        self._watch = watch
         self._instance = instance
         self._ledger = ledger
         self._console = console
@@ -197,6 +207,7 @@ class _Command:
             raise_on_error=False,
         )
         _raise_interrupt(self._instance, result.run_id)
+        self._watch.raise_seen()
         failed = [
             check
             for check in result.get_asset_check_evaluations()

@@ -1,0 +1,42 @@
+"""Whether the user pressed Ctrl-C, whoever's handler took it.
+
+Dagster holds interrupts back while it works between steps, and drops one that is still held when a run ends. The number of
+every signal is also written, by the interpreter itself, to the descriptor set here. Not here: what ends a step (`failures`).
+Source: `signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.
+"""
+
+import os
+import signal
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class InterruptWatch:
+    """Sees each SIGINT while its context lasts. Outside the main thread it sees none, as no handler would."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._before = -1
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._before)
+        os.close(self._read)
+        os.close(self._write)
+
+    def raise_seen(self) -> None:
+        """Raise KeyboardInterrupt where a SIGINT came since the last call."""
+        try:
+            seen = os.read(self._read, 4096)
+        except BlockingIOError:
+            return
+        if signal.SIGINT in seen:
+            raise KeyboardInterrupt
