@@ -43,7 +43,7 @@ ui: $(READY)
 	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
 
 test: $(READY)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -51,7 +51,7 @@ def packing(endpoint: str) -> list[str]:
     for prefix, count, size_bytes in (SMALL, SMALL_TENTH, LARGE, LARGE_QUARTER):
         server.fill(store, prefix, count=count, size_bytes=size_bytes)
     lines = [
-        "| objects | S3's own checksums | bare reading, s | packing, s | ratio (median of 3, lowest to highest) | packing, MiB/s |",
+        "| objects | checksums of S3 | bare reading, s | packing, s | ratio: median (lowest to highest) of 3 | packing, MiB/s |",
         "|---|---|---|---|---|---|",
     ]
     for (prefix, count, size_bytes), checksums in itertools.product((SMALL, LARGE), ("left", "compared")):

@@ -414,19 +414,65 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
     """
     unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
     with told_apart(out), _inventory_query(out, budget) as query:
-        query.table("snapshot", snapshot)
-        query.table("standing", standing)
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
+        query.view("whole_plan", _NO_PLAN)
+        _show_unsupported(query)
         apart = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
         object_bytes = 0
 
         def counted() -> Iterator[pa.RecordBatch]:
             nonlocal object_bytes
-            for batch in query.batches(_TO_PLAN):
-                object_bytes += sum_of(batch, "size_bytes")
-                yield batch
+            for window in _windows(snapshot):
+                _show_window(query, window)
+                for batch in query.batches(_TO_PLAN):
+                    object_bytes += sum_of(batch, "size_bytes")
+                    yield batch
 
         wanted = write_whole(counted(), out, SNAPSHOT_SCHEMA)
     return Delta(out, wanted.row_count, object_bytes, unsupported, apart.row_count)
+
+
+# --- windows of keys ---------------------------------------------------------------------------------------------------
+
+WINDOW_ROWS: Final = 262_144
+"""Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs. A join over all of them would take
+whatever its budget allows, so that memory grew with the source until there."""
+
+_Window = tuple[bytes | None, bytes | None]  # keys greater than the first, up to and including the second
+
+
+def _windows(snapshot: Path) -> Iterator[_Window]:
+    """Yield windows that cover all keys, each about WINDOW_ROWS of the snapshot where that is sorted."""
+    ends: set[bytes] = set()
+    rows = 0
+    with pq.ParquetFile(snapshot) as file:
+        for group in range(file.num_row_groups):
+            rows += file.metadata.row_group(group).num_rows
+            if rows >= WINDOW_ROWS:
+                ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
+                rows = 0
+    after: bytes | None = None
+    for until in (*sorted(ends), None):
+        yield after, until
+        after = until
+
+
+def _show_window(query: Query, window: _Window) -> None:
+    """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
+    after, until = window
+    bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
+    bounds.append("true" if until is None else f"key <= from_hex('{until.hex()}')")
+    within = " AND ".join(bounds)
+    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within} AND is_supported(key)")
+    query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
+    query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
+
+
+def _show_unsupported(query: Query) -> None:
+    """Let `snapshot` and `standing` stand for the unsupported keys: few, and in another order where they are encoded."""
+    query.view("snapshot", "SELECT * FROM whole_snapshot WHERE NOT is_supported(key)")
+    query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
 
 
 # --- accounting ------------------------------------------------------------------------------------------------------
@@ -482,7 +528,7 @@ _PLACES: Final = f"""WITH facts AS (
         min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL)
     FROM places GROUP BY ALL"""
 
-_NO_PLAN: Final = "SELECT key, object_version FROM snapshot WHERE false"
+_NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
 
 def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, budget: QueryBudget = DEFAULT_BUDGET) -> Accounting:
@@ -498,13 +544,20 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
     with told_apart(snapshot), _inventory_query(snapshot, budget) as query:
-        query.table("snapshot", snapshot)
-        query.table("standing", standing)
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
         if plan:
-            query.table("plan", plan)
+            query.table("whole_plan", plan)
         else:
-            query.view("plan", _NO_PLAN)
-        return _counted(query.rows(_PLACES))
+            query.view("whole_plan", _NO_PLAN)
+        rows: list[tuple[Any, ...]] = []
+        for window in _windows(snapshot):
+            _show_window(query, window)
+            rows += query.rows(_PLACES)
+        _show_unsupported(query)
+        query.view("plan", _NO_PLAN)
+        rows += query.rows(_PLACES)
+        return _counted(rows)
 
 
 def _counted(rows: Iterable[tuple[Any, ...]]) -> Accounting:
@@ -528,5 +581,5 @@ def _counted(rows: Iterable[tuple[Any, ...]]) -> Accounting:
         **{name: int(number) for name, number in numbers.items()},
         skipped={reason: int(skipped[reason]) for reason in sorted(skipped)},
         planned_unlisted=int(planned_unlisted),
-        examples=examples,
+        examples=sorted(examples, key=str.encode)[:EXAMPLES],
     )

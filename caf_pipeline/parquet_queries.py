@@ -26,9 +26,9 @@ ROWS_PER_GROUP: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class QueryBudget:
-    """What a sort or join may take. Beyond `memory_bytes` it spills into a folder beside the file that it is for."""
+    """What a sort or join may take at once. Beyond `memory_bytes` it spills into a folder beside the file that it is for."""
 
-    memory_bytes: int = 1 << 30
+    memory_bytes: int = 256 << 20
     threads: int = 2
 
 
@@ -180,8 +180,8 @@ class Query:
         self.view(name, f"SELECT * FROM read_parquet('{literal}')")
 
     def view(self, name: str, sql: str) -> None:
-        """Give a query a name."""
-        self.connection.execute(f"CREATE VIEW {name} AS {sql}")
+        """Give a query a name, which may have stood for another before."""
+        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the order of the query, in batches as they come."""

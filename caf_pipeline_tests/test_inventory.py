@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caf_pipeline import inventory, parquet_queries
 from caf_pipeline.errors import IntegrityError, StagingError
 from caf_pipeline.inventory import (
     SNAPSHOT_SCHEMA,
@@ -404,3 +405,29 @@ def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):
     account = account_for(snapshot, write_standing(tmp_path / "k.parquet", []))
     assert account.unaccounted == 31
     assert account.examples == ["%FF", *(f"{number:03d}" for number in range(9))]
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    """Row groups of two rows and windows of four, so that a short snapshot has several."""
+    monkeypatch.setattr(parquet_queries, "ROWS_PER_GROUP", 2)
+    monkeypatch.setattr(inventory, "WINDOW_ROWS", 4)
+
+
+def test_windows_of_keys_make_the_delta_of_the_whole(tmp_path, small_windows):
+    things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff"), thing(b"\xfe")]
+    snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
+    known = [Known(each.key, each.object_version, "located", None, False) for each in things[:25:3]]
+    delta = not_yet_archived(snapshot, write_standing(tmp_path / "k.parquet", known), tmp_path / "d.parquet")
+    wanted = [each for number, each in enumerate(things[:25]) if number % 3]
+    assert list(read_objects(delta.path)) == wanted
+    assert sorted(obj.key for obj in read_objects(delta.unsupported)) == [b"bad\xff", b"\xfe"]
+
+
+def test_windows_of_keys_account_for_each_object_once(tmp_path, small_windows):
+    things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff")]
+    snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
+    known = [Known(each.key, each.object_version, "claimed", None, False) for each in things[:25:5]]
+    known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
+    account = account_for(snapshot, write_standing(tmp_path / "k.parquet", known))
+    assert (account.objects, account.claimed, account.located, account.unaccounted) == (26, 5, 0, 21)

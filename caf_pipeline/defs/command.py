@@ -98,7 +98,7 @@ def run_source(source: str | None, *, settings: Settings, console: Console | Non
     with InterruptWatch() as watch, open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
         for run in reap_dead_runs(instance):
             console.print(f"run {run} was killed earlier; it is marked as failed", style="yellow")
-        summaries = [_Command(settings, instance, ledger, console, name, watch).run() for name in names]
+        summaries = [_Command(settings, instance, ledger, console=console, source=name, watch=watch).run() for name in names]
         for summary in summaries:
             console.print(_sentence(summary), highlight=False)
     errors = [error for summary in summaries for error in summary.failed.values()]
@@ -136,6 +136,7 @@ class _Command:
         settings: Settings,
         instance: DagsterInstance,
         ledger: Ledger,
+        *,
         console: Console,
         source: str,
         watch: InterruptWatch,
