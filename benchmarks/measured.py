@@ -4,7 +4,6 @@ Prints one JSON object: seconds, bytes, objects, peak memory.
 """
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from caf_pipeline.pack import Packer
 from caf_pipeline.plan import PlanTerms, read_chunk_objects, write_plan
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.settings import PackingSettings, SourceSettings
+from caf_pipeline_tests.peak_memory import peak_bytes
 
 THREADS = 16  # as the packer's default
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,9 +42,9 @@ def pack(endpoint: str, prefix: str, checksums: str) -> dict[str, Any]:
 
     `checksums` is "compared" where S3's own are asked for, as by default, or "left".
     """
-    settings = SourceSettings.model_validate(
-        {"bucket": "bench", "prefix": prefix, "endpoint_url": endpoint, "region": "us-east-1"}
-    )
+    place = {"bucket": "bench", "prefix": prefix, "endpoint_url": endpoint, "region": "us-east-1"}
+    keys = {"access_key_id": server.KEY, "secret_access_key": server.KEY}
+    settings = SourceSettings.model_validate(place | keys)
     source = open_s3_source("bench", settings, attempts=3)
     with tempfile.TemporaryDirectory(dir=".caf") as name:
         folder = Path(name)
@@ -90,9 +90,7 @@ def main() -> None:
     """Run the measurement that the arguments name."""
     what, *arguments = sys.argv[1:]
     result = {"read": read_bare, "pack": pack, "plan": plan}[what](*arguments)
-    # ru_maxrss is in KiB on Linux, in bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    print(json.dumps(result | {"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}))
+    print(json.dumps(result | {"peak_bytes": peak_bytes()}))
 
 
 if __name__ == "__main__":

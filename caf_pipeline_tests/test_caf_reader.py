@@ -179,16 +179,18 @@ def test_dead_bytes_and_overlaps_are_told():
 
 
 MILLION = """
-import resource, sys
+import sys
+from caf_pipeline_tests.peak_memory import peak_bytes
 from caf_pipeline.caf import CafReader
 from caf_pipeline.ranges import LocalFile
 reader = CafReader.open(LocalFile(__import__("pathlib").Path(sys.argv[1])))
 assert reader["objects/of/a/prefix/00000999999.bin"].end_byte == 1_000_000
-print(len(reader), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(len(reader), peak_bytes() >> 20)
 """
 
 BUILD_MILLION = """
-import resource, sys
+import sys
+from caf_pipeline_tests.peak_memory import peak_bytes
 from caf_pipeline.caf_index import IndexBuilder
 index = IndexBuilder()
 for n in range(1_000_000):
@@ -199,7 +201,7 @@ with open(sys.argv[1], "wb") as file:
     for piece in index.iter_index():
         file.write(piece)
     file.write(index.footer())
-print(index.member_count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(index.member_count, peak_bytes() >> 20)
 """
 
 
