@@ -47,6 +47,9 @@ MAX_CHUNKS: Final = 99_999
 ROWS_PER_BATCH: Final = 65_536
 """Rows in memory at once, and of a row group: some 10 MB with keys of 100 bytes."""
 
+OBJECTS_PER_BATCH: Final = 2_048
+"""Objects that stand in memory as Python has them, where they are read one by one: some 3 MB."""
+
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
 TOO_LARGE_FILE: Final = "too_large.parquet"
@@ -356,7 +359,7 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of one chunk in plan order, at most a row group in memory.
+    """Yield the objects of one chunk in plan order, a row group at most in memory, as Parquet has it.
 
     Raises:
         CafError: there is no readable plan in `folder`.
@@ -370,7 +373,7 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
         ]
         if not groups:
             return
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=groups):
+        for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups):
             table = pa.Table.from_batches([batch])
             yield from map(_planned_object, table.filter(pc.equal(table["chunk_number"], number)).to_pylist())
 

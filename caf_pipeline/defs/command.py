@@ -5,7 +5,7 @@ process for all of them, since a new one takes ten seconds a run. Not here: what
 printed and made an exit status (`cli`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -165,14 +165,18 @@ class _Command:
         register_chunks(self._instance, self._ledger, self._source)
         chunks = self._ledger.chunks(self._source, UNDER_WAY)
         self._summary.chunks = [chunk.name for chunk in chunks]
+        if chunks:
+            self._archive_all(chunks)
+        if chunks or not self._holder(planned):
+            self._summary.complete = self._is_complete()
+        return self._summary
+
+    def _archive_all(self, chunks: Sequence[Chunk]) -> None:
         with self._progress:
             self._progress.plan(chunks)
             for chunk in chunks:
                 self._archive(chunk)
                 self._progress.finish(chunk)
-        if chunks or not self._holder(planned):
-            self._summary.complete = self._is_complete()
-        return self._summary
 
     def _archive(self, chunk: Chunk) -> None:
         try:

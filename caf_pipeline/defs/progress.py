@@ -5,12 +5,15 @@ Not here: what is counted (the steps tell it), when it is shown (`command`).
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from caf_pipeline.interfaces import Chunk
+
+BAR_WIDTH: Final = 16
+"""Columns: with all that stands beside it, the line still fits into a terminal of 100."""
 
 
 class ChunkProgress:
@@ -19,7 +22,7 @@ class ChunkProgress:
     def __init__(self, console: Console, source: str) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=BAR_WIDTH),
             DownloadColumn(binary_units=True),
             TransferSpeedColumn(),
             TextColumn("{task.fields[objects]:,}/{task.fields[all_objects]:,} objects"),
