@@ -97,7 +97,11 @@ class DirectoryStore:
         return self._posts / f"{merkle_root.hex()}.json"
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+        # What a killed upload of the same file left. Whoever holds the chunk's lease is the only one who writes it.
+        prefix = f".part-{path.name}-"
+        for left in path.parent.glob(f"{prefix}*"):
+            left.unlink(missing_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
         try:
             with os.fdopen(fd, "wb") as file:
                 for piece in pieces:

@@ -10,7 +10,7 @@ from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import dying_runs
 from caf_pipeline_tests.workplaces import a_workplace, plan
 
-EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "6"))
+EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "5"))
 """Every how many moments of a run it is killed once; 1 tries them all."""
 
 MOMENTS = 80
