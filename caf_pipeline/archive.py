@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from caf_pipeline.chunk_file import ChunkFile, StagedSource, StoredSource
+from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import CafError, IntegrityError, ObjectReadFailed, StagingError, StoredChunkMissing, StoreError
 from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Sample, Seal, Skip
 from caf_pipeline.inventory import SkipReason, object_version
@@ -31,7 +32,7 @@ from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.manifest import ChunkIdentity
 from caf_pipeline.pack import Packed, Packer, remove_staged
 from caf_pipeline.plan import PlannedObject, read_chunk_objects, read_chunk_plan, read_terms
-from caf_pipeline.stored_bytes import staging_error, sync_folder
+from caf_pipeline.stored_bytes import staging_error
 from caf_pipeline.workplace import Workplace
 
 SAMPLE_COUNT: Final = 16

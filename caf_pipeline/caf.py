@@ -22,6 +22,7 @@ from typing import Final, Protocol, Self, runtime_checkable
 from typing_extensions import Buffer
 
 from caf_pipeline.caf_index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
+from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
 
 SUFFIX_BYTES: Final = 64 * 1024
@@ -143,11 +144,7 @@ class CafWriter:
         """Give the sealed archive its name, durably."""
         os.replace(self._temporary, self.path)
         self._removal.detach()
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def abort(self) -> None:
         """Remove the temporary file; does nothing after `publish`."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError
 from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, Posting, TransactionLog
 
@@ -109,11 +110,7 @@ class DirectoryStore:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
         except BaseException as error:
             Path(temporary).unlink(missing_ok=True)
             if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import IntegrityError, StagingError
 
 ROWS_PER_GROUP: Final = 65_536
@@ -103,11 +104,7 @@ class WholeParquet:
     def publish(self) -> None:
         """Give the closed file its name, durably."""
         os.replace(self.temporary, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def abort(self) -> None:
         """Remove the temporary file; does nothing after `publish`."""

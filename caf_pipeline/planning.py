@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.durable import sync_file, sync_folder
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
@@ -33,7 +34,6 @@ from caf_pipeline.inventory import (
 )
 from caf_pipeline.inventory import account_for as account_for_files
 from caf_pipeline.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
-from caf_pipeline.stored_bytes import sync_file, sync_folder
 from caf_pipeline.workplace import Workplace
 
 SNAPSHOTS_KEPT: Final = 20

@@ -146,18 +146,3 @@ def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingErr
         f"the staging folder {path.parent} cannot take the chunk: {error.strerror}{wanted}",
         hint="make room there, or set 'staging' to a folder on a larger disk",
     )
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's bytes durable."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
