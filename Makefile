@@ -2,7 +2,9 @@
 #
 #   make demo    archive this machine's own Python files through Dagster, and fetch some back
 #   make ui      open the Dagster UI on what the demo left (PORT=3000)
+#   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
 #   make test    run the tests            make lint types   what CI checks besides
+#   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make bench   measure                  make docs         write the generated pages
 #   make lock    resolve the dependencies anew
 
@@ -20,7 +22,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup demo ui test lint types bench docs lock clean
+.PHONY: help setup demo ui network test test-jackal lint types bench docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,8 +44,14 @@ demo: $(READY)
 ui: $(READY)
 	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
 
+network: $(READY)
+	@$(BIN)/python demo/network.py
+
 test: $(READY)
 	$(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
+
+test-jackal: $(READY)
+	$(BIN)/pytest caf_pipeline_tests/test_jackal_network.py $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from typing import Any
 
 import obstore
 
-from benchmarks import server
+from benchmarks import jackal, server
 from caf_pipeline.inventory import SnapshotWriter, not_yet_archived
 from caf_pipeline.manifest import ChunkIdentity
 from caf_pipeline.pack import Packer
@@ -89,7 +89,7 @@ def plan(inventory: str) -> dict[str, Any]:
 def main() -> None:
     """Run the measurement that the arguments name."""
     what, *arguments = sys.argv[1:]
-    result = {"read": read_bare, "pack": pack, "plan": plan}[what](*arguments)
+    result = {"read": read_bare, "pack": pack, "plan": plan, "upload": jackal.upload}[what](*arguments)
     print(json.dumps(result | {"peak_bytes": peak_bytes()}))
 
 

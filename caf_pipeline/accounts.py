@@ -122,7 +122,7 @@ def read_back(work: Workplace, name: str, *, members: int = 20) -> ReadBack:
         if number in chosen:
             version = object_version(row["version_id"], row["etag"], row["size_bytes"])
             try:
-                found = fetch(work.ledger, work.store, work.source, row["key"], version)
+                found = fetch(work.ledger, work.store, work.source, row["key"], version, folder=work.staging())
                 digest = hashlib.sha256()
                 for piece in found.pieces:
                     digest.update(piece)

@@ -3,44 +3,53 @@
     load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored → load_locations → release_staging
 
 Each step takes the chunk's lease, looks at the ledger, does what is not yet done, and moves the chunk. Each may be run
-again at any time, also after a crash in its middle: what is done already is left as it is.
-In staging a chunk is `<chunk>.<epoch>.part` while it is packed, `<chunk>.<epoch>.packed` with `<chunk>.packed.json` until
-it is sealed, and `<chunk>.caf` from then on.
+again at any time, also after a crash in its middle: what is done already is left as it is. While the operator has
+everything paused, a step waits with its lease held.
 
-Not here: cutting plans (`planning`), bodies (`pack`), checks of what was done (`accounts`), Dagster (`defs`).
+Not here: cutting plans (`planning`), bodies (`pack`), the staging folder (`staging`), what is compared with a copy
+(`sampling`), located chunks (`proofs`, `repair`), checks of what was done (`accounts`), Dagster (`defs`).
 """
 
-import hashlib
 import heapq
-import json
-import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from caf_pipeline.chunk_file import ChunkFile, StagedSource, StoredSource
-from caf_pipeline.durable import sync_folder
-from caf_pipeline.errors import CafError, IntegrityError, ObjectReadFailed, StagingError, StoredChunkMissing, StoreError
-from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Sample, Seal, Skip
+from caf_pipeline.errors import CafError, ChunkTooLarge, NotProven, ObjectReadFailed, StagingError, StoredChunkMissing, StoreError
+from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
 from caf_pipeline.inventory import SkipReason, object_version
 from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.manifest import ChunkIdentity
 from caf_pipeline.pack import Packed, Packer, remove_staged
 from caf_pipeline.plan import PlannedObject, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.sampling import look_at_copy, take_samples, too_few_copies
+from caf_pipeline.staging import (
+    download,
+    give_final_name,
+    lease_name,
+    let_go,
+    make_room,
+    read_packed,
+    read_record,
+    remove_all,
+    remove_unsealed,
+    staged_is_whole,
+    staged_path,
+    write_packed,
+)
 from caf_pipeline.stored_bytes import staging_error
 from caf_pipeline.workplace import Workplace
 
-SAMPLE_COUNT: Final = 16
-"""Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in all."""
-
-SAMPLE_BYTES: Final = 64 * 1024
-
 LARGEST_SHOWN: Final = 10
+
+_TO_BE_POSTED: Final = (ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
+"""Chunks that the store is to make room for and does not count yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class UploadReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """A verified chunk, who has it, and how many samples were compared with each."""
+    """A verified chunk, who has it right, and how many samples were compared with each."""
 
     chunk: Chunk
     copies: Sequence[Copy]
@@ -77,8 +86,12 @@ class VerifyReport:
 
 
 def load_batch(work: Workplace, name: str) -> Chunk:
-    """Take the chunk's part of the plan: planned → packing, after the plan's files were found to hold what was claimed."""
-    with _working_on(work, name) as lease:
+    """Take the chunk's part of the plan: planned → packing, after the plan's files were found to hold what was claimed.
+
+    Raises:
+        What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
+    """
+    with working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
@@ -88,54 +101,79 @@ def load_batch(work: Workplace, name: str) -> Chunk:
                 f"the plan of chunk {name} lists {planned} objects, the ledger {chunk.object_count}",
                 hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it or withdraw the chunk",
             )
+        if read_packed(work, name) is None:
+            try:
+                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=_TO_BE_POSTED)
+            except ChunkTooLarge as error:
+                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
         work.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
         return work.ledger.chunk(name)
 
 
 def pack_chunk(work: Workplace, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
-    with _working_on(work, name) as lease:
+    with working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
-        if chunk.state is ChunkState.PACKING and _read_packed(work, name) is None:
-            _pack(work, lease, chunk)
+        if chunk.state is ChunkState.PACKING and read_packed(work, name) is None:
+            pack_anew(work, lease, chunk)
         return _restored(work, lease, chunk)
 
 
 def seal_chunk(work: Workplace, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
-    with _working_on(work, name) as lease:
+    with working_on(work, name) as lease:
         chunk = _workable(work, name)
+        chunk_file = None
         if chunk.state is ChunkState.PACKING:
-            packed = _read_packed(work, name) or _pack(work, lease, chunk)
-            _seal(work, lease, chunk, packed)
-        return _seal_report(work, work.ledger.chunk(name))
+            packed = read_packed(work, name) or pack_anew(work, lease, chunk)
+            chunk_file = _seal(work, lease, chunk, packed)
+        return _seal_report(work, work.ledger.chunk(name), chunk_file)
 
 
-def _pack(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
-    """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them."""
+def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
+    """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in these states."""
+    others = work.ledger.chunks(states=waiting_in)
+    work.store.admit(
+        public=work.source_settings.public,
+        stored_size_bytes=size_bytes,
+        waiting_bytes=sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name != chunk.name),
+    )
+
+
+def pack_anew(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
+    """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
+
+    What stands in staging from earlier packings of the chunk is removed first, and where room is short, kept files of
+    located chunks.
+
+    Raises:
+        StagingError: no room. SourceError: the run cannot go on. Nothing is left in staging.
+    """
     folder, staging = Path(chunk.plan_folder), work.staging()
-    plan = read_chunk_plan(folder, chunk.number)
-    limit_bytes = max(work.source_settings.target_size, plan.expected_size_bytes)
-    _remove_unsealed(staging, chunk.name)
+    plan, terms = read_chunk_plan(folder, chunk.number), read_terms(folder)
+    target_size = int(terms.get("target_size", work.source_settings.target_size))
+    limit_bytes = max(target_size, plan.expected_size_bytes)
+    remove_unsealed(work, chunk.name)
     packing = work.settings.packing
+    make_room(work, chunk.name, plan.expected_size_bytes)
     work.ledger.reserve_staging(lease, chunk.name, str(staging), plan.expected_size_bytes, packing.staging_limit)
     part, spool = staging / f"{chunk.name}.{lease.epoch}.part", staging / f"{chunk.name}.{lease.epoch}.manifest"
     packer = Packer(
         plan,
-        _identity(chunk, folder),
+        _identity(chunk, terms),
         work.objects,
         packing,
         proof_type=work.store.proof_type,
         limit_bytes=limit_bytes,
         give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
-        progress=work.progress,
+        progress=_held_progress(work, lease),
     )
     try:
         packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool)
         lease.check()
-        _write_packed(work, chunk.name, lease.epoch, part, packed)
+        write_packed(work, chunk.name, lease.epoch, part, packed)
     except BaseException:
         remove_staged(part)
         work.ledger.release_staging(chunk.name)
@@ -145,8 +183,17 @@ def _pack(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
     return packed
 
 
-def _identity(chunk: Chunk, folder: Path) -> ChunkIdentity:
-    terms = read_terms(folder)
+def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
+    """Return a `progress` that ends the packing where the lease is lost, and waits while everything is paused."""
+
+    def told(objects: int, size_bytes: int) -> None:
+        work.hold(lease.check)
+        work.progress(objects, size_bytes)
+
+    return told
+
+
+def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
     return ChunkIdentity(
         archive_id=terms["archive"],
         source=terms["source"],
@@ -165,54 +212,13 @@ def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: Ob
     return failures >= work.settings.packing.unreadable_after
 
 
-def _packed_path(work: Workplace, name: str) -> Path:
-    return work.staging() / f"{name}.packed.json"
-
-
-def _write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Packed) -> None:
-    """Make a finished packing durable: first the file under its new name, then the record that points to it."""
-    final, record = part.with_name(f"{name}.{epoch}.packed"), _packed_path(work, name)
-    described = asdict(packed) | {"merkle_root": packed.merkle_root.hex(), "file": final.name}
-    temporary = record.with_name(f"{name}.{epoch}.json")
-    try:
-        os.replace(part, final)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(described, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, record)
-        sync_folder(record.parent)
-    except OSError as error:
-        remove_staged(final, temporary)
-        raise staging_error(final, error) from error
-
-
-def _read_record(work: Workplace, name: str) -> dict[str, Any] | None:
-    try:
-        described: dict[str, Any] = json.loads(_packed_path(work, name).read_bytes())
-    except FileNotFoundError:
-        return None
-    return described
-
-
-def _read_packed(work: Workplace, name: str) -> Packed | None:
-    """Return the finished packing of a chunk that is not sealed, if its file is there in full."""
-    described = _read_record(work, name)
-    if described is None:
-        return None
-    file = work.staging() / described.pop("file")
-    if not file.exists() or file.stat().st_size != described["caf_size_bytes"]:
-        return None
-    return Packed(**(described | {"merkle_root": bytes.fromhex(described["merkle_root"])}))
-
-
-def _seal(work: Workplace, lease: Lease, chunk: Chunk, packed: Packed) -> None:
-    staging, record = work.staging(), _read_record(work, chunk.name)
+def _seal(work: Workplace, lease: Lease, chunk: Chunk, packed: Packed) -> ChunkFile:
+    """Seal what was packed; return it, opened: an index of a million members is not to be read twice."""
+    record = read_record(work, chunk.name)
     if record is None:
         raise StagingError(f"the packed file of chunk {chunk.name} is gone", hint="run the partition again: it is packed anew")
-    file = staging / record["file"]
-    chunk_file = ChunkFile(StagedSource(file), file.name)
-    samples = _take_samples(file, packed) if packed.member_count else []
+    file = work.staging() / record["file"]
+    samples = take_samples(file, packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
     seal = Seal(
         caf_size_bytes=packed.caf_size_bytes,
         stored_size_bytes=packed.caf_size_bytes,
@@ -226,25 +232,13 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk, packed: Packed) -> None:
     )
     lease.check()
     if packed.member_count:
-        os.replace(file, staged_path(work, chunk.name))
-        sync_folder(staging)
-        chunk_file = ChunkFile(StagedSource(staged_path(work, chunk.name)), chunk.name)
+        file = give_final_name(work, chunk.name, file)
+    chunk_file = ChunkFile(StagedSource(file), chunk.name)
     work.ledger.seal(lease, chunk.name, seal, _skips(chunk_file), _released(chunk, packed))
     if not packed.member_count:
-        _remove_unsealed(staging, chunk.name)
+        remove_unsealed(work, chunk.name)
         work.ledger.release_staging(chunk.name)
-
-
-def _take_samples(file: Path, packed: Packed) -> list[Sample]:
-    """Read the samples from the staged file. Their places are a function of the root, so that a new seal takes the same."""
-    size_bytes = packed.caf_size_bytes
-    length = min(SAMPLE_BYTES, size_bytes)
-    offsets = {0, size_bytes - length}
-    for number in range(SAMPLE_COUNT - len(offsets)):
-        seed = hashlib.sha256(packed.merkle_root + number.to_bytes(4, "big")).digest()
-        offsets.add(int.from_bytes(seed[:8], "big") % (size_bytes - length + 1))
-    source = StagedSource(file)
-    return [Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)]
+    return chunk_file
 
 
 def _skips(chunk_file: ChunkFile) -> Iterator[Skip]:
@@ -264,12 +258,13 @@ def _released(chunk: Chunk, packed: Packed) -> Iterator[tuple[str, str]]:
             yield planned.object.key.decode(), planned.object.object_version
 
 
-def _seal_report(work: Workplace, chunk: Chunk) -> SealReport:
-    record = _read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0}
+def _seal_report(work: Workplace, chunk: Chunk, chunk_file: ChunkFile | None) -> SealReport:
+    record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0}
     largest: list[tuple[int, str]] = []
     skipped: Counter[SkipReason] = Counter()
     if has_reached(chunk.state, ChunkState.SEALED):
-        for row in open_chunk(work, chunk).manifest_rows(("key", "size_bytes", "skip_reason")):
+        chunk_file = chunk_file or open_chunk(work, chunk)
+        for row in chunk_file.manifest_rows(("key", "size_bytes", "skip_reason")):
             if row["skip_reason"] is not None:
                 skipped[SkipReason(row["skip_reason"])] += 1
             elif len(largest) < LARGEST_SHOWN:
@@ -291,10 +286,20 @@ def _seal_report(work: Workplace, chunk: Chunk) -> SealReport:
 
 
 def post_file(work: Workplace, name: str) -> Chunk:
-    """Announce the chunk to the store: sealed → posting → posted."""
-    with _working_on(work, name) as lease:
+    """Announce the chunk to the store: sealed → posting → posted.
+
+    Raises:
+        ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has its objects in smaller ones.
+        And what else `ChunkStore.post` raises.
+    """
+    with working_on(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name))
         if chunk.state is ChunkState.SEALED:
+            try:
+                # Not beside those that are still packed: each would then wait for the others, and none be posted.
+                _ask_store(work, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
+            except ChunkTooLarge as error:
+                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
             work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
             chunk = work.ledger.chunk(name)
         if chunk.state is ChunkState.POSTING:
@@ -302,62 +307,72 @@ def post_file(work: Workplace, name: str) -> Chunk:
         return chunk
 
 
+def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
+    """Withdraw a chunk that no provider takes, before it is posted; return the error that says so."""
+    _withdraw(work, lease, chunk, reason=str(error))
+    return ChunkTooLarge(
+        f"chunk {chunk.name} is withdrawn: {error}",
+        fitting_bytes=error.fitting_bytes,
+        hint=f"its objects are planned again, in chunks that fit ({error.fitting_bytes} bytes), by the next plan",
+    )
+
+
 def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
-    posting = work.store.post(_to_store(work, chunk), work.ledger.transactions(chunk.name))
+    posting = work.store.post(to_store(work, chunk), work.ledger.transactions(work.holder))
     work.ledger.record_posting(lease, chunk.name, posting)
     return work.ledger.chunk(chunk.name)
 
 
 def upload_chunk(work: Workplace, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
-    with _working_on(work, name) as lease:
+    with working_on(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name))
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
             work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
             started = time.monotonic()
-            work.store.put(posting_of(chunk), staged_path(work, name), lambda _: lease.check())
+            put_staged(work, lease, chunk, posting_of(chunk))
             seconds = time.monotonic() - started
         chunk = work.ledger.chunk(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
 
 
+def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> None:
+    """Bring the chunk's staged file to the store; a lost lease ends the upload."""
+
+    def told(size_bytes: int) -> None:
+        lease.check()
+        work.upload_progress(size_bytes)
+
+    work.store.put(posting, staged_path(work, chunk.name), told)
+
+
 def verify_stored(work: Workplace, name: str) -> VerifyReport:
-    """Believe the store only now: enough copies, and each gives the samples back: uploading → verified.
+    """Believe the store only now: enough copies are listed, and give all samples back: uploading → verified.
 
     Raises:
-        StoredChunkMissing: fewer copies than required. IntegrityError: a copy gives other bytes.
+        NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives other bytes.
     """
-    with _working_on(work, name) as lease:
+    with working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.EMPTY:
             return VerifyReport(chunk, [], 0)
-        copies = work.store.copies(posting_of(chunk))
+        posting = posting_of(chunk)
+        copies = work.store.copies(posting)
         if chunk.state is ChunkState.UPLOADING:
-            if len(copies) < work.store.required_copies:
-                raise StoredChunkMissing(
-                    f"chunk {name} has {len(copies)} of {work.store.required_copies} copies",
-                    hint="run the partition again: it is uploaded to whoever does not have it",
-                )
+            findings = []
             for copy in copies:
-                compare_samples(work, chunk, copy)
+                work.hold(lease.check)
+                findings.append(look_at_copy(work.store, posting, copy, chunk.samples))
+            copies = [finding.copy for finding in findings if finding.good]
+            if len(copies) < work.store.required_copies:
+                raise too_few_copies(chunk, findings, work.store.required_copies)
             work.ledger.record_copies(lease, name, copies)
         return VerifyReport(work.ledger.chunk(name), copies, len(chunk.samples))
 
 
-def compare_samples(work: Workplace, chunk: Chunk, copy: Copy) -> None:
-    """Read the chunk's samples from one copy; raise IntegrityError for the first that differs."""
-    for sample in chunk.samples:
-        end = sample.offset + sample.length
-        read = b"".join(work.store.read(posting_of(chunk), sample.offset, end, provider=copy.provider))
-        if hashlib.sha256(read).digest() != sample.sha256:
-            raise IntegrityError(
-                f"chunk {chunk.name} differs at bytes {sample.offset} to {end} of the copy at {copy.provider}",
-                hint="do not use that copy; run the partition again to upload it anew",
-            )
-
-
-def _to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
+def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
+    """Return a sealed chunk as a store sees it."""
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root", hint="withdraw it; it is planned again")
     return ChunkToStore(
@@ -370,21 +385,6 @@ def _to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
     )
 
 
-def _staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
-    """Tell whether the sealed file is there with its length and samples."""
-    path = staged_path(work, chunk.name)
-    try:
-        if path.stat().st_size != chunk.stored_size_bytes:
-            return False
-        source = StagedSource(path)
-        return all(
-            hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest() == sample.sha256
-            for sample in chunk.samples
-        )
-    except FileNotFoundError:
-        return False
-
-
 def _restored(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
     """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
 
@@ -392,40 +392,67 @@ def _restored(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
     changed; then it cannot be completed, and is abandoned.
     """
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed or _staged_is_whole(work, chunk):
+    if chunk.state not in needed or staged_is_whole(work, chunk):
         return chunk
     remove_staged(staged_path(work, chunk.name))
     if chunk.state is ChunkState.SEALED:
         work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        _seal(work, lease, chunk, _pack(work, lease, chunk))
+        _seal(work, lease, chunk, pack_anew(work, lease, chunk))
         return work.ledger.chunk(chunk.name)
     if chunk.state is ChunkState.POSTING:
         chunk = _post(work, lease, chunk)
-    packed = _pack(work, lease, chunk)
-    record = _read_record(work, chunk.name)
-    if packed.merkle_root != chunk.merkle_root or record is None:
-        _remove_unsealed(work.staging(), chunk.name)
+    if not repeat_packing(work, lease, chunk):
         work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
         work.ledger.release_staging(chunk.name)
         raise StoreError(
             f"chunk {chunk.name} was posted, its staged file is gone, and its objects have changed since",
             hint="it is abandoned; its objects are planned again by the next plan",
         )
-    os.replace(work.staging() / record["file"], staged_path(work, chunk.name))
-    sync_folder(work.staging())
     return chunk
+
+
+def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
+    """Pack a sealed chunk once more from its source, into its place in staging.
+
+    Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_anew`.
+    """
+    packed = pack_anew(work, lease, chunk)
+    record = read_record(work, chunk.name)
+    if packed.merkle_root != chunk.merkle_root or record is None:
+        remove_unsealed(work, chunk.name)
+        return False
+    give_final_name(work, chunk.name, work.staging() / record["file"])
+    return True
 
 
 # --- file_locations ------------------------------------------------------------------------------------------------
 
 
 def load_locations(work: Workplace, name: str) -> Chunk:
-    """Write one location row for each object: verified → located."""
-    with _working_on(work, name) as lease:
+    """Write one location row for each object: verified → located.
+
+    Raises:
+        NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
+    """
+    with working_on(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
+            _brought_back(work, lease, chunk)
             work.ledger.load_locations(lease, name, _location_rows(open_chunk(work, chunk)))
         return work.ledger.chunk(name)
+
+
+def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+    """Have the verified chunk's file in staging: rows are claims, and samples say nothing of each byte of a manifest."""
+    if staged_is_whole(work, chunk):
+        return
+    posting = posting_of(chunk)
+    downloaded, said = download(work, lease, chunk, posting, work.store.holders(posting))
+    if not downloaded:
+        raise NotProven(
+            f"chunk {chunk.name} was verified, its staged file is gone, and nobody gives it back right: {'; '.join(said)}",
+            hint="run the partition again when they answer",
+        )
 
 
 def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
@@ -445,13 +472,13 @@ def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
 
 
 def release_staging(work: Workplace, name: str) -> Chunk:
-    """Remove what a located or empty chunk still has in staging."""
-    with _working_on(work, name):
+    """Remove what a located or empty chunk still has in staging; what the store wants kept stays while there is room."""
+    with working_on(work, name):
         chunk = _workable(work, name)
-        if chunk.state in (ChunkState.LOCATED, ChunkState.EMPTY):
-            _remove_unsealed(work.staging(), name)
-            remove_staged(staged_path(work, name))
-            work.ledger.release_staging(name)
+        if chunk.state is ChunkState.LOCATED:
+            let_go(work, name)
+        elif chunk.state is ChunkState.EMPTY:
+            remove_all(work, name)
         return chunk
 
 
@@ -460,7 +487,7 @@ def release_staging(work: Workplace, name: str) -> Chunk:
 
 def park(work: Workplace, name: str, reason: str) -> Chunk:
     """Give a chunk up until an operator looks at it; its objects stay claimed."""
-    with _working_on(work, name) as lease:
+    with held(work, name) as lease:
         chunk = work.ledger.chunk(name)
         work.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
         return work.ledger.chunk(name)
@@ -468,7 +495,7 @@ def park(work: Workplace, name: str, reason: str) -> Chunk:
 
 def unpark(work: Workplace, name: str) -> Chunk:
     """Let runs work on a parked chunk again, from the last state that its row proves."""
-    with _working_on(work, name) as lease:
+    with held(work, name) as lease:
         chunk = work.ledger.chunk(name)
         if chunk.start is not None:
             after = ChunkState.POSTED
@@ -480,28 +507,23 @@ def unpark(work: Workplace, name: str) -> Chunk:
         return work.ledger.chunk(name)
 
 
-def withdraw(work: Workplace, name: str) -> Chunk:
-    """Give a chunk up for good, before it is posted; its objects are planned again."""
-    with _working_on(work, name) as lease:
-        chunk = work.ledger.chunk(name)
-        work.ledger.move(lease, name, chunk.state, ChunkState.WITHDRAWN)
-        _remove_unsealed(work.staging(), name)
-        remove_staged(staged_path(work, name))
-        work.ledger.release_staging(name)
+def withdraw(work: Workplace, name: str, *, reason: str = "") -> Chunk:
+    """Give a chunk up for good; its objects are planned again.
+
+    Raises:
+        IllegalMove: it was posted, or it is not known yet whether it was.
+    """
+    with held(work, name) as lease:
+        _withdraw(work, lease, work.ledger.chunk(name), reason=reason)
         return work.ledger.chunk(name)
 
 
+def _withdraw(work: Workplace, lease: Lease, chunk: Chunk, *, reason: str) -> None:
+    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+    remove_all(work, chunk.name)
+
+
 # --- what the steps share ------------------------------------------------------------------------------------------
-
-
-def lease_name(name: str) -> str:
-    """Return the name of a chunk's lease."""
-    return f"chunk/{name}"
-
-
-def staged_path(work: Workplace, name: str) -> Path:
-    """Return where a sealed chunk stands."""
-    return work.staging() / f"{name}.caf"
 
 
 def posting_of(chunk: Chunk) -> Posting:
@@ -520,8 +542,8 @@ def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
 
 
 @contextmanager
-def _working_on(work: Workplace, name: str) -> Iterator[Lease]:
-    """Hold the chunk's lease for a step. What the operating system refuses in a step, it refuses in staging."""
+def held(work: Workplace, name: str) -> Iterator[Lease]:
+    """Hold the chunk's lease. What the operating system refuses meanwhile, it refuses in staging."""
     with work.ledger.lease(lease_name(name), work.holder) as lease:
         try:
             yield lease
@@ -529,18 +551,20 @@ def _working_on(work: Workplace, name: str) -> Iterator[Lease]:
             raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
 
 
+@contextmanager
+def working_on(work: Workplace, name: str) -> Iterator[Lease]:
+    """Hold the chunk's lease for a step, which begins when nothing is paused."""
+    with held(work, name) as lease:
+        work.hold(lease.check)
+        yield lease
+
+
 def _workable(work: Workplace, name: str) -> Chunk:
     """Return the chunk's row, unless no run has any business with it."""
     chunk = work.ledger.chunk(name)
     if chunk.state is ChunkState.PARKED:
-        raise CafError(f"chunk {name} is parked: {chunk.parked_reason}", hint=f"mend the cause, then 'caf unpark {name}'")
+        raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
     if chunk.state in (ChunkState.WITHDRAWN, ChunkState.ABANDONED):
-        raise CafError(f"chunk {name} is {chunk.state}", hint="its objects are planned again by the next plan")
+        why = f": {chunk.reason}" if chunk.reason else ""
+        raise CafError(f"chunk {name} is {chunk.state}{why}", hint="its objects are planned again by the next plan")
     return chunk
-
-
-def _remove_unsealed(staging: Path, name: str) -> None:
-    """Remove what a packing left; the sealed file stays."""
-    remove_staged(staging / f"{name}.packed.json")
-    for suffix in ("part", "manifest", "packed", "json"):
-        remove_staged(*staging.glob(f"{name}.*.{suffix}"))

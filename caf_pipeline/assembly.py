@@ -1,18 +1,23 @@
 """Joins steps and adapters: opens the ledger, the store and a source as the settings say.
 
-Not here: settings (`settings`), what is done with the parts (`planning`, `archive`, `retrieve`).
+What takes long to load (boto3, the chain's messages) is loaded where it is opened, so that a command that needs none of it
+starts at once. Not here: settings (`settings`), what is done with the parts (`planning`, `archive`, `retrieve`).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+from caf_pipeline.brake import Brake
 from caf_pipeline.database import open_database
-from caf_pipeline.directory_store import DirectoryStore
-from caf_pipeline.interfaces import ChunkStore, Ledger
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 from caf_pipeline.workplace import Workplace
+
+if TYPE_CHECKING:
+    from caf_pipeline.jackal.store import JackalStore
 
 
 def open_ledger(settings: Settings) -> PostgresLedger:
@@ -20,9 +25,56 @@ def open_ledger(settings: Settings) -> PostgresLedger:
     return PostgresLedger(open_database(settings))
 
 
-def open_store(settings: Settings) -> ChunkStore:
-    """Open the store that the settings name."""
+def open_brake(settings: Settings, ledger: Ledger) -> Brake:
+    """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
+    jackal = settings.jackal
+    return Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap)
+
+
+def open_store(settings: Settings, ledger: Ledger, holder: Holder) -> ChunkStore:
+    """Open the store that the settings name; `close_store` gives back what it holds."""
+    if settings.store.kind == "jackal":
+        return open_jackal(settings, ledger, holder)
+    from caf_pipeline.directory_store import DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
+
     return DirectoryStore(settings.store.folder)
+
+
+def open_jackal(settings: Settings, ledger: Ledger, holder: Holder) -> "JackalStore":
+    """Open the store on Jackal.
+
+    Raises:
+        SettingsError: the settings keep chunks elsewhere, or lack what the network needs.
+    """
+    _require_jackal(settings)
+    from caf_pipeline.jackal.store import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
+
+    return open_jackal_store(settings, ledger, holder)
+
+
+def jackal_of(work: Workplace) -> "JackalStore":
+    """Return the workplace's store, as what it is on Jackal.
+
+    Raises:
+        SettingsError: the settings keep chunks elsewhere.
+    """
+    _require_jackal(work.settings)
+    return cast("JackalStore", work.store)
+
+
+def _require_jackal(settings: Settings) -> None:
+    if settings.store.kind != "jackal":
+        raise SettingsError(
+            f"store.kind is '{settings.store.kind}': nothing here is kept on Jackal",
+            hint='set store.kind = "jackal" in caf.toml; docs/jackal.md says what else it takes',
+        )
+
+
+def close_store(store: ChunkStore) -> None:
+    """Close a store's connections, where it has some."""
+    close = getattr(store, "close", None)
+    if close is not None:
+        close()
 
 
 def open_workplace(
@@ -33,6 +85,7 @@ def open_workplace(
     ledger: Ledger | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
     progress: Callable[[int, int], None] | None = None,
+    upload_progress: Callable[[int], None] | None = None,
 ) -> Workplace:
     """Open everything that the steps of one source need.
 
@@ -43,18 +96,23 @@ def open_workplace(
         ledger: an open ledger to use.
         client: a boto3 S3 client to use.
         progress: see `Workplace`.
+        upload_progress: see `Workplace`.
     """
     from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
     objects = open_s3_source(source, settings.source(source), attempts=settings.packing.request_attempts, client=client)
+    opened: Ledger = ledger or open_ledger(settings)
+    holder = this_process(run)
+    told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}
     work = Workplace(
         source=source,
         settings=settings,
         objects=objects,
-        store=open_store(settings),
-        ledger=ledger or open_ledger(settings),
-        holder=this_process(run),
-        **({"progress": progress} if progress else {}),
+        store=open_store(settings, opened, holder),
+        ledger=opened,
+        holder=holder,
+        brake=open_brake(settings, opened),
+        **{name: listener for name, listener in told.items() if listener},
     )
     work.ledger.register_source(source, work.archive_id, work.address)
     return work

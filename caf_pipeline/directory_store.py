@@ -6,6 +6,7 @@
 Not here: anything of Jackal. A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 """
 
+import filecmp
 import json
 import os
 import tempfile
@@ -45,6 +46,24 @@ class DirectoryStore:
         disk = os.statvfs(self.folder)
         return Cost(charged_bytes=stored_size_bytes, free_bytes=disk.f_bavail * disk.f_frsize, price=None)
 
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        """Refuse what the disk has no room for. `public` is not asked: nothing leaves the folder."""
+        free_bytes = self.cost(0).free_bytes or 0
+        if stored_size_bytes + waiting_bytes > free_bytes:
+            beside = f" beside {waiting_bytes} bytes of chunks that wait" if waiting_bytes else ""
+            raise StoreError(
+                f"the store's folder {self.folder} has {free_bytes} bytes free: too few for {stored_size_bytes} bytes{beside}",
+                hint="make room there, or set store.folder to a folder on a larger disk",
+            )
+
+    def largest_chunk_bytes(self) -> int | None:
+        """Return None: a copy takes the time it takes."""
+        return None
+
+    def staging_hold_seconds(self) -> float:
+        """Return 0: nothing is proven again later."""
+        return 0.0
+
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
         path = self._post_path(chunk.merkle_root)
@@ -54,11 +73,11 @@ class DirectoryStore:
         return self._posting(chunk.merkle_root)
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
-        """Copy the staged file; an existing copy of the right length is left as it is."""
-        if self.copies(posting):
-            progress(posting.stored_size_bytes)
-            return
+        """Copy the staged file; an existing copy of the same bytes is left as it is."""
         try:
+            if self.copies(posting) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False):
+                progress(posting.stored_size_bytes)
+                return
             with staged.open("rb") as file:
                 self._write(self._chunk_path(posting), _told(iter(lambda: file.read(PIECE_BYTES), b""), progress))
         except FileNotFoundError as error:
@@ -70,6 +89,18 @@ class DirectoryStore:
         if path.exists() and path.stat().st_size == posting.stored_size_bytes:
             return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
         return []
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the folder, where it has the chunk."""
+        return [copy.provider for copy in self.copies(posting)]
+
+    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+        """Return None: a folder proves nothing over time."""
+        return None
+
+    def current_window(self, posting: Posting) -> int | None:
+        """Return None: a folder has no windows."""
+        return None
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield the range from the file."""

@@ -3,6 +3,7 @@
     CafError                       1   anything below, also raised as itself for "some of it failed"
     ├── UsageError                 2   arguments that make no sense together
     ├── SettingsError              3   caf.toml or the environment
+    │   └── MnemonicRefused            no mnemonic, not one, or its file is open to others
     ├── ArchiveError               4   a CAF file
     │   ├── MalformedArchive           breaks a rule of CAF 1.0
     │   ├── ArchiveLimitReached        the member or the archive is larger than allowed
@@ -22,7 +23,20 @@
     │   └── LeaseLost                  another run works on the chunk now
     ├── StoreError                 7   where chunks are kept
     │   ├── StoreUnreachable      (t)
+    │   │   ├── ChainUnreachable  (t)  no LCD answers
+    │   │   ├── ChainBehind       (t)  nodes answer, but below a height seen before
+    │   │   ├── ChainHalted       (t)  the newest block is old
+    │   │   └── NoProvider        (t)  no provider can be reached, or none has room
+    │   ├── NotProven             (t)  too few copies listed or read back within the time limit
     │   ├── StoredChunkMissing         the store does not have the chunk
+    │   ├── ChunkTooLarge              no provider takes this many bytes in the time it gives an upload
+    │   ├── RootRefused                providers say that the bytes are not those that were posted
+    │   ├── TransactionRefused         the chain included or refused a transaction with a code of its own
+    │   ├── EmptyWallet                the wallet is unknown to the chain or cannot pay
+    │   ├── NoStoragePlan              nothing was bought
+    │   │   └── PlanExpired
+    │   ├── PlanTooSmall               the bought space is too small for what is to be posted
+    │   ├── SpendCapReached            the operator's limit on what may be spent
     │   └── NotPublic                  a source that may not go out in the clear
     ├── StagingError               8   disk full, folder missing or read-only
     ├── IntegrityError             9   bytes are not what was recorded
@@ -64,6 +78,10 @@ class SettingsError(CafError):
     """A setting is missing or has a bad value; the message names the setting."""
 
     exit_code = 3
+
+
+class MnemonicRefused(SettingsError):
+    """There is no mnemonic, it is not a valid one, or the file that holds it is open to others."""
 
 
 class ArchiveError(CafError):
@@ -166,6 +184,77 @@ class StoreUnreachable(StoreError):
     """No answer from the store, after all retries."""
 
     permanent = False
+
+
+class ChainUnreachable(StoreUnreachable):
+    """No LCD answers, or none with what a chain would say."""
+
+
+class ChainBehind(StoreUnreachable):
+    """Every node that answers is below a height that was seen before; what it does not know proves nothing."""
+
+
+class ChainHalted(StoreUnreachable):
+    """The newest block is old: transactions are taken and not included."""
+
+
+class NoProvider(StoreUnreachable):
+    """Not enough providers can be reached, have room, and take the chunk."""
+
+
+class NotProven(StoreError):
+    """Too few copies were listed by the chain and read back right within the time limit; the message names them."""
+
+    permanent = False
+
+
+class ChunkTooLarge(StoreError):
+    """No provider takes this many bytes within the time that it gives an upload.
+
+    Attributes:
+        fitting_bytes: what would fit, by the rates measured.
+    """
+
+    def __init__(self, message: str, *, fitting_bytes: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.fitting_bytes = fitting_bytes
+
+
+class RootRefused(StoreError):
+    """Providers say that the bytes are not those whose root and size the chain has."""
+
+
+class TransactionRefused(StoreError):
+    """The chain refused a transaction, or included it and let it fail, with a code of its own.
+
+    Attributes:
+        code: the chain's; codespace: whose code it is.
+    """
+
+    def __init__(self, message: str, *, code: int, codespace: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.codespace = codespace
+
+
+class EmptyWallet(StoreError):
+    """The chain does not know the wallet's account, or it cannot pay."""
+
+
+class NoStoragePlan(StoreError):
+    """The wallet has bought no space."""
+
+
+class PlanExpired(NoStoragePlan):
+    """The space that the wallet bought has run out."""
+
+
+class PlanTooSmall(StoreError):
+    """The bought space that is left is too small for what is to be posted."""
+
+
+class SpendCapReached(StoreError):
+    """A transaction would spend more than the operator allows."""
 
 
 class StoredChunkMissing(StoreError):

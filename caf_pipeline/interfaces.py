@@ -1,8 +1,12 @@
 """The three doors of the architecture: where objects come from, where chunks go, and what is known of both.
 
     ObjectSource   lists a source and reads its objects           s3
-    ChunkStore     keeps chunks and proves that it has them       directory_store (later: jackal)
+    ChunkStore     keeps chunks and proves that it has them       jackal, directory_store
     Ledger         chunks, claims, skips, locations, leases       ledger
+
+Three small ones stand between the last two, so that a store can keep what it must not forget and knows no database:
+`TransactionLog` (what was signed), `ProviderRecords` (how fast each provider is), `Switchboard` (what the operator ordered).
+
 
 The steps (`pack`, `archive`, `retrieve`) see these protocols and never an implementation. The records here are those that
 cross a door; everything is bytes, ends are exclusive, times are aware and in UTC. Every implementation of a protocol
@@ -123,10 +127,17 @@ class Posting:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One provider's copy, listed by the chain with its proof."""
+    """One provider's copy, listed by the chain with its proof.
+
+    Attributes:
+        provider: its address on the chain, or whatever names it in another store.
+        proof: what the chain lists.
+        last_proven: block height of the last proof that the chain tells of; None where it does not tell.
+    """
 
     provider: str
     proof: str
+    last_proven: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,28 +154,167 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class SignedTransaction:
-    """A transaction as it was signed: what a retry sends again, byte for byte. `hash` is known before it is sent."""
+    """A transaction as it was signed: what a retry sends again, byte for byte. `hash` is known before it is sent.
+
+    Attributes:
+        hash: upper-case hex SHA-256 of `body`.
+        body: the bytes that are sent.
+        account: "<chain id>/<address>".
+        sequence: the account's, which one included transaction uses up.
+        timeout_height: the last block that may include it.
+        purpose: "post" or "buy".
+        cost: what it may spend at most, fee included, in ujkl.
+    """
 
     hash: str
     body: bytes
     account: str
     sequence: int
     timeout_height: int
+    purpose: str = "post"
+    cost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPost:
+    """A chunk's message that waits for a transaction of its account; `charged_bytes` counts every copy."""
+
+    chunk: str
+    message: bytes
+    charged_bytes: int
 
 
 class TransactionLog(Protocol):
-    """Where a store commits what it signed before it sends it, by chunk."""
+    """What a store asked for and signed: durable before it is sent, shared by all runs of an account.
 
-    def pending(self) -> Sequence[SignedTransaction]:
-        """Return the chunk's transactions that are neither included nor given up, oldest first."""
+    A chunk's message is asked for first. Whoever owns the account's sequence takes those that wait, commits one transaction
+    of them, sends it, and settles it; the runs of the other chunks find their result here.
+    """
+
+    def own(self, account: str) -> "AbstractContextManager[Lease]":
+        """Hold the account's sequence while the context lasts: one run at a time signs.
+
+        Raises:
+            HeldByOther: a live run has it.
+        """
         ...
 
-    def commit(self, transaction: SignedTransaction) -> None:
-        """Write a transaction; it is durable when this returns. A second one of the same account and sequence is refused."""
+    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+        """Let the chunk's message wait for the account's next transaction.
+
+        Asked again with another message, that one waits, unless a transaction that is or may be included has the first.
+        """
         ...
 
-    def settle(self, hash: str, outcome: str) -> None:
-        """Close a transaction: "included", "expired" or "superseded"."""
+    def waiting(self, account: str) -> Sequence[WaitingPost]:
+        """Return, oldest first, what was asked for and is in no transaction that is or may be included.
+
+        Only of chunks that are still to be posted (`posting`, or `damaged` and to be posted again).
+        """
+        ...
+
+    def pending(self, account: str) -> Sequence[SignedTransaction]:
+        """Return the account's transactions whose fate is not known, by sequence."""
+        ...
+
+    def commit(self, lease: "Lease", transaction: SignedTransaction, chunks: Sequence[str]) -> None:
+        """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
+
+        Raises:
+            LeaseLost: another run owns the sequence now. LedgerError: the sequence has a transaction that is or may be
+            included, or one of the chunks is in such a one. Nothing was written.
+        """
+        ...
+
+    def settle(self, lease: "Lease", hash: str, outcome: str, *, starts: Sequence[int] = ()) -> None:
+        """Close a transaction; the same outcome again changes nothing.
+
+        Args:
+            lease: of the account.
+            hash: the transaction's.
+            outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
+                timeout height and not known) or "superseded" (another transaction has its sequence).
+            starts: of an included one, the start of each post in order.
+
+        Raises:
+            LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.
+        """
+        ...
+
+    def start_of(self, account: str, chunk: str) -> int | None:
+        """Return the start of the chunk's latest included post; None where it has none."""
+        ...
+
+    def spent(self, account: str) -> int:
+        """Return what the account's transactions came to in ujkl: those that were included, failed or may be included."""
+        ...
+
+    def seen_height(self, chain_id: str) -> int:
+        """Return the greatest block height ever seen of a chain; 0 where none was."""
+        ...
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        """Remember a height, where it is greater than the one known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRecord:
+    """What was measured of a provider: bytes a second or None, and failures in a row with the time of the last one."""
+
+    provider: str
+    upload_rate: float | None
+    download_rate: float | None
+    failures: int
+    failed_at: datetime | None
+
+
+class ProviderRecords(Protocol):
+    """Measured rates and failures by provider, kept over runs."""
+
+    def all(self) -> Mapping[str, ProviderRecord]:
+        """Return what is known, by provider."""
+        ...
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished upload: its rate weighs as much as all before together; failures begin anew at 0."""
+        ...
+
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished download in the same way."""
+        ...
+
+    def failed(self, provider: str) -> None:
+        """Count a failure."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the operator ordered, as it is now. None: nothing ordered, the settings hold.
+
+    Attributes:
+        paused: why everything is paused; "" where it is not.
+        bandwidth: bytes a second for all uploads together, 0 for no limit.
+        spend_cap: ujkl, -1 for no cap.
+        uploads: runs that upload at this moment, who share the bandwidth; at least 1.
+    """
+
+    paused: str = ""
+    bandwidth: int | None = None
+    spend_cap: int | None = None
+    uploads: int = 1
+
+
+class Switchboard(Protocol):
+    """Where an operator's orders stand, for runs that obey within seconds."""
+
+    def orders(self) -> Orders:
+        """Return the orders in force."""
+        ...
+
+    def order(self, name: str, value: str | None) -> None:
+        """Give the order "paused", "bandwidth" or "spend_cap"; None takes it back."""
         ...
 
 
@@ -179,24 +329,68 @@ class ChunkStore(Protocol):
         """Return what storing this many bytes would take, all copies counted."""
         ...
 
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        """Raise what would keep a chunk of this size from being posted; asked before it is packed and before it is posted.
+
+        Args:
+            public: whether its source may go out in the clear.
+            stored_size_bytes: its size, or what is expected.
+            waiting_bytes: stored bytes of other chunks that are being packed and are to be posted, too.
+
+        Raises:
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, StoreUnreachable.
+        """
+        ...
+
+    def largest_chunk_bytes(self) -> int | None:
+        """Return the largest stored size that enough providers take in the time they give; None where nothing is measured."""
+        ...
+
+    def staging_hold_seconds(self) -> float:
+        """Return for how long a located chunk should stay in staging where space allows; 0 for not at all."""
+        ...
+
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Announce the chunk; a root that the store already has from us is reused and costs nothing.
 
         Raises:
-            NotPublic, StoreUnreachable, StoreError.
+            What `admit` raises; SpendCapReached, TransactionRefused, StoreUnreachable, StoreError.
         """
         ...
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
-        """Upload the staged file to as many providers as copies are asked. `progress` is told bytes sent, as differences."""
+        """Bring the staged file to as many providers as copies are asked, until each is listed and gives pieces back right.
+
+        `progress` is told bytes sent, as differences, and may raise to end the upload.
+
+        Raises:
+            NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
+        """
         ...
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the copies that the store proves now; an empty sequence for an unknown chunk."""
         ...
 
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the providers to read the chunk from, the best first; empty for an unknown chunk."""
+        ...
+
+    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+        """Return the number, from 0, of the proof window since the post that the copy's last proof fell into.
+
+        None where the store tells of no proofs over time.
+        """
+        ...
+
+    def current_window(self, posting: Posting) -> int | None:
+        """Return the number of the proof window that the chunk is in now; None where the store has none."""
+        ...
+
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.
+
+        From any: the next holder goes on where one breaks off. From one: only that one is asked.
 
         Raises:
             StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer bytes than asked for.
@@ -284,7 +478,10 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0)."""
+    """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
+
+    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it.
+    """
 
     caf_file_id: int
     name: str
@@ -310,8 +507,10 @@ class Chunk:
     owner: str | None
     start: int | None
     samples: Sequence[Sample]
-    parked_reason: str
+    reason: str
     updated_at: datetime
+    located_at: datetime | None = None
+    checked_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +535,38 @@ class Location:
     row: LocationRow
     chunk: str
     posting: Posting
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCopy:
+    """A copy as the ledger keeps it.
+
+    Attributes:
+        provider: as in `Copy`.
+        proof: as the chain listed it.
+        listed: whether it was listed when last looked at.
+        last_proven: block height of its last proof, where known.
+        windows: different proof windows in which a proof was seen.
+        fault: what was wrong with its bytes when last looked at; "" where nothing was.
+        checked_at: when that was.
+    """
+
+    provider: str
+    proof: str
+    listed: bool
+    last_proven: int | None
+    windows: int
+    fault: str
+    checked_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCheck:
+    """What one look at a copy found; `window` is the number of the proof window that its last proof fell into, or None."""
+
+    copy: Copy
+    window: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +654,9 @@ class Ledger(Protocol):
         ...
 
     def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
-        """Move a chunk and nothing else. Moving to `packing` counts an attempt, to `parked` keeps `reason`.
+        """Move a chunk and nothing else.
+
+        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged or withdrawn.
 
         Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims; moving back from `sealed` to
         `packing` claims again what the seal skipped, where nobody else has taken it. Moves that have a method of their own
@@ -457,8 +690,32 @@ class Ledger(Protocol):
         """
         ...
 
-    def transactions(self, chunk: str) -> TransactionLog:
-        """Return the chunk's transaction log."""
+    def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
+        """Give a `damaged` chunk the start of its new post, where the chain no longer has the first."""
+        ...
+
+    def record_checks(self, lease: Lease, chunk: str, checks: Sequence[CopyCheck]) -> None:
+        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more."""
+        ...
+
+    def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
+        """Return the copies that were ever recorded of a chunk, by provider."""
+        ...
+
+    def chunks_to_prove(self, source: str, limit: int) -> Sequence[Chunk]:
+        """Return located chunks, those first that were looked at longest ago (or located, where never looked at)."""
+        ...
+
+    def transactions(self, holder: Holder) -> TransactionLog:
+        """Return the log of what stores signed, for this holder."""
+        ...
+
+    def providers(self) -> ProviderRecords:
+        """Return what was measured of providers."""
+        ...
+
+    def switchboard(self) -> Switchboard:
+        """Return the operator's orders."""
         ...
 
     def count_read_failure(self, chunk: str, key: str, object_version: str, run: str) -> int:

@@ -28,6 +28,7 @@ run after a crash on another machine is ready to wait."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 CHUNK_PREFIX: Final = "chunk/"
+ACCOUNT_PREFIX: Final = "account/"
 
 _SELECT = text(
     "SELECT epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"

@@ -4,7 +4,8 @@ Each method is one transaction. A move is `UPDATE … WHERE name = … AND state
 belongs to it; when it finds no row, nothing of it is written and the reason is looked up.
 
 Its parts: `database` (connection, errors), `migrations`, `embedded_postgres`, `leases`, `bulk_loads` (COPY), `standing`
-(export), `transaction_log`. Not here: which moves are legal (`lifecycle`), what happens in a state (`archive`).
+(export), `copies`, `transaction_log`, `provider_records`, `switchboard`. Not here: which moves are legal (`lifecycle`), what
+happens in a state (`archive`).
 Source: "Database" and "Promises" in docs/design.md.
 """
 
@@ -25,12 +26,15 @@ from caf_pipeline.bulk_loads import (
     refuse_located,
     release_claims,
 )
+from caf_pipeline.copies import end_listing, known_copies, record_look, record_verified, require_right_copy
 from caf_pipeline.database import Database
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerError, NotLocated, StagingError
 from caf_pipeline.interfaces import (
     Chunk,
     Copy,
+    CopyCheck,
     Holder,
+    KnownCopy,
     Lease,
     Location,
     LocationRow,
@@ -45,8 +49,10 @@ from caf_pipeline.interfaces import (
 from caf_pipeline.inventory import SkipReason, is_supported
 from caf_pipeline.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
 from caf_pipeline.lifecycle import CLAIMING, ChunkState, require_move
+from caf_pipeline.provider_records import PostgresProviderRecords
 from caf_pipeline.standing import write_standing
-from caf_pipeline.transaction_log import ChunkTransactions
+from caf_pipeline.switchboard import PostgresSwitchboard
+from caf_pipeline.transaction_log import PostgresTransactionLog, before_move, end_waiting
 
 _S = ChunkState
 
@@ -58,6 +64,9 @@ _OWN_METHOD: Final = {
     (_S.VERIFIED, _S.LOCATED): "load_locations",
 }
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
+
+_KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
+_ON_THE_STORE: Final = (_S.LOCATED, _S.DAMAGED)
 
 _KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
@@ -78,7 +87,7 @@ _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, parked_reason, updated_at
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
 """
 _LOCATE: Final = """
@@ -219,14 +228,24 @@ class PostgresLedger:
             return [_chunk(row) for row in rows]
 
     def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
-        """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time."""
+        """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time.
+
+        Raises:
+            IllegalMove: also where the move would forget a post that is or may be on the chain (`transaction_log`), or where a
+            damaged chunk has no copy that was seen right.
+        """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
             raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
-        changes = f"parked_reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
-        facts = {"reason": reason if after is _S.PARKED else ""}
+        changes = f"reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
+        if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
+            changes += ", sealed_at = NULL, merkle_root = NULL"
+        facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
             moved = _move(connection, lease, chunk, before, after, changes=changes, facts=facts)
+            before_move(connection, moved.caf_file_id, chunk, before, after)
+            if (before, after) == (_S.DAMAGED, _S.LOCATED):
+                require_right_copy(connection, moved.caf_file_id, chunk)
             if after not in CLAIMING:
                 _end_claims(connection, moved.caf_file_id)
             elif before is _S.SEALED and after is _S.PACKING:
@@ -280,22 +299,14 @@ class PostgresLedger:
             facts = {"owner": posting.owner, "start": posting.start}
             changes = "posted_at = now(), owner = :owner, start = :start"
             moved = _move(connection, lease, chunk, _S.POSTING, _S.POSTED, changes=changes, facts=facts)
-            if (bytes(moved.merkle_root), moved.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
-                raise IntegrityError(
-                    f"chunk {chunk} was sealed as {bytes(moved.merkle_root).hex()} ({moved.stored_size_bytes} bytes), but"
-                    f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
-                )
+            _require_sealed_bytes(chunk, moved, posting)
+            end_waiting(connection, moved.caf_file_id)
 
     def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
-        """uploading → verified, with the copies that proved it in place of those known before."""
+        """uploading → verified, with the copies that proved it; others that were known are listed no more."""
         with self._database.transaction() as connection:
             moved = _move(connection, lease, chunk, _S.UPLOADING, _S.VERIFIED, changes="verified_at = now()")
-            connection.execute(text("DELETE FROM copies WHERE caf_file_id = :id"), {"id": moved.caf_file_id})
-            for copy in copies:
-                connection.execute(
-                    text("INSERT INTO copies (caf_file_id, provider, proof) VALUES (:id, :provider, :proof)"),
-                    {"id": moved.caf_file_id, "provider": copy.provider, "proof": copy.proof},
-                )
+            record_verified(connection, moved.caf_file_id, copies)
 
     def load_locations(self, lease: Lease, chunk: str, rows: Iterable[LocationRow]) -> int:
         """verified → located: write the rows and end the chunk's claims, at once. Returns the rows written."""
@@ -311,9 +322,58 @@ class PostgresLedger:
                 )
         return written
 
-    def transactions(self, chunk: str) -> ChunkTransactions:
-        """Return the chunk's transaction log."""
-        return ChunkTransactions(self._database, chunk)
+    def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
+        """Give a damaged chunk the place of its new post; the copies known of the first are listed no more.
+
+        Raises:
+            IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
+        """
+        with self._database.transaction() as connection:
+            _require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
+            statement = text(
+                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now() WHERE name = :chunk"
+                " RETURNING caf_file_id, merkle_root, stored_size_bytes"
+            )
+            row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
+            _require_sealed_bytes(chunk, row, posting)
+            end_waiting(connection, row.caf_file_id)
+            end_listing(connection, row.caf_file_id)
+
+    def record_checks(self, lease: Lease, chunk: str, checks: Sequence[CopyCheck]) -> None:
+        """Write what a look at a located or damaged chunk's copies found; those that it did not find are listed no more."""
+        with self._database.transaction() as connection:
+            record_look(connection, _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at"), checks)
+
+    def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
+        """Return the copies that were ever recorded of a chunk, by provider."""
+        with self._database.transaction() as connection:
+            return known_copies(connection, chunk)
+
+    def chunks_to_prove(self, source: str, limit: int) -> Sequence[Chunk]:
+        """Return located chunks, those first that were looked at longest ago (or located, where never looked at)."""
+        statement = text(
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located"
+            " ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(statement, {"source": source, "located": _S.LOCATED, "limit": limit})
+            return [_chunk(row) for row in rows]
+
+    # --- what stores keep here ---
+
+    def transactions(self, holder: Holder) -> PostgresTransactionLog:
+        """Return the log of what stores signed, for this holder."""
+        return PostgresTransactionLog(self._database, holder, lease_seconds=self._lease_seconds)
+
+    def providers(self) -> PostgresProviderRecords:
+        """Return what was measured of providers."""
+        return PostgresProviderRecords(self._database)
+
+    def switchboard(self) -> PostgresSwitchboard:
+        """Return the operator's orders."""
+        return PostgresSwitchboard(self._database)
+
+    # --- failures ---
 
     def count_read_failure(self, chunk: str, key: str, object_version: str, run: str) -> int:
         """Count a run of the chunk that failed on this object, once; return how many runs there were."""
@@ -504,6 +564,24 @@ def _guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     return int(row.caf_file_id)
 
 
+def _require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
+    """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
+    caf_file_id = _guarded(connection, lease, chunk)
+    statement = text("SELECT state FROM caf_files WHERE caf_file_id = :id")
+    state = connection.execute(statement, {"id": caf_file_id}).scalar_one()
+    if state not in states:
+        raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
+    return caf_file_id
+
+
+def _require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
+    if (bytes(row.merkle_root), row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
+        raise IntegrityError(
+            f"chunk {chunk} was sealed as {bytes(row.merkle_root).hex()} ({row.stored_size_bytes} bytes), but"
+            f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
+        )
+
+
 def _require_lease_of(lease: Lease, chunk: str) -> None:
     if lease.name != f"{CHUNK_PREFIX}{chunk}":
         raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
@@ -557,5 +635,6 @@ def _chunk(row: Row[Any]) -> Chunk:
     values["samples"] = tuple(
         Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
     )
-    values["updated_at"] = row.updated_at.astimezone(UTC)
+    for name in ("updated_at", "located_at", "checked_at"):
+        values[name] = values[name] and values[name].astimezone(UTC)
     return Chunk(**values)

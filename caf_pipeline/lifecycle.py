@@ -44,6 +44,9 @@ UNDER_WAY: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING, _S.POSTED, _S
 CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
 """States whose objects are claimed: no other plan may take them."""
 
+TO_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
+"""States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no longer has the first."""
+
 IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
 """States whose locations count as archived. A damaged chunk is repaired, not planned again, until it is withdrawn."""
 

@@ -48,7 +48,7 @@ class Packer:
     Args:
         limit_bytes: the finished file is not larger.
         give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
-        progress: told objects and bytes as they are done.
+        progress: told objects and bytes as they are done, and zeros between the parts of one; may raise to end the packing.
     """
 
     def __init__(
@@ -157,6 +157,7 @@ class Packer:
             if checks:
                 checks.update(part)
             sink.write(part.body)
+            self._progress(0, 0)  # a large object must not go on while everything is paused
         if checks:
             row["sha256"] = checks.sha256(planned)
         if sink.size_bytes != end_byte:

@@ -310,6 +310,7 @@ def _described(terms: PlanTerms) -> dict[str, str]:
         "archive": terms.archive_id,
         "snapshot": terms.snapshot,
         "inventory_time": terms.inventory_time.isoformat(),
+        "target_size": str(terms.target_size_bytes),
     }
 
 
@@ -334,7 +335,9 @@ def _write_batch(
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return what a plan's files say of it: source, archive, snapshot, inventory_time (ISO 8601).
+    """Return what a plan's files say of it: source, archive, snapshot, inventory_time (ISO 8601), target_size (bytes).
+
+    Plans that were written before targets were kept have no target_size.
 
     Raises:
         CafError: there is no readable plan in `folder`.

@@ -33,6 +33,7 @@ from caf_pipeline.inventory import (
     read_snapshot,
 )
 from caf_pipeline.inventory import account_for as account_for_files
+from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
 from caf_pipeline.workplace import Workplace
 
@@ -42,6 +43,9 @@ SNAPSHOTS_KEPT: Final = 20
 SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
 LONG_NAME: Final = 12  # where another plan of the source has those
 
+LEAST_TARGET_BYTES: Final = 4096
+"""The least target size that the settings allow, too: a chunk's own members take some of it."""
+
 _CUTTING: Final = ".cutting-"
 _ACCOUNTING: Final = ".accounting-"
 _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder of that age is a killed run's
@@ -49,12 +53,16 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full."""
+    """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
+
+    `warning` is a sentence where chunks of the source's target size are too large for the store as it was measured, else "".
+    """
 
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
     chunks: Sequence[PlannedChunk]
     accounting: Accounting
+    warning: str = ""
 
     @property
     def plan(self) -> PlanRecord | None:
@@ -148,23 +156,42 @@ def _recorded_identity(obj: S3Object) -> tuple[str, str]:
 def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
+    Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
+    chunk was withdrawn that was larger than what fits now, they have the size that fits.
+
     Raises:
         HeldByOther: another run plans this source. ClaimConflict: see the ledger.
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
     with work.ledger.lease(f"plan/{work.source}", work.holder):
+        target_size, warning = _target_size(work)
         _remove_unnamed(work)
         more = True
         while more:
             with _workspace(work, _CUTTING) as folder:
-                plan = _write_plan(work, snapshot, folder)
+                plan = _write_plan(work, snapshot, folder, target_size)
                 more = plan.leftover_count > 0
                 if plan.chunks:
                     record, planned = _register(work, snapshot, plan)
                     plans.append(record)
                     chunks.extend(planned)
-    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot))
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warning)
+
+
+def _target_size(work: Workplace) -> tuple[int, str]:
+    """Return the size to cut chunks at, and what to say where the store does not take the source's own."""
+    target_size, fitting = int(work.source_settings.target_size), work.store.largest_chunk_bytes()
+    if fitting is None or fitting >= target_size:
+        return target_size, ""
+    withdrawn = work.ledger.chunks(source=work.source, states=[ChunkState.WITHDRAWN])
+    refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
+    cut_at = max(fitting, LEAST_TARGET_BYTES) if refused else target_size
+    return cut_at, (
+        f"source {work.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
+        f" uploaded in the time that providers give; "
+        + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less")
+    )
 
 
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
@@ -175,7 +202,7 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
         return account_for_files(snapshot.path, standing)
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, folder: Path) -> Plan:
+def _write_plan(work: Workplace, snapshot: Snapshot, folder: Path, target_size: int) -> Plan:
     standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
     work.ledger.export_standing(work.source, standing)
     delta = not_yet_archived(snapshot.path, standing, wanted)
@@ -183,7 +210,7 @@ def _write_plan(work: Workplace, snapshot: Snapshot, folder: Path) -> Plan:
     terms = PlanTerms(
         source=work.source,
         archive_id=work.archive_id,
-        target_size_bytes=work.source_settings.target_size,
+        target_size_bytes=target_size,
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,
     )

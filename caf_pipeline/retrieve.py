@@ -1,6 +1,6 @@
-"""Gives one object back: one look-up, one range read, and its SHA-256 compared.
+"""Gives one object back: one look-up, one range read, and its SHA-256 compared before any of its bytes are handed out.
 
-Not here: whole chunks (`chunk_file`), what a terminal shows (`cli`).
+Not here: whole chunks (`chunk_file`), what a terminal shows (`cli`). Source: promise 5 in docs/design.md.
 """
 
 import hashlib
@@ -9,26 +9,108 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Final
 
-from caf_pipeline.errors import IntegrityError, NotLocated, UsageError
+from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
 from caf_pipeline.interfaces import ChunkStore, Ledger, Location
+
+IN_MEMORY_BYTES: Final = 8 << 20
+"""An object is compared in memory up to this size, in a temporary file beyond it."""
+
+PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A located object. `pieces` ends with IntegrityError where the whole was not what the row says."""
+    """A located object.
+
+    Attributes:
+        location: its row, and the chunk that it is in.
+        store: where that chunk is kept.
+        folder: where an object too large for memory is compared; the system's folder for temporary files where None.
+    """
 
     location: Location
-    pieces: Iterator[bytes]
+    store: ChunkStore
+    folder: Path | None = None
 
     @property
     def size_bytes(self) -> int:
         """The object's length."""
         return self.location.row.end_byte - self.location.row.start_byte
 
+    @property
+    def pieces(self) -> Iterator[bytes]:
+        """The object's bytes, read and compared as a whole when the first piece is asked for.
 
-def fetch(ledger: Ledger, store: ChunkStore, source: str, key: str, object_version: str | None = None) -> Found:
-    """Look one object up; its bytes are read as `pieces` is iterated.
+        Pieces have at most 1 MiB. Memory is bounded; the temporary file of a large object is as large as the object.
+
+        Raises:
+            As `write_to`; no byte was yielded. UsageError: the temporary file cannot be written.
+        """
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self.folder) if self.folder else None) as spool:
+            try:
+                self.write_to(spool)
+            except OSError as error:
+                raise UsageError(
+                    f"the object's {self.size_bytes} bytes cannot be kept while they are compared: {error.strerror}",
+                    hint="set TMPDIR to a folder with room, or let 'caf get' write to a file",
+                ) from error
+            spool.seek(0)
+            while piece := spool.read(PIECE_BYTES):
+                yield piece
+
+    def write_to(self, file: IO[bytes]) -> None:
+        """Write the object to an empty file that can be sought and cut, from the first holder that gives it right.
+
+        Raises:
+            IntegrityError: those who have it give other bytes; the message names them. StoredChunkMissing: nobody has it.
+            StoreUnreachable: nobody who could be asked gives it right, and somebody could not be asked.
+            After any of them the file holds nothing.
+        """
+        if not self.size_bytes:
+            if self.location.row.sha256 != hashlib.sha256().digest():
+                raise self._refused([], [IntegrityError("its row has the SHA-256 of other bytes")])
+            return
+        providers, errors = [], []
+        for provider in self.store.holders(self.location.posting):
+            try:
+                self._copy_from(provider, file)
+            except (StoreError, IntegrityError) as error:
+                providers.append(provider)
+                errors.append(error)
+                file.seek(0)
+                file.truncate()
+            else:
+                return
+        raise self._refused(providers, errors)
+
+    def _copy_from(self, provider: str, file: IO[bytes]) -> None:
+        row, digest = self.location.row, hashlib.sha256()
+        for piece in self.store.read(self.location.posting, row.start_byte, row.end_byte, provider=provider):
+            digest.update(piece)
+            file.write(piece)
+        if digest.digest() != row.sha256:
+            raise IntegrityError("it gives other bytes than the row's SHA-256 says")
+
+    def _refused(self, providers: list[str], errors: list[StoreError | IntegrityError]) -> CafError:
+        """Return the error of an object that no holder gave right: the kind that says whether another try can help."""
+        what = f"'{self.location.row.key}' (chunk {self.location.chunk})"
+        if not errors:
+            return StoredChunkMissing(f"nobody has {what}", hint="'caf jackal repair' stores its chunk again")
+        said = "; ".join(f"{provider}: {error}" for provider, error in zip(providers, errors, strict=False)) or str(errors[0])
+        message = f"nobody gives {what} as it was archived: {said}"
+        if any(not error.permanent for error in errors):
+            return StoreUnreachable(message, hint="try again later")
+        if any(isinstance(error, IntegrityError) for error in errors):
+            return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
+        return StoredChunkMissing(message, hint="'caf jackal repair' stores its chunk again")
+
+
+def fetch(
+    ledger: Ledger, store: ChunkStore, source: str, key: str, object_version: str | None = None, *, folder: Path | None = None
+) -> Found:
+    """Look one object up; its bytes are read when they are asked for.
 
     Args:
         ledger: where its location is looked up.
@@ -36,6 +118,7 @@ def fetch(ledger: Ledger, store: ChunkStore, source: str, key: str, object_versi
         source: the source's name.
         key: the object's key.
         object_version: the version id (or object version) of one version; the current one where None.
+        folder: see `Found`.
 
     Raises:
         NotLocated: there is no row for it.
@@ -45,37 +128,22 @@ def fetch(ledger: Ledger, store: ChunkStore, source: str, key: str, object_versi
         raise NotLocated(
             f"'{key}' of source {source} is not archived", hint="'caf status' shows what is planned, claimed and skipped"
         )
-    return Found(location, _checked(store, location, key))
-
-
-def _checked(store: ChunkStore, location: Location, key: str) -> Iterator[bytes]:
-    row = location.row
-    digest = hashlib.sha256()
-    if row.end_byte > row.start_byte:
-        for piece in store.read(location.posting, row.start_byte, row.end_byte):
-            digest.update(piece)
-            yield piece
-    if digest.digest() != row.sha256:
-        raise IntegrityError(
-            f"'{key}' does not have the SHA-256 of its location row (chunk {location.chunk})",
-            hint="the chunk is damaged at the store; do not use these bytes",
-        )
+    return Found(location, store, folder)
 
 
 def save(found: Found, path: Path) -> None:
     """Write the object to `path`, which appears only when it is whole and compared.
 
     Raises:
-        IntegrityError: nothing was written. UsageError: the path cannot be written.
+        As `Found.write_to`; nothing was written. UsageError: the path cannot be written.
     """
     try:
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists") from error
     try:
-        with os.fdopen(fd, "wb") as file:
-            for piece in found.pieces:
-                file.write(piece)
+        with os.fdopen(fd, "w+b") as file:
+            found.write_to(file)
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)  # mkstemp made it 0600; the user expects what any program makes

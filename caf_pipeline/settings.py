@@ -37,6 +37,15 @@ def _source_name(name: str) -> str:
 SourceName = Annotated[str, AfterValidator(_source_name)]
 
 
+def _proof_type(number: int) -> int:
+    if number not in (0, 3):
+        raise ValueError("a proof type is 0 or 3")
+    return number
+
+
+ProofTypeSetting = Annotated[int, AfterValidator(_proof_type)]  # a Literal would refuse the environment's text "3"
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,10 +112,61 @@ class PackingSettings(_Section):
 
 
 class StoreSettings(_Section):
-    """Where chunks are kept. `directory`: files in `folder`."""
+    """Where chunks are kept. `jackal`: on the network that `[jackal]` describes; `directory`: files in `folder`."""
 
-    kind: Literal["directory"] = "directory"
+    kind: Literal["jackal", "directory"] = "jackal"
     folder: Path = Path(".caf/store")
+
+
+class JackalSettings(_Section):
+    """The network, the wallet and how chunks go there.
+
+    Attributes:
+        lcd: addresses of REST servers of chain nodes ("LCD"), best first; the next is asked where one fails or lags.
+        chain_id: of the network; a node of another chain is refused.
+        mnemonic: the wallet's words, from the environment only: `JACKAL_MNEMONIC`.
+        mnemonic_file: a file of mode 600 that holds them instead.
+        copies: asked for in a post and paid for; the chain calls it max_proofs.
+        required_copies: listed and read back before a chunk counts as stored; all that were asked for where not given.
+        proof_type: of the Merkle tree. Chains before 5.1 prove type 0 only.
+        gas_price: in ujkl.
+        timeout_blocks: after so many blocks a transaction that was not included never will be.
+        upload_seconds: how long a provider reads one upload (600 by `jackal-protocol.md`); what is not through then is lost.
+        proof_seconds: how long after an upload the chain may take to list the provider.
+        bandwidth: bytes a second of all uploads together; 0 for no limit. `caf jackal limit` changes it while runs go on.
+        spend_cap: ujkl that all transactions of this ledger may come to; none where not given. Changed in the same way.
+        warn_days: before the bought space ends, or will be full, the check `storage_plan_lasts` warns.
+        keep_staged_windows: proof windows for which a located chunk stays in staging, where space allows.
+        prove_per_run: located chunks that one run of the proof watch looks at.
+    """
+
+    lcd: tuple[str, ...] = ()
+    chain_id: str = "jackal-1"
+    mnemonic: SecretStr | None = None
+    mnemonic_file: Path | None = None
+    copies: int = Field(default=3, ge=1, le=100)
+    required_copies: int | None = Field(default=None, ge=1)
+    proof_type: ProofTypeSetting = 3
+    gas_price: float = Field(default=0.02, ge=0)
+    timeout_blocks: int = Field(default=50, ge=5)
+    upload_seconds: float = Field(default=600, gt=0)
+    proof_seconds: float = Field(default=900, gt=0)
+    bandwidth: ByteSize = Field(default=ByteSize(0), ge=0)
+    spend_cap: int | None = Field(default=None, ge=0)
+    warn_days: int = Field(default=30, ge=0)
+    keep_staged_windows: int = Field(default=2, ge=0)
+    prove_per_run: int = Field(default=100, ge=1)
+
+    @model_validator(mode="after")
+    def _required_within_copies(self) -> "JackalSettings":
+        if self.required_copies is not None and self.required_copies > self.copies:
+            raise ValueError("required_copies is larger than copies")
+        return self
+
+    @property
+    def copies_required(self) -> int:
+        """How many copies a chunk must have before it counts as stored."""
+        return self.copies if self.required_copies is None else self.required_copies
 
 
 class ChunkRunSettings(_Section):
@@ -138,6 +198,7 @@ class Settings(BaseSettings):
     staging: Path | None = None
     database_url: SecretStr | None = None
     store: StoreSettings = StoreSettings()
+    jackal: JackalSettings = JackalSettings()
     packing: PackingSettings = PackingSettings()
     runs: ChunkRunSettings = ChunkRunSettings()
     sources: dict[SourceName, SourceSettings] = {}
@@ -170,7 +231,7 @@ class Settings(BaseSettings):
             ) from None
 
 
-_SECRETS: Final = ("database_url", "access_key_id", "secret_access_key")
+_SECRETS: Final = ("database_url", "access_key_id", "secret_access_key", "mnemonic")
 
 
 def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
@@ -198,7 +259,9 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
     """Anchor relative paths, so that a change of working directory changes nothing."""
     store = settings.store.model_copy(update={"folder": folder / settings.store.folder})
     staging = folder / settings.staging if settings.staging else None
-    return settings.model_copy(update={"home": folder / settings.home, "staging": staging, "store": store})
+    words = settings.jackal.mnemonic_file
+    jackal = settings.jackal.model_copy(update={"mnemonic_file": folder / words}) if words else settings.jackal
+    return settings.model_copy(update={"home": folder / settings.home, "staging": staging, "store": store, "jackal": jackal})
 
 
 def load_settings(path: Path | None = None) -> Settings:

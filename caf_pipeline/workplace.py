@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from caf_pipeline.brake import Brake
 from caf_pipeline.errors import StagingError
 from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.settings import Settings, SourceSettings
@@ -17,12 +18,18 @@ def _no_progress(objects: int, size_bytes: int) -> None:
     """Tell nobody."""
 
 
+def _no_upload_progress(size_bytes: int) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """One source's parts, as every step gets them.
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
+        upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
+        brake: what the operator ordered; without one nothing is ever held up.
     """
 
     source: str
@@ -32,6 +39,8 @@ class Workplace:
     ledger: Ledger
     holder: Holder
     progress: Callable[[int, int], None] = field(default=_no_progress)
+    upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
+    brake: Brake | None = None
 
     @property
     def source_settings(self) -> SourceSettings:
@@ -48,6 +57,13 @@ class Workplace:
     def archive_id(self) -> str:
         """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
         return hashlib.sha256(f"caf-pipeline archive\0{self.source}\0{self.address}".encode()).hexdigest()[:32]
+
+    def hold(self, check: Callable[[], None]) -> None:
+        """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
+        if self.brake is None:
+            check()
+        else:
+            self.brake.hold(check)
 
     def inventories(self) -> Path:
         """Return the folder of this source's snapshots, made if it is missing."""

@@ -9,6 +9,9 @@ from pathlib import Path
 CAF = str(Path(sys.executable).with_name("caf"))
 SECONDS = 180  # for one command on a busy machine; a hang fails the test instead of the whole suite
 
+FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
+FOREIGN = ("AWS_", "CAF_", "DAGSTER_", "JACKAL_")  # a developer's own settings, which no test may see
+
 
 @dataclass(frozen=True)
 class Done:
@@ -21,7 +24,7 @@ class Done:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A folder to work in, and the environment's variables."""
+    """A folder to work in, and the environment's variables. Chunks are kept in a folder, unless these say otherwise."""
 
     folder: Path
     environment: dict[str, str]
@@ -30,11 +33,11 @@ class CommandLine:
         (self.folder / "caf.toml").write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str, **more: str) -> "subprocess.Popen[bytes]":
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_"))}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
         return subprocess.Popen(
             [CAF, *arguments],
             cwd=self.folder,
-            env=environment | self.environment | more,
+            env=environment | FOLDER_STORE | self.environment | more,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

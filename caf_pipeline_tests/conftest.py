@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-pytest_plugins = ["caf_pipeline_tests.s3_server", "caf_pipeline_tests.postgres", "caf_pipeline_tests.disks"]
+pytest_plugins = [
+    "caf_pipeline_tests.s3_server",
+    "caf_pipeline_tests.postgres",
+    "caf_pipeline_tests.disks",
+    "caf_pipeline_tests.jackal_network",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url:
     return Settings(
         home=home,
         database_url=SecretStr(database_url),
-        store=StoreSettings(folder=home / "store"),
+        store=StoreSettings(kind="directory", folder=home / "store"),
         sources={SOURCE: new_bucket.settings(target_size=40_000, public=True)},
     )
 

@@ -13,7 +13,7 @@ from caf_pipeline.database import Database, parse_url
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.plans import MOMENT
-from caf_pipeline_tests.workplaces import a_workplace, archive_chunk
+from caf_pipeline_tests.workplaces import StoreMaker, a_workplace, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["caf_pipeline_tests.dying_runs"])
@@ -52,10 +52,19 @@ def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> 
     setattr(owner, name, counted)
 
 
-def _run(folder: str, url: str, chunk: str, fatal: int, counted: "multiprocessing.Queue[int]") -> None:
+def _run(
+    folder: str,
+    url: str,
+    chunk: str,
+    *,
+    fatal: int,
+    store: StoreMaker | None,
+    settings: dict,
+    counted: "multiprocessing.Queue[int]",
+) -> None:
     moments = [0]
     ledger = PostgresLedger(Database(parse_url(url)))
-    work = a_workplace(Path(folder), a_steady_source(), ledger, run=f"run-{os.getpid()}")
+    work = a_workplace(Path(folder), a_steady_source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
     for name in _LEDGER_MOVES:
         _count_and_die(ledger, name, moments, fatal)
     for name in _SYSTEM_CALLS:
@@ -65,10 +74,16 @@ def _run(folder: str, url: str, chunk: str, fatal: int, counted: "multiprocessin
     counted.put(moments[0])
 
 
-def run(folder: Path, url: str, chunk: str, *, fatal: int = 0) -> int | None:
-    """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`."""
+def run(
+    folder: Path, url: str, chunk: str, *, fatal: int = 0, store: StoreMaker | None = None, settings: dict | None = None
+) -> int | None:
+    """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
+
+    `store` and `settings` are those of `a_workplace`; a function of a module, since another process is to find it.
+    """
     counted = _PROCESSES.Queue()
-    process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk, fatal, counted))
+    named = {"fatal": fatal, "store": store, "settings": settings or {}, "counted": counted}
+    process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk), kwargs=named)
     process.start()
     process.join(120)
     if process.exitcode == -signal.SIGKILL:

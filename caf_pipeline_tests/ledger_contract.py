@@ -3,10 +3,12 @@
 The functions at its head bring a ledger to where a test begins; other tests use them too.
 """
 
+import contextlib
 import hashlib
 import itertools
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,17 +24,19 @@ from caf_pipeline.errors import (
     LedgerError,
     NotLocated,
     StagingError,
+    UsageError,
 )
 from caf_pipeline.interfaces import (
     Copy,
+    CopyCheck,
     Holder,
     LocationRow,
+    Orders,
     PlannedChunk,
     PlanRecord,
     Posting,
     Sample,
     Seal,
-    SignedTransaction,
     Skip,
 )
 from caf_pipeline.inventory import STANDING_SCHEMA, SkipReason
@@ -137,6 +141,18 @@ def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
             ledger.move(lease, chunk, ledger.chunk(chunk).state, state)
 
 
+def look(ledger: Any, chunk: str, *checks: CopyCheck) -> None:
+    """Record what a look at a chunk's copies found."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_checks(lease, chunk, checks)
+
+
+def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
+    """Return what is known of a chunk's copies, times left out."""
+    known = ledger.known_copies(chunk)
+    return [(copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known]
+
+
 def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str, str | None, bool]]:
     """Return the rows of the export as (key, standing, reason, due)."""
     count = ledger.export_standing(source, path)
@@ -216,9 +232,23 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a"])
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
-        assert ledger.chunk(chunk).parked_reason == "no more money"
+        assert ledger.chunk(chunk).reason == "no more money"
         with pytest.raises(ClaimConflict):
             register(ledger, ["a"])
+
+    def test_the_reason_stays_with_a_chunk_until_it_is_well_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three")
+            assert ledger.chunk(chunk).reason == "one copy of three"
+            ledger.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
+            assert ledger.chunk(chunk).reason == ""
+
+    def test_a_withdrawn_chunk_keeps_its_reason(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large")
+        assert ledger.chunk(chunk).reason == "too large"
 
     # --- moves ---
 
@@ -428,7 +458,7 @@ class LedgerContract:
         archive(ledger, ["a"])
         assert standing(ledger, tmp_path / "s") == {("a", "located", None, False), ("b", "skipped", "cold_storage", False)}
 
-    # --- failures, staging, transactions ---
+    # --- failures, staging ---
 
     def test_a_run_that_fails_on_an_object_twice_counts_once(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -456,33 +486,158 @@ class LedgerContract:
         with ledger.lease(f"chunk/{two}", holder()) as lease:
             ledger.reserve_staging(lease, two, "/s", 100, 100)
 
-    def test_transactions_are_pending_until_they_are_settled(self, ledger):
-        (chunk,) = register(ledger, ["a"])
-        log = ledger.transactions(chunk)
-        one, two = (SignedTransaction(f"H{n}", bytes([n]) * 9, "jkl1", n, 100) for n in (1, 2))
-        log.commit(one)
-        log.commit(two)
-        assert log.pending() == [one, two]
-        log.settle("H1", "included")
-        log.settle("H1", "included")
-        assert ledger.transactions(chunk).pending() == [two]
-        with pytest.raises(LedgerError):
-            log.settle("H1", "expired")
+    # --- what stores keep ---
 
-    @pytest.mark.parametrize(("outcome", "free"), [(None, False), ("included", False), ("expired", True), ("superseded", True)])
-    def test_a_sequence_is_signed_again_only_when_its_transaction_is_given_up(self, ledger, outcome, free):
+    def test_one_log_is_shared_by_all_holders(self, ledger):
+        ledger.transactions(holder("run-1")).see_height("chain-1", 5)
+        assert ledger.transactions(holder("run-2")).seen_height("chain-1") == 5
+
+    def test_a_providers_rate_weighs_half_what_was_and_half_what_is(self, ledger):
+        providers = ledger.providers()
+        providers.uploaded("p", 1000, 10)
+        providers.uploaded("p", 1000, 5)
+        providers.downloaded("p", 300, 1)
+        providers.uploaded("p", 1000, 0)  # too short to be measured
+        record = ledger.providers().all()["p"]
+        assert (record.upload_rate, record.download_rate, record.failures, record.failed_at) == (150, 300, 0, None)
+
+    def test_failures_are_counted_in_a_row(self, ledger):
+        providers = ledger.providers()
+        for _ in range(2):
+            providers.failed("p")
+        record = providers.all()["p"]
+        assert (record.failures, record.upload_rate, record.failed_at.tzinfo) == (2, None, UTC)
+        providers.downloaded("p", 1, 1)
+        assert (providers.all()["p"].failures, providers.all()["p"].failed_at) == (0, record.failed_at)
+        assert set(providers.all()) == {"p"}
+
+    def test_orders_hold_until_they_are_taken_back(self, ledger):
+        board = ledger.switchboard()
+        assert board.orders() == Orders()
+        board.order("paused", "the bill")
+        board.order("bandwidth", "1000")
+        board.order("bandwidth", "0")
+        board.order("spend_cap", "-1")
+        assert ledger.switchboard().orders() == Orders("the bill", 0, -1)
+        for name in ("paused", "bandwidth", "spend_cap"):
+            board.order(name, None)
+        assert board.orders() == Orders()
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("speed", "1"), ("speed", None), ("paused", " "), ("bandwidth", "-1"), ("spend_cap", "a few")]
+    )
+    def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
+        with pytest.raises(UsageError):
+            ledger.switchboard().order(name, value)
+        assert ledger.switchboard().orders() == Orders()
+
+    def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
+        names = register(ledger, ["a"], ["b"], ["c"], ["d"])
+        for name in names[:3]:
+            bring_to(ledger, name, ChunkState.UPLOADING)
+        assert ledger.switchboard().orders().uploads == 1
+        with contextlib.ExitStack() as held:
+            for name in (*names[1:3], names[3]):
+                held.enter_context(ledger.lease(f"chunk/{name}", holder()))
+            assert ledger.switchboard().orders().uploads == 2
+
+    # --- copies and their proofs ---
+
+    def test_the_copies_that_verified_a_chunk_are_known(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        log = ledger.transactions(chunk)
-        log.commit(SignedTransaction("H1", b"one", "jkl1", 7, 100))
-        if outcome:
-            log.settle("H1", outcome)
-        again = SignedTransaction("H2", b"two", "jkl1", 7, 200)
-        if free:
-            log.commit(again)
-            assert log.pending() == [again]
-        else:
-            with pytest.raises(LedgerError, match="sequence 7"):
-                log.commit(again)
+        assert ledger.known_copies(chunk) == []
+        bring_to(ledger, chunk, ChunkState.UPLOADING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_copies(lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")])
+        assert seen(ledger, chunk) == [("p1", True, None, 0, ""), ("p2", True, 9, 0, "")]
+        assert [copy.proof for copy in ledger.known_copies(chunk)] == ["proof 1", "proof 2"]
+
+    def test_copies_of_an_upload_begun_again_take_the_place_of_the_first(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        end(ledger, chunk, ChunkState.UPLOADING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_copies(lease, chunk, [Copy("another", "proof", 9)])
+        assert seen(ledger, chunk) == [("another", True, 9, 0, ""), ("provider", False, None, 0, "")]
+
+    def test_each_proof_window_counts_once(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for last_proven, window in [(100, 1), (110, 1), (None, None), (205, 2), (120, 1), (505, 5)]:
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", last_proven), window))
+        assert seen(ledger, chunk) == [("provider", True, 505, 3, "")]
+
+    def test_window_0_counts(self, ledger):
+        chunk = archive(ledger, ["a"])
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 0))
+        assert ledger.known_copies(chunk)[0].windows == 1
+
+    def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
+        assert seen(ledger, chunk) == [("new", True, 7, 1, "wrong bytes at 100"), ("provider", False, None, 0, "")]
+        look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
+        assert ledger.known_copies(chunk)[0].fault == ""
+
+    def test_only_a_located_or_damaged_chunk_is_looked_at(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with pytest.raises(IllegalMove, match="'verified'"):
+            look(ledger, chunk)
+        assert ledger.known_copies(chunk)[0].listed
+
+    def test_a_look_by_a_run_that_lost_the_chunk_writes_nothing(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.record_checks(old, chunk, [])
+        assert ledger.known_copies(chunk)[0].listed
+        assert ledger.chunk(chunk).checked_at is None
+
+    def test_chunks_are_proven_in_turn_those_never_looked_at_by_their_age(self, ledger):
+        names = [archive(ledger, [key]) for key in "abc"]
+        register(ledger, ["d"])
+        archive(ledger, ["a"], source="other")
+        for chunk in (names[1], names[0]):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof"), None))
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == [names[2], names[1], names[0]]
+        first, *_ = ledger.chunks_to_prove(SOURCE, 1)
+        assert first == ledger.chunk(names[2])
+        assert ledger.chunk(names[0]).checked_at > ledger.chunk(names[1]).checked_at > first.located_at
+
+    def test_a_damaged_chunk_is_not_proven_but_repaired(self, ledger):
+        end(ledger, archive(ledger, ["a"]), ChunkState.DAMAGED)
+        assert ledger.chunks_to_prove(SOURCE, 9) == []
+
+    def test_a_repaired_chunk_is_located_again_once_a_copy_was_seen_right(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        for checks in ([], [CopyCheck(Copy("provider", "proof"), None, "wrong bytes")]):
+            look(ledger, chunk, *checks)
+            with pytest.raises(IllegalMove, match="no copy"):
+                end(ledger, chunk, ChunkState.LOCATED)
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
+        end(ledger, chunk, ChunkState.LOCATED)
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+
+    def test_a_damaged_chunk_posted_again_is_read_from_its_new_place(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        again = replace(POSTING, start=99)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, again)
+        assert ledger.locate(SOURCE, "a").posting == again
+        assert [copy.listed for copy in ledger.known_copies(chunk)] == [False]
+
+    def test_other_bytes_do_not_repair_a_chunk(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            with pytest.raises(IllegalMove, match="'located'"):
+                ledger.record_repost(lease, chunk, POSTING)
+            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
+            with pytest.raises(IntegrityError):
+                ledger.record_repost(lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99))
+        assert ledger.chunk(chunk).start == POSTING.start
 
     # --- questions ---
 

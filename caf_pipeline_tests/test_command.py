@@ -1,17 +1,21 @@
 """`caf run`: all of it in one process, on the jobs' own pages, its first error kept for the end."""
 
 import io
+from dataclasses import replace
 
 import pytest
+from dagster import AssetKey
+from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
 
 from caf_pipeline.defs.command import run_source
 from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
 from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline.settings import Settings
+from caf_pipeline.settings import Settings, StoreSettings
+from caf_pipeline_tests.jackal_network import jackal_settings
 
-pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+pytest_plugins = ["caf_pipeline_tests.dagster_home", "caf_pipeline_tests.jackal_network"]
 
 SOURCE = "my-source"
 
@@ -70,3 +74,22 @@ def test_an_unknown_source_and_none_at_all_are_refused(pipeline, run, tmp_path):
         run("other")
     with pytest.raises(UsageError, match="there is no source"):
         run_source(None, settings=Settings(home=tmp_path))
+
+
+def test_a_sealed_chunk_that_no_provider_takes_in_time_is_cut_again(pipeline, network):
+    store, jackal = StoreSettings(kind="jackal"), jackal_settings(network, upload_seconds=2)
+    sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(1_000_000)})}
+    changes = {"store": store, "jackal": jackal, "sources": sources}
+    mine = replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
+    mine.put(8, size_bytes=100_000)
+    (large,) = mine.plan()
+    sealing = mine.execute("archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])])
+    assert sealing.success
+    for provider in network.provider_addresses:
+        mine.ledger.providers().uploaded(provider, 280_000, 1.0)
+    printed = io.StringIO()
+    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
+    assert summary.complete
+    assert mine.chunks(ChunkState.WITHDRAWN) == [large]
+    assert len(mine.chunks(ChunkState.LOCATED)) > 1
+    assert "target size" in printed.getvalue()

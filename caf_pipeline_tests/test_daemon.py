@@ -93,7 +93,7 @@ def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline,
         "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": keys.secret_access_key.get_secret_value(),
     }
     (tmp_path / "caf.toml").write_text(
-        f'home = "{settings.home}"\n[store]\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
         f'bucket = "{keys.bucket}"\nendpoint_url = "{keys.endpoint_url}"\ntarget_size = {int(keys.target_size)}\npublic = true\n'
         "watch_interval_seconds = 0\n"
     )

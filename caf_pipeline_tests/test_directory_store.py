@@ -49,3 +49,18 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     Path(tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be made"):
         DirectoryStore(tmp_path / "file" / "store")
+
+
+def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):
+    store = DirectoryStore(small_disk / "store")
+    with pytest.raises(StoreError, match=r"too few for 2000000 bytes beside 5 bytes"):
+        store.admit(public=False, stored_size_bytes=2_000_000, waiting_bytes=5)
+
+
+def test_a_copy_of_other_bytes_is_replaced(store, tmp_path):
+    path = staged_file(tmp_path, b"x" * 1000)
+    posting = stored(store, path)
+    (file,) = (store.folder / "chunks").iterdir()
+    file.write_bytes(b"y" * 1000)
+    store.put(posting, path, lambda _: None)
+    assert file.read_bytes() == b"x" * 1000

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
+from caf_pipeline.interfaces import Copy, CopyCheck
 from caf_pipeline.inventory import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.lifecycle import ChunkState
@@ -29,6 +30,7 @@ from caf_pipeline_tests.ledger_contract import (
     end,
     holder,
     location,
+    look,
     plan_record,
     planned,
     register,
@@ -36,6 +38,7 @@ from caf_pipeline_tests.ledger_contract import (
     skip,
     standing,
 )
+from caf_pipeline_tests.transaction_log_contract import ACCOUNT, ask, commit, settle, signed
 
 
 @pytest.fixture
@@ -232,6 +235,20 @@ def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
     new = archive(pooled_ledger, ["a", "c"])
     assert pooled_ledger.locate(SOURCE, "a").chunk == new
     assert {key for key, *_ in standing(pooled_ledger, tmp_path / "s")} == {"a", "c"}
+
+
+def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
+    (chunk,) = register(pooled_ledger, ["a"])
+    bring_to(pooled_ledger, chunk, ChunkState.POSTING)
+    log = pooled_ledger.transactions(holder())
+    ask(log, chunk)
+    settle(log, commit(log, signed(1), chunk), "included", 7)
+    assert (log.start_of(ACCOUNT, chunk), log.spent(ACCOUNT), log.waiting(ACCOUNT)) == (7, 10, [])
+    pooled_ledger.switchboard().order("bandwidth", "5")
+    assert pooled_ledger.switchboard().orders().bandwidth == 5
+    done = archive(pooled_ledger, ["b"])
+    look(pooled_ledger, done, CopyCheck(Copy("provider", "proof", 9), 1))
+    assert pooled_ledger.known_copies(done)[0].windows == 1
 
 
 def test_many_threads_share_the_poolers_two_connections(pooled_ledger):

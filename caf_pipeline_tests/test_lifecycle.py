@@ -10,7 +10,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
 from caf_pipeline.interfaces import Copy
-from caf_pipeline.lifecycle import CLAIMING, FINAL, IN_GOOD_STANDING, UNDER_WAY, ChunkState, has_reached, may_move, require_move
+from caf_pipeline.lifecycle import (
+    CLAIMING,
+    FINAL,
+    IN_GOOD_STANDING,
+    TO_BE_POSTED,
+    UNDER_WAY,
+    ChunkState,
+    has_reached,
+    may_move,
+    require_move,
+)
 from caf_pipeline_tests.ledger_contract import (
     POSTING,
     SOURCE,
@@ -67,6 +77,15 @@ def test_only_a_verified_or_repaired_chunk_becomes_located():
 def test_nothing_that_may_have_been_paid_for_is_withdrawn_in_silence():
     for state in (S.POSTING, S.POSTED, S.UPLOADING, S.VERIFIED, S.LOCATED):
         assert not may_move(state, S.WITHDRAWN)
+
+
+def test_a_post_is_asked_for_only_where_one_may_be_missing():
+    assert sorted(TO_BE_POSTED) == [S.DAMAGED, S.POSTING]
+
+
+@pytest.mark.parametrize("state", [S.LOCATED, S.EXPIRED, S.WITHDRAWN])
+def test_damage_is_repaired_or_given_up(state):
+    assert may_move(S.DAMAGED, state)
 
 
 def test_an_illegal_move_names_the_chunk_and_both_states():
@@ -177,11 +196,12 @@ class LedgerMachine(RuleBasedStateMachine):
         return steps.get(before)
 
     @precondition(lambda self: self.leases)
-    @rule(after=st.sampled_from([S.PARKED, S.WITHDRAWN, S.ABANDONED, S.DAMAGED, S.EXPIRED]))
+    @rule(after=st.sampled_from([S.PARKED, S.WITHDRAWN, S.ABANDONED, S.DAMAGED, S.LOCATED, S.EXPIRED]))
     def operate(self, after):
         name, lease = self.leases[-1]
         before = self.state(name)
-        if may_move(before, after) and not (before is S.PARKED and after is S.ABANDONED):
+        by_loading_only = (before, after) == (S.VERIFIED, S.LOCATED)
+        if may_move(before, after) and not by_loading_only and not (before is S.PARKED and after is S.ABANDONED):
             self.ledger.move(lease, name, before, after)
             assert self.state(name) is after
 

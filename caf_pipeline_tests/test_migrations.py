@@ -9,6 +9,7 @@ import pytest
 
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.migrations import applied_migrations, migrate, sql_folder
 
 MIGRATE = """
@@ -96,3 +97,21 @@ def test_a_process_killed_while_it_migrates_is_in_nobodys_way(connection, empty_
     connection.execute("SELECT pg_terminate_backend(%s)", sleeping)
     assert migrate(connection, write(tmp_path, a="CREATE TABLE a ()")) == ["a"]
     assert tables(connection) == {"a"}
+
+
+def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url, tmp_path):
+    migrate(connection, write(tmp_path, **{"0001.ledger": (sql_folder() / "0001.ledger.sql").read_text()}))
+    connection.execute(
+        "INSERT INTO sources (name, archive_id, address) VALUES ('s', 'a', 's3://s');"
+        "INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)"
+        " VALUES (1, '01234567', '\\x01', 'snapshot', 'folder', 1, 10);"
+        "INSERT INTO caf_files (name, source_id, plan_id, number, state, parked_reason, object_count, object_bytes,"
+        " expected_size_bytes) VALUES ('s-1', 1, 1, 1, 'parked', 'no money', 1, 10, 100);"
+        "INSERT INTO copies (caf_file_id, provider, proof) VALUES (1, 'p', 'q')"
+    )
+    assert migrate(connection) == ["0002.jackal"]
+    database = Database(parse_url(empty_database_url))
+    ledger = PostgresLedger(database)
+    assert (ledger.chunk("s-1").state, ledger.chunk("s-1").reason) == ("parked", "no money")
+    assert [(copy.provider, copy.listed, copy.windows) for copy in ledger.known_copies("s-1")] == [("p", True, 0)]
+    database.close()

@@ -1,5 +1,6 @@
 """The commands of the README and of docs/, run as they stand there, in a copy of the checkout."""
 
+import json
 import os
 import re
 import shutil
@@ -66,10 +67,12 @@ def checkout(tmp_path_factory):
 def environment(checkout):
     names = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "MAKE"))}
     endpoint = f"http://127.0.0.1:{free_port()}"
-    return names | {
+    lcd = f"http://127.0.0.1:{free_port()}"
+    return {name: value for name, value in names.items() if not name.startswith("JACKAL_")} | {
         "PATH": f"{checkout / '.venv' / 'bin'}:{os.environ['PATH']}",
         "FOLDER": str(checkout / "files" / "python"),
         "CAF_SOURCES__DEMO__ENDPOINT_URL": endpoint,
+        "CAF_JACKAL__LCD": json.dumps([lcd]),
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
@@ -109,17 +112,32 @@ def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
         assert word in demonstrated
 
 
-def test_an_object_of_the_demo_is_got_back(demonstrated, checkout, environment):
+@pytest.fixture(scope="module")
+def network(demonstrated, checkout, environment):
+    """`make network`, as in another terminal; gives its address."""
+    process = subprocess.Popen(
+        ["make", "network"], cwd=checkout, env=environment, stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    said = process.stdout.readline()
+    assert "Ctrl-C ends it" in said
+    yield said.split()[0]
+    os.killpg(process.pid, 2)
+    process.wait(60)
+    process.stdout.close()
+
+
+def test_an_object_of_the_demo_is_got_back(network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
-def test_a_chunk_of_the_demo_is_an_ordinary_caf(demonstrated, checkout, environment):
-    said = sh(script_with("caf list"), checkout, environment)
+def test_a_chunk_of_the_demo_is_an_ordinary_caf(network, checkout, environment):
+    said = sh(script_with("caf list").replace("http://127.0.0.1:5056", network), checkout, environment)
     assert ".caf/manifest.parquet" in said
+    assert "jkl1" in said
 
 
-def test_a_bucket_of_ones_own_is_archived(demonstrated, checkout, environment, s3_server):
+def test_a_bucket_of_ones_own_is_archived(network, checkout, environment, s3_server):
     bucket = make_bucket(s3_server)
     bucket.put("2024/one", b"1")
     bucket.put("2023/other", b"2")
@@ -165,7 +183,7 @@ def test_make_ui_opens_the_ui(demonstrated, checkout, environment):
 
 def test_every_target_that_the_readme_names_exists(checkout):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), re.MULTILINE):
+    for target in re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 

@@ -145,7 +145,7 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     tick("launch_chunks_my_source")
     parked = pipeline.ledger.chunk(chunk)
     assert parked.state is ChunkState.PARKED
-    assert "failed too often" in parked.parked_reason
+    assert "failed too often" in parked.reason
 
     unpark(pipeline.workplace(), chunk)
     requests, _, _ = tick("launch_chunks_my_source")

@@ -120,3 +120,19 @@ def test_the_documentation_lists_every_setting():
             assert f"`{listed}`" in text or listed == "sources", listed
     for name in SourceSettings.model_fields:
         assert f"`{name}`" in text, name
+
+
+def test_a_proof_type_may_come_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAF_JACKAL__PROOF_TYPE", "0")
+    assert load_settings().jackal.proof_type == 0
+    monkeypatch.setenv("CAF_JACKAL__PROOF_TYPE", "1")
+    with pytest.raises(SettingsError, match="a proof type is 0 or 3"):
+        load_settings()
+
+
+def test_more_required_copies_than_copies_are_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAF_JACKAL__REQUIRED_COPIES", "4")
+    with pytest.raises(SettingsError, match="larger than copies"):
+        load_settings()

@@ -1,9 +1,11 @@
-"""Workplaces for tests: a memory source or a real one, a folder for a store, a real ledger."""
+"""Workplaces for tests: a memory source or a real one, a folder for a store or any other, a real ledger."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline import archive, planning
 from caf_pipeline.directory_store import DirectoryStore
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 from caf_pipeline.workplace import Workplace
@@ -20,16 +22,40 @@ CHUNK_STEPS = (
 )
 
 
-def a_workplace(folder: Path, source, ledger, *, run="run-1", target="1MiB", **settings) -> Workplace:
+StoreMaker = Callable[[Settings, Ledger, Holder], ChunkStore]
+
+
+def a_workplace(
+    folder: Path,
+    source,
+    ledger,
+    *,
+    run="run-1",
+    target="1MiB",
+    public=True,
+    store: ChunkStore | StoreMaker | None = None,
+    brake=None,
+    **settings,
+) -> Workplace:
+    """Open a workplace of the source `src`.
+
+    Args:
+        store: an open store, or what opens one as `open_jackal_store` does; a folder under `folder` by default.
+        settings: sections of the settings beside those set here, e.g. `jackal={...}`.
+    """
     values = {
         "home": folder / "home",
-        "store": {"folder": folder / "store"},
-        "sources": {"src": {"bucket": "b", "target_size": target}},
+        "store": {"kind": "directory", "folder": folder / "store"},
+        "sources": {"src": {"bucket": "b", "target_size": target, "public": public}},
         "packing": {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4},
     }
     described = Settings.model_validate(values | settings)
-    store = DirectoryStore(described.store.folder)
-    work = Workplace("src", described, source, store, ledger, this_process(run))
+    holder = this_process(run)
+    if store is None:
+        store = DirectoryStore(described.store.folder)
+    elif callable(store):
+        store = store(described, ledger, holder)
+    work = Workplace("src", described, source, store, ledger, holder, brake=brake)
     ledger.register_source(work.source, work.archive_id, work.address)
     return work
 

@@ -4,6 +4,8 @@ import os
 import re
 import sys
 
+from caf_pipeline.settings import load_settings
+
 
 def use(name: str) -> str:
     """Make the bucket known as a source and return the source's name."""
@@ -13,4 +15,6 @@ def use(name: str) -> str:
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name
     os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if load_settings().jackal.chain_id.startswith("loopback"):
+        os.environ[f"{prefix}PUBLIC"] = "true"  # the loopback network shows it to this machine only
     return source

@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
+import network
 import server
 from rich.console import Console
 
@@ -37,7 +38,8 @@ def main() -> int:
     started = time.monotonic()
     if arguments.folder and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is not a folder")
-    with nullcontext() if arguments.bucket else server.running():
+    with nullcontext() if arguments.bucket else server.running(), network.running():
+        network.buy_space()
         if arguments.bucket:
             source, files = bucket.use(arguments.bucket), []
         else:

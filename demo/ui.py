@@ -1,4 +1,4 @@
-"""Opens the Dagster UI, and the demo's S3 server beside it: what `make ui` runs.
+"""Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui` runs.
 
 While it runs, an object that is put into the bucket is archived by itself:
 
@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
+import network
 import server
 
 from caf_pipeline.defs.home import prepare_dagster_home
@@ -29,7 +30,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.bucket:
         bucket.use(arguments.bucket)
-    with nullcontext() if arguments.bucket else server.running():
+    with nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             os.environ.update(server.KEYS)
             server.client().create_bucket(Bucket=server.BUCKET)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli import archives, pipeline
+from caf_pipeline.cli import archives, jackal, pipeline
 from caf_pipeline.errors import UsageError
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ def _options(
 
 archives.add_to(app)
 pipeline.add_to(app)
+jackal.add_to(app)
 
 
 def command() -> Any:  # noqa: ANN401  the type that typer builds is not part of its public names

@@ -4,22 +4,19 @@ Not here: commands on CAF files (`archives`); what `run` does, which is Dagster'
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.terminal import print_json, printable, show_size
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, opened_workplace
+from caf_pipeline.cli.terminal import help_of, print_json, printable, show_size
 from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.interfaces import Chunk, SourceAccount
-    from caf_pipeline.ledger import PostgresLedger
-    from caf_pipeline.workplace import Workplace
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
@@ -30,11 +27,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(run)
-    app.command()(get)
-    app.command()(status)
-    app.command()(unpark)
-    app.command()(withdraw)
+    for command in (run, get, status, unpark, withdraw):
+        app.command(help=help_of(command))(command)
 
 
 def run(
@@ -51,7 +45,6 @@ def run(
     Example:
       caf run --source demo
 
-    \b
     Exit status: 0 all went well, also where there was nothing to do; 1 a check failed; 3 a setting is wrong; 5 the source,
     6 the database, 7 the store or 8 the staging folder failed; 9 bytes differ; 10 another run holds what this one needs;
     130 interrupted.
@@ -75,24 +68,22 @@ def get(
 ) -> None:
     r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
 
-    With -o, FILE appears only when it is whole and verified. On standard output bytes come as they are read; exit status 9
-    then says that what came before must not be used.
+    Nothing is given out before the whole object was read and verified: neither FILE nor a byte on standard output. A provider
+    that gives wrong bytes is left for the next one that has the object.
 
     \b
     Examples:
       caf get demo packages/rich/py.typed -o py.typed
       caf get demo python/python3.11/this.py | python3
 
-    \b
-    Exit status: 0 verified; 3 a setting is wrong; 6 the database or 7 the store failed; 9 the bytes differ from their
-    record; 11 the object is not archived.
+    Exit status: 0 verified; 3 a setting is wrong; 6 the database or 7 the store failed; 9 all that is to be had has other
+    bytes; 11 the object is not archived.
     """
-    from caf_pipeline.assembly import open_store  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.retrieve import fetch, save  # noqa: PLC0415
+    from caf_pipeline.retrieve import fetch, save  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
-    with _ledger(settings) as ledger:
-        found = fetch(ledger, open_store(settings), source, key, version)
+    with opened_ledger(settings) as ledger, opened_store(settings, ledger) as store:
+        found = fetch(ledger, store, source, key, version)
         if output:
             save(found, output)
             return
@@ -115,12 +106,11 @@ def status(
       caf status
       caf status demo --json | jq 'select(.state == "parked")'
 
-    \b
     Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed.
     """
     settings = load_settings()
-    with _ledger(settings) as ledger:
-        known = sorted({*ledger.sources(), *settings.sources})
+    with opened_ledger(settings) as ledger:
+        known = known_sources(settings, ledger)
         if source is not None and source not in known:
             settings.source(source)
         for name in [source] if source else known:
@@ -136,46 +126,26 @@ def status(
 def unpark(chunk: ChunkArgument) -> None:
     r"""Let runs work on a parked chunk again, once what stopped it is mended.
 
-    \b
     Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
     from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
 
-    with _workplace(chunk) as work:
+    settings = load_settings()
+    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
         typer.echo(f"{chunk} is '{archive.unpark(work, chunk).state}'; the next run goes on with it")
 
 
 def withdraw(chunk: ChunkArgument) -> None:
     r"""Give a chunk up for good, before it is posted: its objects are planned again by the next plan.
 
-    \b
     Exit status: 0; 6 the chunk is posted already, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
     from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
 
-    with _workplace(chunk) as work:
+    settings = load_settings()
+    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
         archive.withdraw(work, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")
-
-
-@contextmanager
-def _ledger(settings: Settings) -> "Iterator[PostgresLedger]":
-    from caf_pipeline.assembly import open_ledger  # noqa: PLC0415  loaded by the commands that use it
-
-    ledger = open_ledger(settings)
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
-@contextmanager
-def _workplace(chunk: str) -> "Iterator[Workplace]":
-    from caf_pipeline.assembly import open_workplace  # noqa: PLC0415  loaded by the commands that use it
-
-    settings = load_settings()
-    with _ledger(settings) as ledger:
-        yield open_workplace(settings, ledger.chunk(chunk).source, run="caf", ledger=ledger)
 
 
 def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]") -> None:
@@ -199,7 +169,7 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
                 "skipped": chunk.skipped_count,
                 "size_bytes": chunk.caf_size_bytes or chunk.expected_size_bytes,
                 "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
-                "parked_reason": chunk.parked_reason or None,
+                "reason": chunk.reason or None,
             }
         )
 
@@ -212,25 +182,36 @@ def _print_status(name: str, account: "SourceAccount | None", chunks: "list[Chun
     console.print(_sentence(name, account))
     if not chunks:
         return
-    # What is not done yet is what one looks for; of the rest the latest.
-    chunks.sort(key=lambda chunk: (chunk.state in (*IN_GOOD_STANDING, ChunkState.EMPTY), -chunk.updated_at.timestamp()))
+    chunks.sort(key=lambda chunk: (_urgency(chunk.state), -chunk.updated_at.timestamp()))
     shown = chunks if everything else chunks[:CHUNKS_SHOWN]
-    table = Table("chunk", "state", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown))  # it is what one copies
+    table.add_column("state")
     for column in ("objects", "skipped", "size"):
         table.add_column(column, justify="right")
     table.add_column("Merkle root")
     for chunk in shown:
         table.add_row(
             chunk.name,
-            f"{chunk.state}: {printable(chunk.parked_reason)}" if chunk.parked_reason else str(chunk.state),
+            str(chunk.state),
             f"{chunk.member_count or chunk.object_count:,}",
             f"{chunk.skipped_count:,}",
             show_size(chunk.caf_size_bytes or chunk.expected_size_bytes),
             f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else "",
         )
     console.print(table)
+    for chunk in shown:
+        if chunk.reason:
+            console.print(f"{chunk.name} is {chunk.state}: {printable(chunk.reason)}")
     if len(shown) < len(chunks):
         console.print(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
+
+
+def _urgency(state: ChunkState) -> int:
+    """Return what a chunk is sorted by: damage first, then what is not done yet, of each the latest."""
+    if state is ChunkState.DAMAGED:
+        return 0
+    return 2 if state in (*IN_GOOD_STANDING, ChunkState.EMPTY) else 1
 
 
 def _sentence(name: str, account: "SourceAccount | None") -> str:

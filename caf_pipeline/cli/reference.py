@@ -1,12 +1,14 @@
 """Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m caf_pipeline.cli.reference FILE`.
 
-Not here: what the commands say of themselves (`archives`, `pipeline`).
+Not here: what the commands say of themselves (`archives`, `pipeline`, `jackal`).
 """
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from typer import Typer
 from typer.testing import CliRunner
 
 WIDTH: Final = "100"  # of the help texts, whatever terminal they are generated in
@@ -20,14 +22,23 @@ hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5
 """
 
 
+def _commands(app: Typer) -> Iterator[list[str]]:
+    """Yield the words of each command, a group's own before those of its commands."""
+    for command in app.registered_commands:
+        yield [command.name or (command.callback.__name__ if command.callback else "")]
+    for group in app.registered_groups:
+        yield [group.name or ""]
+        if group.typer_instance:
+            yield from ([group.name or "", *words] for words in _commands(group.typer_instance))
+
+
 def reference() -> str:
     """Return docs/cli.md as it should be."""
     from caf_pipeline.cli.app import app  # noqa: PLC0415 - the commands load what they show only when they run
 
     runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
-    names = [command.name or (command.callback.__name__ if command.callback else "") for command in app.registered_commands]
     parts = [_OPENING]
-    for words in [[], *([name] for name in names)]:
+    for words in [[], *_commands(app)]:
         result = runner.invoke(app, [*words, "--help"], prog_name="caf")
         if result.exit_code:
             raise SystemExit(f"caf {' '.join(words)} --help failed: {result.output}")

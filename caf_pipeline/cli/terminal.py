@@ -3,6 +3,7 @@
 Not here: error messages (`cli`), what is shown (the commands).
 """
 
+import inspect
 import json
 import re
 import sys
@@ -14,16 +15,24 @@ from caf_pipeline.errors import UsageError
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
+_DECIMAL_UNITS: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 
 
-def parse_size(text: str) -> int:
-    """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else, decimal units included."""
+def parse_size(text: str, *, decimal: bool = False) -> int:
+    """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else.
+
+    Args:
+        text: what was given.
+        decimal: whether `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for sizes of chunks.
+    """
+    units = _UNITS | _DECIMAL_UNITS if decimal else _UNITS
     match = _SIZE.fullmatch(text.strip())
-    if not match or match[2] not in _UNITS:
-        raise UsageError(f"{text!r} is not a size.", hint="Give bytes, or a whole number of KiB, MiB, GiB or TiB: 30GiB.")
-    return int(match[1]) * _UNITS[match[2]]
+    if not match or match[2] not in units:
+        also = " (or KB, MB, GB, TB)" if decimal else ""
+        raise UsageError(f"{text!r} is not a size.", hint=f"Give bytes, or a whole number of KiB, MiB, GiB or TiB{also}: 30GiB.")
+    return int(match[1]) * units[match[2]]
 
 
 def show_size(size_bytes: int) -> str:
@@ -36,6 +45,11 @@ def show_size(size_bytes: int) -> str:
         if size < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def show_coins(amount: int) -> str:
+    """Return an amount of ujkl for people: 1 JKL is 1,000,000 ujkl."""
+    return f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)" if amount >= 10_000 else f"{amount:,} ujkl"
 
 
 def counted(count: int, noun: str) -> str:
@@ -54,6 +68,11 @@ def _escaped(character: str) -> str:
     if character == "\\":
         return "\\\\"
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def help_of(command: Callable[..., object]) -> str:
+    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as it stands."""
+    return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 
 def print_json(record: Mapping[str, object]) -> None:

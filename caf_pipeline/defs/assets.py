@@ -103,7 +103,11 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         def cut() -> metadata.Metadata:
             work = _open(context, pipeline, source)
             report = planning.cut_plan(work, snapshot_to_plan(work, context.instance, context.run.run_id))
-            return metadata.plan_metadata(report, register_chunks(context.instance, work.ledger, source))
+            if report.warning:
+                context.log.warning(report.warning)
+            copies = pipeline.settings.jackal.copies if pipeline.settings.store.kind == "jackal" else 1
+            registered = register_chunks(context.instance, work.ledger, source)
+            return metadata.plan_metadata(report, registered, copies=copies)
 
         shown = attempt(context, cut, pipeline.on_error)
         if shown is not None:

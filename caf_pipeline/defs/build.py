@@ -1,4 +1,4 @@
-"""Joins, for each source of the settings, its assets, checks, jobs, sensors and schedule into what Dagster loads.
+"""Joins, for each source of the settings, its assets, checks, jobs, sensors and schedules into what Dagster loads.
 
 Building asks neither network nor database. Not here: which settings (`definitions` for Dagster's tools, `command` for `caf`).
 """
@@ -12,20 +12,25 @@ from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.checks import source_checks
 from caf_pipeline.defs.jobs import source_jobs
 from caf_pipeline.defs.resources import pipeline_resource
-from caf_pipeline.defs.schedules import reconcile_schedule
+from caf_pipeline.defs.schedules import source_schedules
 from caf_pipeline.defs.sensors import source_sensors
+from caf_pipeline.defs.watching import watching_jobs
 from caf_pipeline.settings import Settings
 
 
 def build_defs(settings: Settings, *, resource_overrides: Mapping[str, Any] | None = None) -> Definitions:
     """Return the definitions for these settings; `resource_overrides` replaces resources by name."""
     sources = settings.sources.items()
+    on_jackal = settings.store.kind == "jackal"
     return Definitions(
         assets=[each for source, its in sources for each in source_assets(source, its)],
-        asset_checks=[each for source, _ in sources for each in source_checks(source)],
-        jobs=[each for source, _ in sources for each in source_jobs(source)],
+        asset_checks=[each for source, _ in sources for each in source_checks(source, on_jackal=on_jackal)],
+        jobs=[
+            *(each for source, _ in sources for each in source_jobs(source, on_jackal=on_jackal)),
+            *(each for source, _ in sources for each in watching_jobs(source)),
+        ],
         sensors=[each for source, its in sources for each in source_sensors(source, its)],
-        schedules=[reconcile_schedule(source) for source, _ in sources],
+        schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
         resources={"pipeline": pipeline_resource(settings), **(resource_overrides or {})},
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a
         # process for each op, which is fifty seconds a chunk.

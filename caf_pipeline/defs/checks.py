@@ -5,6 +5,7 @@ Not here: how an account is taken (`planning`, `accounts`). A blocking check tha
 
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from dagster import (
@@ -17,26 +18,35 @@ from dagster import (
 )
 from dagster_shared.utils.warnings import PreviewWarning
 
-from caf_pipeline import accounts, planning
+from caf_pipeline import accounts, assembly, planning, proofs
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.assets import snapshot_to_plan
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure, attempt
-from caf_pipeline.defs.naming import asset_key
+from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, STORAGE_PLAN_LASTS, asset_key, prove_job, repair_job
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import HeldByOther
+from caf_pipeline.jackal.outlook import charged_per_day, look_ahead
+from caf_pipeline.lifecycle import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.workplace import Workplace
 
 T = TypeVar("T")
 
 
-def source_checks(source: str) -> list[AssetChecksDefinition]:
+def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
     """Return the checks of one source, in flow order."""
     with warnings.catch_warnings():
         # Partitioned checks are a preview in 1.13.27. They do what is asked of them here, which the tests hold; users of
         # this package can do nothing about the warning.
         warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec", category=PreviewWarning)
-        return [_plan_accounts(source), _chunk_accounts(source), _chunk_reads_back(source), _source_is_complete(source)]
+        checks = [
+            _plan_accounts(source),
+            _chunk_accounts(source),
+            _chunk_is_proven(source),
+            _chunk_reads_back(source),
+            _source_is_complete(source),
+        ]
+        return [*checks, _storage_plan_lasts(source)] if on_jackal else checks
 
 
 def _result(
@@ -95,6 +105,64 @@ def _chunk_accounts(source: str) -> AssetChecksDefinition:
         return _result(context, pipeline, source, account)
 
     return check
+
+
+def _chunk_is_proven(source: str) -> AssetChecksDefinition:
+    @asset_check(
+        asset=AssetKey(asset_key(source, "jackal_chunk")),
+        name=CHUNK_IS_PROVEN,
+        description=(
+            "The store still proves the asked number of copies, and a piece read back from each is right. Looked at again and "
+            f"again by the job `{prove_job(source)}`; a chunk that fails is marked as `damaged`, and "
+            f"`{repair_job(source)}` or `caf jackal repair` mends it."
+        ),
+        partitions_def=chunk_partitions(source),
+        retry_policy=RETRY_TRANSIENT,
+    )
+    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+        def prove(work: Workplace) -> AssetCheckResult:
+            report = proofs.prove_chunk(work, context.op_execution_context.partition_key)
+            shown = metadata.proof_metadata(report)
+            return AssetCheckResult(passed=report.proven, description=report.explanation or None, metadata=shown)
+
+        return _result(context, pipeline, source, prove)
+
+    return check
+
+
+def _storage_plan_lasts(source: str) -> AssetChecksDefinition:
+    @asset_check(
+        asset=AssetKey(asset_key(source, "chunk_plan")),
+        name=STORAGE_PLAN_LASTS,
+        description=(
+            "The space that was bought on Jackal neither ends nor fills within `jackal.warn_days`, at the rate of the last week, "
+            "and has room for what is planned. All sources share it. `caf jackal buy` buys more."
+        ),
+        retry_policy=RETRY_TRANSIENT,
+    )
+    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+        return _result(context, pipeline, source, _storage_plan_result)
+
+    return check
+
+
+def _storage_plan_result(work: Workplace) -> AssetCheckResult:
+    store, warn = assembly.jackal_of(work), AssetCheckSeverity.WARN
+    plan, now = store.chain.plan(store.wallet.address), datetime.now(UTC)
+    if plan is None:
+        return AssetCheckResult(passed=False, severity=warn, description="No space was bought yet: caf jackal buy.")
+    copies = work.settings.jackal.copies
+    rate = charged_per_day(work.ledger.chunks(states=IN_GOOD_STANDING), copies, now)
+    unposted = work.ledger.chunks(states=UNDER_WAY[: UNDER_WAY.index(ChunkState.POSTED)])
+    waiting = copies * sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in unposted)
+    outlook = look_ahead(plan, rate, now)
+    warning = outlook.warning(plan, work.settings.jackal.warn_days, waiting)
+    return AssetCheckResult(
+        passed=not warning,
+        severity=warn,
+        description=warning or None,
+        metadata=metadata.outlook_metadata(plan, outlook, waiting),
+    )
 
 
 def _chunk_reads_back(source: str) -> AssetChecksDefinition:

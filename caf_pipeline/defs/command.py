@@ -20,8 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.assembly import open_ledger
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.home import prepare_dagster_home
 from caf_pipeline.defs.interrupts import InterruptWatch
+from caf_pipeline.defs.metadata import WARNING
 from caf_pipeline.defs.naming import (
     COMMAND_TAG,
     HELD_TAG,
@@ -37,9 +39,9 @@ from caf_pipeline.defs.progress import ChunkProgress
 from caf_pipeline.defs.reaping import process_tags, reap_dead_runs
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
 from caf_pipeline.defs.storage import require_database
-from caf_pipeline.errors import CafError, IntegrityError, SettingsError, UsageError
+from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotPublic, SettingsError, UsageError
 from caf_pipeline.interfaces import Chunk, Ledger
-from caf_pipeline.lifecycle import UNDER_WAY
+from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 
@@ -86,7 +88,8 @@ def run_source(source: str | None, *, settings: Settings, console: Console | Non
         A summary for each source, where nothing failed.
 
     Raises:
-        CafError: the first error, after everything else was tried; a failure to take inventory or to plan ends it at once.
+        CafError: the first error, after everything else was tried; a failure to take inventory or to plan ends it at once,
+            and so does what every other chunk would meet just the same, e.g. an empty wallet.
         KeyboardInterrupt: Ctrl-C; the run under way is marked as canceled, or failed where it came between two steps.
     """
     names = sorted(settings.sources) if source is None else [source]
@@ -152,6 +155,7 @@ class _Command:
             settings=settings,
             ledger=SharedLedger(settings=settings, shared=ledger),
             progress=self._progress.packed,
+            upload_progress=self._progress.sent,
             on_error=self._errors.append,
         )
         self._defs: Definitions = build_defs(settings, resource_overrides={"pipeline": pipeline})
@@ -159,29 +163,58 @@ class _Command:
 
     def run(self) -> Summary:
         """Plan, archive every chunk under way, and ask whether the source is complete."""
-        planned = self._execute(plan_job(self._source))
-        if holder := self._holder(planned):
-            self._console.print(f"run {holder} is planning '{self._source}'; going on with what is planned already")
-        register_chunks(self._instance, self._ledger, self._source)
-        chunks = self._ledger.chunks(self._source, UNDER_WAY)
-        self._summary.chunks = [chunk.name for chunk in chunks]
-        if chunks:
-            self._archive_all(chunks)
+        planned = self._plan()
+        chunks = self._archive_under_way()
+        if self._withdrawn_as_too_large():
+            # Providers turned out to be slower than the chunks are large: the objects are cut again, to what fits now.
+            self._plan()
+            chunks = [*chunks, *self._archive_under_way()]
         if chunks or not self._holder(planned):
             self._summary.complete = self._is_complete()
         return self._summary
 
-    def _archive_all(self, chunks: Sequence[Chunk]) -> None:
+    def _plan(self) -> ExecuteInProcessResult:
+        planned = self._execute(plan_job(self._source))
+        if holder := self._holder(planned):
+            self._console.print(f"run {holder} is planning '{self._source}'; going on with what is planned already")
+        for warning in _warnings(planned):
+            self._console.print(f"{self._source}: {warning}", style="yellow", highlight=False)
+        register_chunks(self._instance, self._ledger, self._source)
+        return planned
+
+    def _archive_under_way(self) -> Sequence[Chunk]:
+        """Archive each chunk under way that this command has not tried yet; return them."""
+        chunks = [chunk for chunk in self._ledger.chunks(self._source, UNDER_WAY) if chunk.name not in self._summary.chunks]
+        self._summary.chunks.extend(chunk.name for chunk in chunks)
+        if not chunks:
+            return chunks
         with self._progress:
             self._progress.plan(chunks)
             for chunk in chunks:
                 self._archive(chunk)
                 self._progress.finish(chunk)
+                if isinstance(self._summary.failed.get(chunk.name), NotPublic):
+                    break  # none of this source may go out; another source may
+        return chunks
+
+    def _withdrawn_as_too_large(self) -> bool:
+        """Take chunks that were withdrawn as too large out of the failed ones; tell whether there were any."""
+        withdrawn = [
+            name
+            for name, error in self._summary.failed.items()
+            if isinstance(error, ChunkTooLarge) and self._ledger.chunk(name).state is ChunkState.WITHDRAWN
+        ]
+        for name in withdrawn:
+            del self._summary.failed[name]
+            self._summary.chunks.remove(name)
+        return bool(withdrawn)
 
     def _archive(self, chunk: Chunk) -> None:
         try:
             result = self._execute(archive_job(self._source), partition_key=chunk.name)
         except CafError as error:
+            if isinstance(error, HITS_EVERY_CHUNK) and not isinstance(error, NotPublic):
+                raise
             self._summary.failed[chunk.name] = error
             self._console.print(f"chunk {chunk.name} failed: {error}", style="red", highlight=False)
             return
@@ -232,6 +265,14 @@ class _Command:
                 hint="this is a fault of the pipeline itself; the run's page in the UI has its log",
             )
         return result
+
+
+def _warnings(result: ExecuteInProcessResult) -> list[str]:
+    """Return what the assets of a run warn of in their metadata."""
+    shown = [
+        event.step_materialization_data.materialization.metadata for event in result.all_events if event.is_step_materialization
+    ]
+    return [str(each[WARNING].value) for each in shown if WARNING in each]
 
 
 def _sentence(summary: Summary) -> str:

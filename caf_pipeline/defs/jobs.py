@@ -1,7 +1,7 @@
 """Jobs: which assets and checks are run together.
 
-Not here: when they are run (`sensors`, `schedules`, `command`) and by which executor (`definitions`: jobs of the UI and of
-asset backfills would ignore it here).
+Not here: jobs that go through many partitions in one run (`watching`), when jobs are run (`sensors`, `schedules`, `command`)
+and by which executor (`definitions`: jobs of the UI and of asset backfills would ignore it here).
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,37 @@ from collections.abc import Sequence
 from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from caf_pipeline.defs.naming import ASSETS, SOURCE_TAG, archive_job, asset_key, audit_job, plan_job, reconcile_job
+from caf_pipeline.defs.naming import (
+    ASSETS,
+    SOURCE_TAG,
+    STORAGE_PLAN_LASTS,
+    archive_job,
+    asset_key,
+    audit_job,
+    plan_job,
+    reconcile_job,
+    storage_plan_job,
+)
 
 _PLAN = ASSETS[:2]
 _CHUNK = ASSETS[2:]
 
 
-def source_jobs(source: str) -> list[UnresolvedAssetJobDefinition]:
+def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefinition]:
     """Return the jobs of one source."""
+    return [*_archiving(source), _storage_plan(source)] if on_jackal else _archiving(source)
+
+
+def _storage_plan(source: str) -> UnresolvedAssetJobDefinition:
+    return define_asset_job(
+        storage_plan_job(source),
+        selection=_check(source, "chunk_plan", STORAGE_PLAN_LASTS),
+        tags={SOURCE_TAG: source},
+        description="Ask the chain how long the bought space lasts. Daily.",
+    )
+
+
+def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
     accounts = _check(source, "chunk_plan", "plan_accounts_for_inventory")
     complete = _check(source, "s3_inventory", "source_is_complete")
     plan = _assets(source, _PLAN) | accounts

@@ -13,7 +13,11 @@ from caf_pipeline.accounts import ReadBack
 from caf_pipeline.archive import SealReport, UploadReport, VerifyReport
 from caf_pipeline.interfaces import Chunk, PlannedChunk
 from caf_pipeline.inventory import Accounting, SkipReason, Snapshot
+from caf_pipeline.jackal.messages import StoragePlan
+from caf_pipeline.jackal.outlook import Outlook
 from caf_pipeline.planning import PlanReport
+from caf_pipeline.proofs import ProofReport
+from caf_pipeline.repair import RepairReport
 
 Metadata = dict[str, RawMetadataValue]
 
@@ -21,6 +25,9 @@ MAX_ROWS: Final = 20
 """Of any table: metadata are read on a page and kept for ever."""
 
 MIB: Final = 1 << 20
+
+WARNING: Final = "warning"
+"""What a plan is warned about, in its metadata; `caf run` shows it, too."""
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
@@ -47,16 +54,19 @@ def snapshot_metadata(snapshot: Snapshot) -> Metadata:
     }
 
 
-def plan_metadata(report: PlanReport, registered: int) -> Metadata:
-    """Return what is shown of a plan; `registered` partitions were added for it."""
+def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metadata:
+    """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
     chunks = report.chunks
     shown: Metadata = {"snapshot": report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    if report.warning:
+        shown[WARNING] = report.warning
     if report.plan is None:
         return shown | {"plan": "nothing new"}
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
         "objects": sum(plan.object_count for plan in report.plans),
         "size_bytes": sum(plan.object_bytes for plan in report.plans),
+        "charged_bytes": copies * sum(chunk.expected_size_bytes for chunk in chunks),
         "folder": MetadataValue.path(report.plan.folder),
         "chunk_list": _planned(chunks),
     }
@@ -126,6 +136,45 @@ def verify_metadata(report: VerifyReport) -> Metadata:
         "samples_compared": report.samples,
         "providers": copies,
     }
+
+
+def proof_metadata(report: ProofReport) -> Metadata:
+    """Return what is shown of a look at a stored chunk."""
+    rows = [(each.copy.provider, each.copy.last_proven or 0, each.fault or "none") for each in report.checks]
+    return {
+        "state": report.chunk.state.value,
+        "copies": len(report.checks),
+        "read_back": len(report.read_back),
+        "providers": table({"provider": "string", "last_proven_height": "int", "fault": "string"}, rows),
+    }
+
+
+def repair_metadata(report: RepairReport) -> Metadata:
+    """Return what is shown of a repaired chunk."""
+    return {
+        "state": report.chunk.state.value,
+        "origin": report.origin,
+        "posted_again": report.posted_again,
+        "copies": len(report.copies),
+        "providers": table({"provider": "string"}, [(copy.provider,) for copy in report.copies]),
+    }
+
+
+def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) -> Metadata:
+    """Return how the bought space stands; `waiting_bytes` are planned and not yet posted, every copy counted."""
+    shown: Metadata = {
+        "space_bytes": plan.space_bytes,
+        "used_bytes": plan.used_bytes,
+        "free_bytes": plan.free_bytes,
+        "waiting_bytes": waiting_bytes,
+        "charged_bytes_per_day": round(outlook.charged_per_day),
+        "ends_at": MetadataValue.timestamp(plan.ends_at),
+        "days_left": round(outlook.days_left, 1),
+        "first": outlook.first,
+    }
+    if outlook.fills_in_days is not None:
+        shown["fills_in_days"] = round(outlook.fills_in_days, 1)
+    return shown
 
 
 def read_back_metadata(result: ReadBack) -> Metadata:

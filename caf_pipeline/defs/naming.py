@@ -33,6 +33,10 @@ ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "fil
 """A source's assets in flow order; the last three have a partition for each chunk."""
 
 
+CHUNK_IS_PROVEN: Final = "chunk_is_proven"
+STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
+
+
 def identifier(source: str) -> str:
     """Return the source's name as Dagster's identifiers can hold it."""
     return source.replace("-", "_")
@@ -71,6 +75,26 @@ def reconcile_job(source: str) -> str:
 def audit_job(source: str) -> str:
     """Return the name of the job that only asks whether the source is complete."""
     return f"audit_{identifier(source)}"
+
+
+def prove_job(source: str) -> str:
+    """Return the name of the job that looks at stored chunks again."""
+    return f"prove_{identifier(source)}"
+
+
+def repair_job(source: str) -> str:
+    """Return the name of the job that repairs damaged chunks, some at a time."""
+    return f"repair_{identifier(source)}"
+
+
+def repair_chunk_job(source: str) -> str:
+    """Return the name of the job that repairs one chunk, a partition."""
+    return f"repair_chunk_{identifier(source)}"
+
+
+def storage_plan_job(source: str) -> str:
+    """Return the name of the job that asks how long the bought space lasts."""
+    return f"storage_plan_{identifier(source)}"
 
 
 def inventory_op(source: str) -> str:

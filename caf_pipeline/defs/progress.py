@@ -1,4 +1,4 @@
-"""The progress bar of `caf run`: objects, bytes, rate and chunks of one source.
+"""The progress bar of `caf run`: objects, bytes, rate and chunks of one source, and what was sent to the store.
 
 Not here: what is counted (the steps tell it), when it is shown (`command`).
 """
@@ -15,6 +15,8 @@ from caf_pipeline.interfaces import Chunk
 BAR_WIDTH: Final = 16
 """Columns: with all that stands beside it, the line still fits into a terminal of 100."""
 
+GIB: Final = 1 << 30
+
 
 class ChunkProgress:
     """Shows how far the chunks of a source are; a context that draws on the console while it lasts."""
@@ -27,12 +29,14 @@ class ChunkProgress:
             TransferSpeedColumn(),
             TextColumn("{task.fields[objects]:,}/{task.fields[all_objects]:,} objects"),
             TextColumn("{task.fields[chunks]}/{task.fields[all_chunks]} chunks"),
+            TextColumn("{task.fields[sent]}"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task = self._progress.add_task(source, total=None, objects=0, all_objects=0, chunks=0, all_chunks=0)
+        self._task = self._progress.add_task(source, total=None, objects=0, all_objects=0, chunks=0, all_chunks=0, sent="")
         self._finished = (0, 0, 0)  # objects, bytes and chunks of those that are done with
         self._objects = 0
+        self._sent_bytes = 0
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -42,14 +46,21 @@ class ChunkProgress:
         self._progress.stop()
 
     def plan(self, chunks: Sequence[Chunk]) -> None:
-        """Show how much there is to do."""
-        objects, size_bytes = sum(chunk.object_count for chunk in chunks), sum(chunk.object_bytes for chunk in chunks)
-        self._progress.update(self._task, total=size_bytes, all_objects=objects, all_chunks=len(chunks))
+        """Show how much there is to do, beside what is done."""
+        objects, size_bytes, done = self._finished
+        objects += sum(chunk.object_count for chunk in chunks)
+        size_bytes += sum(chunk.object_bytes for chunk in chunks)
+        self._progress.update(self._task, total=size_bytes, all_objects=objects, all_chunks=done + len(chunks))
 
     def packed(self, objects: int, size_bytes: int) -> None:
         """Count objects and bytes, as differences; called from the steps."""
         self._objects += objects
         self._progress.update(self._task, advance=size_bytes, objects=self._objects)
+
+    def sent(self, size_bytes: int) -> None:
+        """Count bytes sent, as differences, every copy; called from the steps, by several threads at once."""
+        self._sent_bytes += size_bytes
+        self._progress.update(self._task, sent=f"{self._sent_bytes / GIB:.2f} GiB sent")
 
     def finish(self, chunk: Chunk) -> None:
         """Count a chunk as done with: exactly its objects and bytes, however often they were packed or skipped."""

@@ -21,6 +21,10 @@ def ignore_progress(objects: int, size_bytes: int) -> None:
     """Tell nobody of objects and bytes packed."""
 
 
+def ignore_upload(size_bytes: int) -> None:
+    """Tell nobody of bytes sent."""
+
+
 def ignore_error(error: CafError) -> None:
     """Tell nobody but Dagster of an error."""
 
@@ -63,12 +67,14 @@ class Pipeline(ConfigurableResource["Pipeline"]):
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
+        upload_progress: told bytes as they are sent, as differences.
         on_error: told an error of a step before Dagster makes text of it.
     """
 
     settings: ResourceDependency[Settings]
     ledger: LedgerResource
     progress: ResourceDependency[Callable[[int, int], None]]
+    upload_progress: ResourceDependency[Callable[[int], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     _open: dict[tuple[str, str], Workplace] = PrivateAttr(default_factory=dict)
 
@@ -85,19 +91,38 @@ class Pipeline(ConfigurableResource["Pipeline"]):
 
             client = S3SourceResource.of(self.settings.source(source)).get_client()
             work = assembly.open_workplace(
-                self.settings, source, run=run, ledger=self.ledger.get(), client=client, progress=self.progress
+                self.settings,
+                source,
+                run=run,
+                ledger=self.ledger.get(),
+                client=client,
+                progress=self.progress,
+                upload_progress=self.upload_progress,
             )
             if instance is not None:
                 instance.add_run_tags(run, process_tags(work.holder))
             self._open[source, run] = work
         return self._open[source, run]
 
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Close the stores of the workplaces that were opened."""
+        while self._open:
+            _, work = self._open.popitem()
+            assembly.close_store(work.store)
+
 
 def pipeline_resource(
     settings: Settings,
     *,
     progress: Callable[[int, int], None] = ignore_progress,
+    upload_progress: Callable[[int], None] = ignore_upload,
     on_error: Callable[[CafError], None] = ignore_error,
 ) -> Pipeline:
     """Return the resource that every op, check and sensor takes as `pipeline`."""
-    return Pipeline(settings=settings, ledger=LedgerResource(settings=settings), progress=progress, on_error=on_error)
+    return Pipeline(
+        settings=settings,
+        ledger=LedgerResource(settings=settings),
+        progress=progress,
+        upload_progress=upload_progress,
+        on_error=on_error,
+    )

@@ -5,7 +5,7 @@ time. The cursor is one key. Not here: what is new (`planning.look_for_new`), wh
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -21,11 +21,13 @@ from dagster import (
 )
 
 from caf_pipeline import archive, planning
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import UNFINISHED, choose_chunks
 from caf_pipeline.defs.naming import PARKED_TAG, archive_job, identifier, inventory_op, plan_job, reconcile_job
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import Pipeline
-from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, PlanTooSmall
+from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.workplace import Workplace
 
@@ -69,6 +71,8 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
             return SkipReason(f"Run {busy} is planning this source already.")
 
         def look() -> Tick:
+            if paused := _paused(pipeline):
+                return SkipReason(paused)
             after = read_cursor(context.cursor)
             seen = planning.look_for_new(
                 pipeline.open(source, run=_tick_name(context)), after=after, max_pages=settings.watch_pages
@@ -106,6 +110,12 @@ def _unfinished_run(context: SensorEvaluationContext, jobs: tuple[str, ...]) -> 
     return None
 
 
+def _paused(pipeline: Pipeline) -> str:
+    """Return what a tick says while an operator has everything paused; "" while nobody has."""
+    reason = pipeline.ledger.get().switchboard().orders().paused
+    return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
+
+
 def _tick_name(context: SensorEvaluationContext) -> str:
     return f"sensor {context.sensor_name}"
 
@@ -123,20 +133,44 @@ def _launch_chunks(source: str) -> SensorDefinition:
     )
     def launch_chunks(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
         def look() -> Tick:
+            if paused := _paused(pipeline):
+                return SkipReason(paused)
             work = pipeline.open(source, run=_tick_name(context))
             register_chunks(context.instance, work.ledger, source)
             choice = choose_chunks(context.instance, work.ledger, source, pipeline.settings.runs)
             for chunk, last in choice.give_up:
                 _park(context, work, chunk, last.dagster_run.run_id)
-            if not choice.launch:
+            launch, refusal = _admitted(work, choice.launch)
+            if not launch:
                 return SkipReason(
-                    f"{choice.active} under way, {choice.waiting} waiting, {len(choice.give_up)} parked now, none to launch."
+                    refusal
+                    or f"{choice.active} under way, {choice.waiting} waiting, {len(choice.give_up)} parked now, none to launch."
                 )
-            return SensorResult([RunRequest(partition_key=chunk) for chunk in choice.launch])
+            return SensorResult([RunRequest(partition_key=chunk) for chunk in launch])
 
         return _told(look)
 
     return launch_chunks
+
+
+def _admitted(work: Workplace, names: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return those that may be launched, and why others may not.
+
+    What the store would refuse of any chunk is asked here: else every chunk of the source would be launched, fail and be
+    parked, one after the other, because a wallet was empty.
+    """
+    chunks = [work.ledger.chunk(name) for name in names]
+    unposted = [chunk for chunk in chunks if not has_reached(chunk.state, ChunkState.POSTED)]
+    if not unposted:
+        return names, ""
+    largest = max(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in unposted)
+    try:
+        work.store.admit(public=work.source_settings.public, stored_size_bytes=largest, waiting_bytes=0)
+    except ChunkTooLarge:
+        return names, ""  # the run itself withdraws it
+    except (*HITS_EVERY_CHUNK, PlanTooSmall) as error:
+        return [chunk.name for chunk in chunks if chunk not in unposted], f"{error}. {error.hint}".rstrip(". ") + "."
+    return names, ""
 
 
 def _park(context: SensorEvaluationContext, work: Workplace, chunk: str, run_id: str) -> None:

@@ -1,0 +1,130 @@
+"""The operator's brake: a pause, a bandwidth and a spend cap that running work obeys within seconds.
+
+Not here: where orders stand (`Switchboard`), what is slowed down (`jackal`, the steps).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from caf_pipeline.errors import CafError
+from caf_pipeline.interfaces import Orders, Switchboard
+
+ORDERS_SECONDS: Final = 2.0
+"""How old what is known of the orders may be: they are obeyed within seconds, and a look is a query to the ledger."""
+
+TICK_SECONDS: Final = 0.5
+"""Between two looks while work is held up. Each calls `check`, so that a lost lease ends the wait within a second."""
+
+PIECES_PER_SECOND: Final = 4
+"""Under a bandwidth, how many pieces a second's bytes are cut into at least: a piece is not held up once it is on its way."""
+
+LEAST_PIECE_BYTES: Final = 16 << 10
+
+
+def _no_check() -> None:
+    """Find nothing wrong."""
+
+
+class Brake:
+    """Holds work up as the operator ordered. Safe for several threads, which share the bandwidth in the order they come.
+
+    Orders that cannot be read now are those last read; where none ever were, the error is raised.
+    """
+
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        *,
+        bandwidth: int = 0,
+        spend_cap: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Set what holds while nothing is ordered.
+
+        Args:
+            switchboard: where orders stand.
+            bandwidth: bytes a second of all uploads together, 0 for no limit.
+            spend_cap: ujkl, None for no cap.
+            clock: seconds that only grow.
+            sleep: waits for so many of them.
+        """
+        self._switchboard = switchboard
+        self._bandwidth = bandwidth
+        self._spend_cap = spend_cap
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._orders: Orders | None = None
+        self._read_at = 0.0
+        self._asked = 0  # bytes that were sent and asked for, since the beginning
+        self._granted = 0.0  # of these, what the bandwidth allowed up to `_granted_at`
+        self._granted_at = clock()
+
+    def paused(self) -> str:
+        """Return why everything is paused; "" where it is not."""
+        return self._known().paused
+
+    def spend_cap(self) -> int | None:
+        """Return what all transactions may come to in ujkl; None for no cap."""
+        ordered = self._known().spend_cap
+        if ordered is None:
+            return self._spend_cap
+        return ordered if ordered >= 0 else None
+
+    def bandwidth(self) -> float:
+        """Return this run's share of the bandwidth in bytes a second; 0 for no limit."""
+        orders = self._known()
+        total = self._bandwidth if orders.bandwidth is None else orders.bandwidth
+        return total / max(orders.uploads, 1)
+
+    def piece_bytes(self, most: int) -> int:
+        """Return how many bytes to send at once: `most`, or less under a small bandwidth."""
+        rate = self.bandwidth()
+        return min(most, max(LEAST_PIECE_BYTES, int(rate / PIECES_PER_SECOND))) if rate else most
+
+    def hold(self, check: Callable[[], None] = _no_check) -> None:
+        """Return once nothing is paused. `check` is called about every second meanwhile, and may raise to end the wait."""
+        check()
+        while self.paused():
+            self._sleep(TICK_SECONDS)
+            check()
+
+    def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> None:
+        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused."""
+        with self._lock:
+            self._asked += size_bytes
+            mine = self._asked
+        while (missing := self._missing(mine)) > 0:
+            self._sleep(min(missing, TICK_SECONDS))
+            check()
+        self.hold(check)
+
+    def _missing(self, mine: int) -> float:
+        """Return the seconds until the bandwidth has granted this many bytes, at the rate that holds now."""
+        rate = self.bandwidth()
+        with self._lock:
+            now = self._clock()
+            grown = self._granted + rate * (now - self._granted_at)
+            # What was not used is not saved up: a limit is also one for the next second.
+            self._granted = min(grown, self._asked) if rate else float(self._asked)
+            self._granted_at = now
+            return (mine - self._granted) / rate if rate and mine > self._granted else 0.0
+
+    def _known(self) -> Orders:
+        with self._lock:
+            now = self._clock()
+            if self._orders is None or now - self._read_at >= ORDERS_SECONDS:
+                self._orders = self._read()
+                self._read_at = now
+            return self._orders
+
+    def _read(self) -> Orders:
+        try:
+            return self._switchboard.orders()
+        except CafError as error:
+            if error.permanent or self._orders is None:
+                raise
+            return self._orders

@@ -1,0 +1,96 @@
+"""What a command opens and closes again: the ledger, one source's workplace, the network.
+
+Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
+Not here: how the parts are opened (`assembly`), what a command does with them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from caf_pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.brake import Brake
+    from caf_pipeline.interfaces import ChunkStore, TransactionLog
+    from caf_pipeline.jackal.store import JackalStore
+    from caf_pipeline.ledger import PostgresLedger
+    from caf_pipeline.workplace import Workplace
+
+RUN: Final = "caf"
+"""Who holds what a command holds, as a run that meets it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
+
+    settings: Settings
+    ledger: "PostgresLedger"
+    store: "JackalStore"
+    log: "TransactionLog"
+    brake: "Brake"
+    account: str
+
+
+@contextmanager
+def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
+    """Open the ledger while the context lasts."""
+    from caf_pipeline.assembly import open_ledger  # noqa: PLC0415  loaded by the commands that use it
+
+    ledger = open_ledger(settings)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[ChunkStore]":
+    """Open the store, whichever it is, while the context lasts."""
+    from caf_pipeline.assembly import close_store, open_store  # noqa: PLC0415
+    from caf_pipeline.processes import this_process  # noqa: PLC0415
+
+    store = open_store(settings, ledger, this_process(RUN))
+    try:
+        yield store
+    finally:
+        close_store(store)
+
+
+@contextmanager
+def opened_workplace(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[Workplace]":
+    """Open a source's workplace while the context lasts."""
+    from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
+
+    work = open_workplace(settings, source, run=RUN, ledger=ledger)
+    try:
+        yield work
+    finally:
+        close_store(work.store)
+
+
+@contextmanager
+def opened_network(settings: Settings) -> Iterator[Network]:
+    """Open Jackal while the context lasts.
+
+    Raises:
+        SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
+    """
+    from caf_pipeline.assembly import open_brake, open_jackal  # noqa: PLC0415
+    from caf_pipeline.processes import this_process  # noqa: PLC0415
+
+    holder = this_process(RUN)
+    with opened_ledger(settings) as ledger:
+        store = open_jackal(settings, ledger, holder)
+        try:
+            account = f"{settings.jackal.chain_id}/{store.wallet.address}"
+            yield Network(settings, ledger, store, ledger.transactions(holder), open_brake(settings, ledger), account)
+        finally:
+            store.close()
+
+
+def known_sources(settings: Settings, ledger: "PostgresLedger") -> list[str]:
+    """Return the names of all sources of the settings and of the ledger."""
+    return sorted({*ledger.sources(), *settings.sources})

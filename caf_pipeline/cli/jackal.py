@@ -1,0 +1,412 @@
+r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain lists.
+
+Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protocol (`caf_pipeline.jackal`).
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.cli import orders, proving
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_network, opened_workplace
+from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, show_coins, show_size
+from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.jackal.holdings import Held, Holdings
+    from caf_pipeline.jackal.messages import ChainFile, StoragePlan
+    from caf_pipeline.ledger import PostgresLedger
+
+LEAST_DAYS: Final = 30
+LEAST_BYTES: Final = 1_000_000_000
+"""The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
+
+NOT_POSTED: Final = (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
+"""States whose space is still to be taken."""
+
+DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, help="For how long.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+    group.callback()(_group)
+    for command in (account, price, buy, files):
+        group.command(help=help_of(command))(command)
+    proving.add_to(group)
+    orders.add_to(group)
+    app.add_typer(group, name="jackal")
+
+
+def _group(context: typer.Context) -> None:
+    """Look after the wallet, its space and what is stored on Jackal. docs/jackal.md begins with an empty wallet."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(UsageError.exit_code)
+
+
+# --- the wallet and its space ----------------------------------------------------------------------------------------
+
+
+def account(json: JsonOption = False) -> None:
+    r"""Show the wallet's coins, space and spending.
+
+    What was spent is the sum of this ledger's transactions; other programs may use the wallet, too.
+
+    \b
+    Examples:
+      caf jackal account
+      caf jackal account --json | jq .plan.free_bytes
+
+    Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain failed.
+    """
+    settings = load_settings()
+    with opened_network(settings) as network:
+        chain, address = network.store.chain, network.store.wallet.address
+        balance, plan, spent = chain.balance(address), chain.plan(address), network.log.spent(network.account)
+        given = network.ledger.switchboard().orders()
+    cap, rate = orders.spend_cap_in_force(settings, given), orders.bandwidth_in_force(settings, given)
+    if json:
+        print_json(
+            {
+                "address": address,
+                "chain_id": settings.jackal.chain_id,
+                "balance_ujkl": balance,
+                "plan": _plan_json(plan),
+                "spent_ujkl": spent,
+                "spend_cap_ujkl": cap,
+                "bandwidth": rate,
+                "paused": given.paused or None,
+            }
+        )
+        return
+    typer.echo(f"address    {address} on {settings.jackal.chain_id}")
+    typer.echo(f"balance    {show_coins(balance)}")
+    typer.echo(f"space      {_plan_line(plan)}")
+    typer.echo(f"spent      {show_coins(spent)} by this ledger's transactions; cap: {'none' if cap is None else show_coins(cap)}")
+    typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second for all uploads together'}")
+    if given.paused:
+        typer.echo(f"paused     {given.paused}")
+
+
+def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
+    if plan is None:
+        return None
+    return {
+        "space_bytes": plan.space_bytes,
+        "used_bytes": plan.used_bytes,
+        "free_bytes": plan.free_bytes,
+        "ends_at": plan.ends_at.isoformat(),
+    }
+
+
+def _plan_line(plan: "StoragePlan | None") -> str:
+    if plan is None:
+        return "none bought: caf jackal price SOURCE, then caf jackal buy"
+    over = "it ended" if plan.ends_at <= datetime.now(UTC) else "until"
+    return (
+        f"{show_size(plan.space_bytes)} bought, {show_size(plan.used_bytes)} used, {show_size(plan.free_bytes)} free, "
+        f"{over} {plan.ends_at:%Y-%m-%d %H:%M} UTC"
+    )
+
+
+# --- prices and purchases --------------------------------------------------------------------------------------------
+
+
+def price(
+    what: Annotated[str, typer.Argument(metavar="SOURCE|SIZE", help="What is not yet archived of a source, or a size: 1TB.")],
+    days: DaysOption = LEAST_DAYS,
+    json: JsonOption = False,
+) -> None:
+    r"""Show what storing a source or a size would cost.
+
+    That is space, the price of this space, fees, and how much of the space is there already. Every copy counts
+    (jackal.copies). Of a source it is what its planned chunks are expected to take or, where none is planned, what its latest
+    inventory has and no chunk.
+
+    \b
+    Examples:
+      caf jackal price demo
+      caf jackal price 10TB --days 365
+
+    Exit status: 0; 2 neither a source nor a size; 3 a setting or the wallet is wrong; 6 the database or 7 the chain failed; 11
+    the source has no inventory yet.
+    """
+    settings = load_settings()
+    with opened_network(settings) as network:
+        if what in known_sources(settings, network.ledger):
+            size_bytes, chunks = _not_yet_archived(settings, network.ledger, what)
+        else:
+            size_bytes = parse_size(what, decimal=True)
+            chunks = -(-size_bytes // _usual_chunk_bytes(settings))
+        charged = size_bytes * settings.jackal.copies
+        plan = network.store.chain.plan(network.store.wallet.address)
+        asked = network.store.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
+    fees = _fees(settings, chunks)
+    free = plan.free_bytes if plan and plan.ends_at > datetime.now(UTC) else 0
+    if json:
+        print_json(
+            {
+                "size_bytes": size_bytes,
+                "chunks": chunks,
+                "copies": settings.jackal.copies,
+                "charged_bytes": charged,
+                "days": days,
+                "price_ujkl": asked,
+                "fees_ujkl": fees,
+                "free_bytes": free,
+                "missing_bytes": max(0, charged - free),
+            }
+        )
+        return
+    typer.echo(f"size     {show_size(size_bytes)} in about {counted(chunks, 'chunk')}")
+    typer.echo(f"space    {show_size(charged)}, {settings.jackal.copies} times the size: every copy counts")
+    typer.echo(f"price    {show_coins(asked)} for that space for {days} days")
+    typer.echo(f"fees     {show_coins(fees)} for the posts, at most")
+    typer.echo(f"free     {show_size(free)} of the space that was bought")
+    if charged > free:
+        needed = charged + (plan.used_bytes if plan else 0)
+        # A purchase sets the whole plan; see `buy`.
+        typer.echo(f"missing  {show_size(charged - free)}: caf jackal buy --bytes {max(needed, LEAST_BYTES)} --days {days}")
+
+
+def _not_yet_archived(settings: Settings, ledger: "PostgresLedger", source: str) -> tuple[int, int]:
+    """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
+    registered = source in ledger.sources()
+    waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
+    if waiting:
+        return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
+    from caf_pipeline.planning import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
+
+    with opened_workplace(settings, ledger, source) as work:
+        snapshot = latest_snapshot(work, complete=True)
+    if snapshot is None:
+        raise NotLocated(f"there is no inventory of '{source}' yet", hint=f"caf run --source {source} takes one; or give a size")
+    left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
+    return left, -(-left // _usual_chunk_bytes(settings, source))
+
+
+def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
+    from caf_pipeline.settings import SourceSettings  # noqa: PLC0415
+
+    if source is not None and source in settings.sources:
+        return int(settings.sources[source].target_size)
+    return int(SourceSettings.model_fields["target_size"].default)
+
+
+def _fees(settings: Settings, posts: int) -> int:
+    """Return what posts cost at most, each in a transaction of its own; those that wait together share one."""
+    from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST  # noqa: PLC0415  loaded by the commands that use it
+
+    return posts * ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(settings.jackal.gas_price)))
+
+
+def buy(
+    size: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="The space that the wallet then has: 1TB.")],
+    days: DaysOption,
+    yes: Annotated[bool, typer.Option("--yes", help="Pay without asking.")] = False,
+) -> None:
+    r"""Buy space, once its price was shown and confirmed.
+
+    SIZE is the whole space that the wallet has afterwards, from now for N days, not one that is added: what is left of an
+    earlier purchase is taken off the price by the chain. Every copy of a chunk takes space. A purchase that was interrupted is
+    seen through first, and nothing is bought twice.
+
+    \b
+    Examples:
+      caf jackal buy --bytes 1TB --days 365
+      caf jackal buy --bytes 1000000000 --days 30 --yes
+
+    Exit status: 0 bought, or an earlier purchase has just been found to be; 1 not confirmed; 2 too little, or too short; 3 a
+    setting or the wallet is wrong; 6 the database failed; 7 the chain failed, the wallet cannot pay, or the spend cap is reached;
+    10 a run is signing at this moment.
+    """
+    size_bytes = parse_size(size, decimal=True)
+    if size_bytes < LEAST_BYTES:
+        raise UsageError(f"{size_bytes:,} bytes are too few.", hint=f"The chain sells no less than {LEAST_BYTES:,}.")
+    with opened_network(load_settings()) as network:
+        chain, address = network.store.chain, network.store.wallet.address
+        plan = chain.plan(address)
+        if plan is not None and size_bytes < plan.used_bytes:
+            raise UsageError(
+                f"{size_bytes:,} bytes are fewer than the {plan.used_bytes:,} that are used.",
+                hint="SIZE is the whole space afterwards, not what is added to it.",
+            )
+        typer.echo(f"now      {_plan_line(plan)}", err=True)
+        typer.echo(f"then     {show_size(size_bytes)}, until {_in_days(days)}", err=True)
+        typer.echo(
+            f"price    {show_coins(chain.price(days, size_bytes))}{', less what is left of the plan' if plan else ''}", err=True
+        )
+        typer.echo(f"balance  {show_coins(chain.balance(address))}", err=True)
+        if any(each.purpose == "buy" for each in network.log.pending(network.account)):
+            note("an earlier purchase is pending; where it turns out to be included, nothing more is bought")
+        _confirm(yes)
+        purchase = network.store.poster.buy(size_bytes, days, network.log)
+        which = "an earlier purchase was pending and is included, nothing more was bought:" if purchase.earlier else "bought"
+        typer.echo(f"{which} for at most {show_coins(purchase.cost)} at height {purchase.height}, transaction {purchase.hash}")
+        typer.echo(f"the wallet has {_plan_line(chain.plan(address))}")
+
+
+def _in_days(days: int) -> str:
+    return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
+
+
+def _confirm(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("this asks before it pays, and nobody is there to answer.", hint="Give --yes.")
+    if not typer.confirm("Buy it?", err=True):
+        note("nothing was bought")
+        raise typer.Exit(1)
+
+
+# --- what the chain lists --------------------------------------------------------------------------------------------
+
+
+def files(
+    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show the files that are as they should be, too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Hold what the chain lists against the ledger.
+
+    Of this wallet and these archives. missing: the ledger has it on the chain, and the chain does not list it. foreign:
+    listed, and no chunk of the ledger, e.g. of an abandoned one. short: fewer copies than required. expiring: ends within
+    jackal.warn_days.
+
+    \b
+    Examples:
+      caf jackal files
+      caf jackal files demo --json | jq 'select(.missing)'
+
+    Exit status: 0, also where files are foreign, short or expiring; 3 a setting or the wallet is wrong; 6 the database failed; 7
+    a chunk is missing, or the chain failed.
+    """
+    settings = load_settings()
+    if source is not None:
+        settings.source(source)
+    missing = 0
+    with opened_ledger(settings) as ledger:
+        for name in [source] if source else sorted(settings.sources):
+            found = _holdings(settings, ledger, name)
+            missing += len(found.missing)
+            if json:
+                _print_files_json(name, found)
+            else:
+                _print_files(name, found, everything)
+    if missing:
+        raise StoredChunkMissing(
+            f"{counted(missing, 'chunk')} of the ledger {'is' if missing == 1 else 'are'} not on the chain",
+            hint="caf jackal prove SOURCE marks them as damaged, caf jackal repair SOURCE stores them again",
+        )
+
+
+def _holdings(settings: Settings, ledger: "PostgresLedger", source: str) -> "Holdings":
+    from caf_pipeline.assembly import jackal_of  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.jackal.holdings import compare  # noqa: PLC0415
+
+    with opened_workplace(settings, ledger, source) as work:
+        store = jackal_of(work)
+        blocks = timedelta(days=settings.jackal.warn_days).total_seconds() / store.chain.block_seconds()
+        return compare(
+            store.listed(work.archive_id),
+            ledger.chunks(source),
+            owner=store.wallet.address,
+            required_copies=store.required_copies,
+            expiring_at=store.chain.height() + int(blocks),
+        )
+
+
+def _print_files_json(source: str, found: "Holdings") -> None:
+    expiring, short = ({each.chunk.name for each in some} for some in (found.expiring, found.short))
+    for each in (*found.held, *found.missing):
+        chunk = each.chunk
+        print_json(
+            {
+                "source": source,
+                "chunk": chunk.name,
+                "state": str(chunk.state),
+                "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
+                "start": chunk.start,
+                "size_bytes": chunk.stored_size_bytes,
+                "missing": each.file is None,
+                "foreign": False,
+                "short": chunk.name in short,
+                "expiring": chunk.name in expiring,
+                **_file_json(each.file),
+            }
+        )
+    for file in found.foreign:
+        print_json(
+            {
+                "source": source,
+                "chunk": None,
+                "state": None,
+                "merkle_root": file.merkle_root.hex(),
+                "start": file.start,
+                "size_bytes": file.size_bytes,
+                "missing": False,
+                "foreign": True,
+                "short": False,
+                "expiring": False,
+                **_file_json(file),
+            }
+        )
+
+
+def _file_json(file: "ChainFile | None") -> dict[str, object]:
+    return {"providers": sorted(set(file.providers)) if file else [], "expires": (file.expires or None) if file else None}
+
+
+def _print_files(source: str, found: "Holdings", everything: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415  only where a table is shown
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        f"{source}: {len(found.held):,} chunks on the chain, {len(found.missing):,} missing, {len(found.foreign):,} foreign, "
+        f"{len(found.short):,} short, {len(found.expiring):,} expiring"
+    )
+    rows = list(_rows(found, everything))
+    if not rows:
+        return
+    table = Table("", "chunk", "Merkle root", box=None, pad_edge=False)
+    for column in ("start", "copies", "size"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows(found: "Holdings", everything: bool) -> Iterator[Sequence[str]]:
+    for each in found.missing:
+        yield _row("missing", each)
+    for file in found.foreign:
+        root, copies = f"{file.merkle_root.hex()[:16]}…", str(len(set(file.providers)))
+        yield "foreign", "", root, str(file.start), copies, show_size(file.size_bytes)
+    noted = {each.chunk.name: "expiring" for each in found.expiring} | {each.chunk.name: "short" for each in found.short}
+    for each in found.held:
+        if everything or each.chunk.name in noted:
+            yield _row(noted.get(each.chunk.name, ""), each)
+
+
+def _row(what: str, held: "Held") -> Sequence[str]:
+    chunk, file = held.chunk, held.file
+    root = f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else ""
+    return (
+        what,
+        chunk.name,
+        root,
+        str(chunk.start),
+        str(len(set(file.providers)) if file else 0),
+        show_size(chunk.stored_size_bytes),
+    )

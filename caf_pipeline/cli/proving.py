@@ -1,0 +1,156 @@
+"""Commands that look after what is stored: prove, repair.
+
+Not here: what is asked of the network (`proofs`), where the bytes of a repair come from (`repair`).
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_workplace
+from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.settings import load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.proofs import ProofReport
+    from caf_pipeline.repair import RepairReport
+    from caf_pipeline.workplace import Workplace
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (prove, repair):
+        group.command(help=help_of(command))(command)
+
+
+def prove(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")],
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Chunks to look at; jackal.prove_per_run by default.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    r"""Look at stored chunks again.
+
+    That is the store's proofs, and a piece read back from each copy. Those that were looked at longest ago come first. A
+    chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it. The job prove_SOURCE does the
+    same every hour.
+
+    \b
+    Examples:
+      caf jackal prove demo
+      caf jackal prove demo --limit 5 --json | jq 'select(.proven | not)'
+
+    Exit status: 0 all that were looked at are proven; 1 some are not; 3 a setting is wrong; 6 the database or 7 the store failed.
+    """
+    from caf_pipeline.proofs import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
+
+    settings = load_settings()
+    settings.source(source)
+    looked_at = 0
+    damaged: list[str] = []
+    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
+        for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
+            looked_at += 1
+            _print_proof(report, json)
+            if not report.proven:
+                damaged.append(report.chunk.name)
+    if damaged:
+        raise CafError(
+            f"{len(damaged)} of {counted(looked_at, 'chunk')} of '{source}' are not proven: {', '.join(damaged[:5])}",
+            hint=f"caf jackal repair {source}",
+        )
+    if not json:
+        typer.echo(f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven")
+
+
+def _print_proof(report: "ProofReport", json: bool) -> None:
+    if json:
+        copies = [{"provider": each.copy.provider, "window": each.window, "fault": each.fault or None} for each in report.checks]
+        print_json(
+            {
+                "chunk": report.chunk.name,
+                "proven": report.proven,
+                "explanation": report.explanation or None,
+                "state": str(report.chunk.state),
+                "copies": copies,
+            }
+        )
+    elif not report.proven:
+        typer.echo(f"{report.chunk.name}: {printable(report.explanation)}")
+
+
+def repair(
+    what: Annotated[str, typer.Argument(metavar="CHUNK|SOURCE", help="A chunk, or a source: all its damaged chunks.")],
+    json: JsonOption = False,
+) -> None:
+    r"""Store damaged chunks anew.
+
+    From staging, else from another provider, else packed again from S3. A chunk that the chain no longer lists is posted
+    again, which takes its space anew.
+
+    \b
+    Examples:
+      caf jackal repair demo
+      caf jackal repair demo-1a2b3c4d-00001
+
+    Exit status: 0 repaired, or there was nothing to repair; 3 a setting is wrong; 5 the source, 6 the database or 7 the store
+    failed; 9 what could be found has other bytes; 10 a run works on it; 11 there is no such chunk.
+    """
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        if what in known_sources(settings, ledger):
+            source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
+        else:
+            chunk = ledger.chunk(what)
+            if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):
+                raise UsageError(
+                    f"chunk {what} is '{chunk.state}', which nothing can repair.", hint="`caf status` shows the others"
+                )
+            source, chunks = chunk.source, [what]
+        if not chunks:
+            note(f"no chunk of '{what}' is damaged")
+            return
+        with opened_workplace(settings, ledger, source) as work:
+            _repair_all(work, chunks, json)
+
+
+def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
+    """Repair one after the other; raise the first error at the end, or a transient one at once: all would meet it."""
+    from caf_pipeline.repair import repair_chunk  # noqa: PLC0415  loaded by the commands that use it
+
+    failed: list[CafError] = []
+    for name in chunks:
+        try:
+            _print_repair(repair_chunk(work, name), json)
+        except CafError as error:
+            if not error.permanent:
+                raise
+            failed.append(error)
+            note(f"{name}: {error}")
+    if failed:
+        raise failed[0]
+
+
+def _print_repair(report: "RepairReport", json: bool) -> None:
+    chunk = report.chunk
+    if json:
+        providers = [copy.provider for copy in report.copies]
+        print_json(
+            {
+                "chunk": chunk.name,
+                "state": str(chunk.state),
+                "origin": report.origin,
+                "posted_again": report.posted_again,
+                "providers": providers,
+            }
+        )
+    elif report.origin == "none needed":
+        typer.echo(f"{chunk.name} needs no repair")
+    else:
+        again = "; it was posted again, which took its space anew" if report.posted_again else ""
+        typer.echo(f"{chunk.name} is whole again, from {report.origin}, at {counted(len(report.copies), 'provider')}{again}")

@@ -1,0 +1,254 @@
+"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs.
+
+A run for each chunk would take seconds of start-up for a question that takes a fraction of one. Each look is reported as an
+evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.13.27) stores for any partition that an op
+names, whether or not its job is partitioned. Not here: the check by itself (`checks`), when the jobs run (`schedules`).
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetKey,
+    AssetRecordsFilter,
+    Config,
+    DagsterInstance,
+    JobDefinition,
+    Nothing,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
+    Output,
+    job,
+    op,
+)
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from pydantic import Field
+
+from caf_pipeline import proofs, repair
+from caf_pipeline.defs import metadata
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure, attempt
+from caf_pipeline.defs.naming import (
+    CHUNK_IS_PROVEN,
+    SOURCE_TAG,
+    UPLOAD_POOL,
+    asset_key,
+    identifier,
+    prove_job,
+    repair_chunk_job,
+    repair_job,
+)
+from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.workplace import Workplace
+
+Reports = Iterator[AssetCheckEvaluation | Output[None]]
+
+
+class Repairs(Config):
+    """What a run repairs."""
+
+    limit: int = Field(default=10, ge=1, description="Damaged chunks that this run repairs at most; each is an upload.")
+
+
+def watching_jobs(source: str) -> list[JobDefinition]:
+    """Return the jobs of one source that go through its stored chunks."""
+    return [_prove_job(source), _repair_job(source), _repair_chunk_job(source)]
+
+
+# --- the proof watch -------------------------------------------------------------------------------------------------
+
+
+def _prove_job(source: str) -> JobDefinition:
+    prove = _prove_op(source)
+
+    @job(
+        name=prove_job(source),
+        tags={SOURCE_TAG: source},
+        description=(
+            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and a piece read back from "
+            "each copy. Hourly. The results stand at the check `chunk_is_proven` of each partition."
+        ),
+    )
+    def prove_chunks() -> None:
+        prove()
+
+    return prove_chunks
+
+
+def _prove_op(source: str) -> OpDefinition:
+    @op(
+        name=f"{identifier(source)}__prove_chunks",
+        out=Out(Nothing, is_required=False),
+        retry_policy=RETRY_TRANSIENT,
+        description="Prove some located chunks, oldest first, and clear staging of what nobody will need.",
+    )
+    def prove_chunks(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
+        def begin() -> Workplace | None:
+            work = pipeline.open(source, run=context.run.run_id, instance=context.instance)
+            if reason := work.ledger.switchboard().orders().paused:
+                context.log.info(f"paused: {reason}")
+                return None
+            proofs.sweep_staging(work)
+            return work
+
+        work = attempt(context, begin, pipeline.on_error)
+        if work is None:
+            return
+        reports = iter(proofs.prove_oldest(work, pipeline.settings.jackal.prove_per_run))
+        looked_at, damaged = 0, list[str]()
+        while (report := attempt(context, lambda: next(reports, None), pipeline.on_error)) is not None:
+            looked_at += 1
+            if not report.proven:
+                damaged.append(report.chunk.name)
+            yield _evaluation(
+                context.instance,
+                report.chunk.name,
+                source,
+                passed=report.proven,
+                description=report.explanation,
+                shown=metadata.proof_metadata(report),
+            )
+        yield Output(None, metadata={"looked_at": looked_at, "damaged": len(damaged), "chunks": _names(damaged)})
+
+    return prove_chunks
+
+
+# --- repairs ---------------------------------------------------------------------------------------------------------
+
+
+def _repair_job(source: str) -> JobDefinition:
+    repair_damaged = _repair_op(source)
+
+    @job(
+        name=repair_job(source),
+        tags={SOURCE_TAG: source},
+        description=(
+            "Store damaged chunks anew: from staging, else from another provider, else packed again from S3. Some at a time; "
+            "the next run goes on with the rest."
+        ),
+    )
+    def repair_chunks() -> None:
+        repair_damaged()
+
+    return repair_chunks
+
+
+def _repair_op(source: str) -> OpDefinition:
+    @op(
+        name=f"{identifier(source)}__repair_chunks",
+        out=Out(Nothing, is_required=False),
+        retry_policy=RETRY_TRANSIENT,
+        pool=UPLOAD_POOL,
+        description="Repair damaged chunks, those first that were found damaged longest ago.",
+    )
+    def repair_chunks(context: OpExecutionContext, config: Repairs, pipeline: Pipeline) -> Reports:
+        def begin() -> Workplace:
+            return pipeline.open(source, run=context.run.run_id, instance=context.instance)
+
+        work = attempt(context, begin, pipeline.on_error)
+        if work is None:
+            return
+        damaged = sorted(work.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
+        failed: list[CafError] = []
+        for chunk in damaged[: config.limit]:
+            outcome = attempt(context, partial(_repair, work, chunk.name), pipeline.on_error)
+            if isinstance(outcome, HeldByOther):
+                context.log.info(str(outcome))
+            elif isinstance(outcome, CafError):
+                context.log.error(f"{outcome} {outcome.hint}".rstrip())
+                failed.append(outcome)
+            elif outcome is not None:
+                yield _repaired(context.instance, source, outcome)
+        if failed:
+            raise as_failure(failed[0])
+        yield Output(None, metadata={"repaired": min(config.limit, len(damaged)), "left": max(0, len(damaged) - config.limit)})
+
+    return repair_chunks
+
+
+def _repair_chunk_job(source: str) -> JobDefinition:
+    repair_one = _repair_chunk_op(source)
+
+    @job(
+        name=repair_chunk_job(source),
+        partitions_def=chunk_partitions(source),
+        tags={SOURCE_TAG: source},
+        description="Repair one chunk, a partition: whatever it lacks is stored anew.",
+    )
+    def repair_chunk() -> None:
+        repair_one()
+
+    return repair_chunk
+
+
+def _repair_chunk_op(source: str) -> OpDefinition:
+    @op(
+        name=f"{identifier(source)}__repair_chunk",
+        out=Out(Nothing, is_required=False),
+        retry_policy=RETRY_TRANSIENT,
+        pool=UPLOAD_POOL,
+        description="Repair the chunk of this partition.",
+    )
+    def repair_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
+        def mend() -> repair.RepairReport:
+            work = pipeline.open(source, run=context.run.run_id, instance=context.instance)
+            return repair.repair_chunk(work, context.partition_key)
+
+        report = attempt(context, mend, pipeline.on_error)
+        if report is not None:
+            yield _repaired(context.instance, source, report)
+            yield Output(None, metadata=metadata.repair_metadata(report))
+
+    return repair_chunk
+
+
+def _repair(work: Workplace, name: str) -> repair.RepairReport | CafError:
+    """Repair one of several; return an error that only this one has, and raise what the next one would meet, too."""
+    try:
+        return repair.repair_chunk(work, name)
+    except HITS_EVERY_CHUNK:
+        raise
+    except CafError as error:
+        if not error.permanent:
+            raise
+        return error
+
+
+def _repaired(instance: DagsterInstance, source: str, report: repair.RepairReport) -> AssetCheckEvaluation:
+    return _evaluation(
+        instance,
+        report.chunk.name,
+        source,
+        passed=report.chunk.state is ChunkState.LOCATED,
+        description="" if report.origin == "none needed" else f"repaired from {report.origin}",
+        shown=metadata.repair_metadata(report),
+    )
+
+
+def _evaluation(
+    instance: DagsterInstance, chunk: str, source: str, *, passed: bool, description: str, shown: metadata.Metadata
+) -> AssetCheckEvaluation:
+    """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
+    key = AssetKey(asset_key(source, "jackal_chunk"))
+    latest = instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1).records
+    target = [
+        AssetCheckEvaluationTargetMaterializationData(storage_id=each.storage_id, run_id=each.run_id, timestamp=each.timestamp)
+        for each in latest
+    ]
+    return AssetCheckEvaluation(
+        asset_key=key,
+        check_name=CHUNK_IS_PROVEN,
+        passed=passed,
+        description=description or None,
+        metadata=shown,
+        partition=chunk,
+        target_materialization_data=target[0] if target else None,
+    )
+
+
+def _names(chunks: Sequence[str]) -> str:
+    return ", ".join(chunks[: metadata.MAX_ROWS]) or "none"

@@ -1,0 +1,529 @@
+"""REST servers of chain nodes ("LCD"): one is asked, and another where it fails, lags, or stands still.
+
+What a node does not know proves something only where the node is as far as any was ever seen. So each look-up asks the node's
+height first, and below the greatest height seen its answers count for nothing.
+
+Not here: what the answers look like (`messages`), what is signed and when it may be given up (`posting`).
+Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
+"""
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Final, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from caf_pipeline.errors import (
+    ChainBehind,
+    ChainHalted,
+    ChainUnreachable,
+    EmptyWallet,
+    SettingsError,
+    StoreError,
+    StoreUnreachable,
+)
+from caf_pipeline.jackal.messages import (
+    DENOM,
+    NOT_FOUND,
+    NOTE_MEMBER,
+    Account,
+    Block,
+    Broadcast,
+    ChainFile,
+    ChainParams,
+    IncludedTransaction,
+    Provider,
+    Refusal,
+    StoragePlan,
+    archive_of,
+    parse_account,
+    parse_active_providers,
+    parse_balance,
+    parse_block,
+    parse_broadcast,
+    parse_chain_id,
+    parse_file,
+    parse_files,
+    parse_next_key,
+    parse_params,
+    parse_plan,
+    parse_price,
+    parse_proof,
+    parse_proofs,
+    parse_providers,
+    parse_refusal,
+    parse_transaction,
+    root_in_path,
+    transaction_hash,
+)
+
+ATTEMPTS: Final = 5
+FIRST_WAIT_SECONDS: Final = 0.5
+MAX_WAIT_SECONDS: Final = 8.0
+"""One call goes through all nodes so often, with waits that double at random up to the greatest: together longer than a block
+of six seconds, by which one node may be ahead of another, and shorter than what a run can wait with nothing to show."""
+
+SILENCE_SECONDS: Final = 10.0
+"""A node that says nothing for so long is passed over; answers from its own state take it milliseconds."""
+
+ANSWER_SECONDS: Final = 60.0
+ANSWER_BYTES: Final = 16 * 2**20
+"""The most that an answer may take. A page of files is below 1 MiB; what is longer is none, and would fill the memory."""
+
+HALTED_SECONDS: Final = 300.0
+HALTED_BLOCKS: Final = 50
+"""A newest block older than both is one of a chain that stands still, or of a node that is far behind. Blocks take about six
+seconds; an upgrade of the network stops it for longer than five minutes, an ordinary delay does not."""
+
+BLOCK_SECONDS: Final = 6.0
+"""Between two blocks, where the chain is too young to measure it: what Jackal's main network aims at."""
+
+_MEASURED_BLOCKS: Final = 100
+_MEASURE_AGAIN_SECONDS: Final = 600.0
+_AVOID_SECONDS: Final = 30.0  # a node that failed is asked last for so long
+_PAGE: Final = 500  # files of about 700 bytes
+
+LEAST_DAYS: Final = 30
+LEAST_BYTES: Final = 10**9
+"""The chain sells no less."""
+
+_HEIGHT_HEADER: Final = "Grpc-Metadata-X-Cosmos-Block-Height"
+"""Names the height of the state that an answer was read from; not every answer has it. Behind one address may stand several
+nodes, so that the height asked first need not be this one."""
+
+_STORAGE: Final = "/jackal/canine-chain/storage"
+_TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
+
+T = TypeVar("T")
+
+
+class _Refused(ChainUnreachable):
+    """A node answered with an error of its own; who asked knows whether that is an answer."""
+
+    def __init__(self, query: str, status: int, refusal: Refusal) -> None:
+        foreign = status == httpx.codes.NOT_IMPLEMENTED
+        super().__init__(
+            f"{query}: refused with status {status}, code {refusal.code}: {refusal.message[:200]}",
+            hint="the node knows no such query: check that jackal.lcd names nodes of Jackal"
+            if foreign
+            else "wait, or name another node",
+        )
+        self.status = status
+        self.refusal = refusal
+
+    @property
+    def not_found(self) -> bool:
+        """Whether the node says that there is no such thing."""
+        return self.status == httpx.codes.NOT_FOUND and self.refusal.code == NOT_FOUND
+
+    @property
+    def no_index(self) -> bool:
+        """Whether the node keeps no index of transactions."""
+        return "indexing is disabled" in self.refusal.message
+
+    @property
+    def final(self) -> bool:
+        """Whether it would say the same again."""
+        at_fault = httpx.codes.is_client_error(self.status) and self.status != httpx.codes.TOO_MANY_REQUESTS
+        return at_fault or self.status == httpx.codes.NOT_IMPLEMENTED or self.no_index
+
+
+class _Node:
+    """One REST server, and for how long it is better asked last."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.known = False  # that it is of the right chain
+        self.avoid_until = 0.0
+
+
+class Chain:
+    """A chain by its nodes' REST servers. May be used by several threads at once."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        chain_id: str,
+        *,
+        seen_height: Callable[[], int],
+        see_height: Callable[[int], None],
+        attempts: int = ATTEMPTS,
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+        silence_seconds: float = SILENCE_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+        halted_seconds: float = HALTED_SECONDS,
+    ) -> None:
+        """Name the nodes, the best first; nothing is asked yet.
+
+        Args:
+            urls: `http(s)://host[:port]`.
+            chain_id: a node of another chain is refused.
+            seen_height: returns the greatest height ever seen of this chain, by whomever.
+            see_height: remembers one.
+            attempts: how often a call goes through all nodes.
+            first_wait_seconds: the wait after the first time, about; it doubles.
+            silence_seconds: for how long a node may say nothing.
+            answer_seconds: how long a whole answer may take.
+            halted_seconds: the age of a newest block from which on the chain may stand still.
+
+        Raises:
+            SettingsError: no URL, or one that is none.
+        """
+        if not urls:
+            raise SettingsError("jackal.lcd names no REST server", hint='set it to a list of addresses, e.g. ["https://…:1317"]')
+        for url in urls:
+            if not url.startswith(("http://", "https://")) or not _host_of(url):
+                raise SettingsError(
+                    f"jackal.lcd: '{url}' is not the address of a REST server", hint="write http(s)://host[:port]"
+                )
+        self.chain_id = chain_id
+        self._nodes = [_Node(url) for url in urls]
+        self._seen_height = seen_height
+        self._see_height = see_height
+        self._attempts = attempts
+        self._first_wait_seconds = first_wait_seconds
+        self._answer_seconds = answer_seconds
+        self._halted_seconds = halted_seconds
+        self._block_seconds = (BLOCK_SECONDS, 0.0)  # measured, until when it counts
+        self._knows_single_proofs = True
+        # A redirect could lead a signed transaction, or the belief in an answer, to a server that nobody named.
+        self._client = httpx.Client(
+            follow_redirects=False,
+            timeout=silence_seconds,
+            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    # what it is
+
+    def height(self) -> int:
+        """Return the newest height of a node that is not behind."""
+        return self._asked(lambda _, block: block.height)
+
+    def block_seconds(self) -> float:
+        """Return the time between two blocks, over the last hundred of them; measured every ten minutes."""
+        seconds, until = self._block_seconds
+        if time.monotonic() < until:
+            return seconds
+        seconds = self._asked(self._measured_block_seconds)
+        self._block_seconds = (seconds, time.monotonic() + _MEASURE_AGAIN_SECONDS)
+        return seconds
+
+    def params(self) -> ChainParams:
+        """Return what the storage module is set to."""
+        return self._one(f"{_STORAGE}/params", parse_params)
+
+    # the wallet
+
+    def account(self, address: str) -> Account:
+        """Return an account's number and next sequence.
+
+        Raises:
+            EmptyWallet: the chain does not know it, since it never received anything.
+        """
+        found = self._one_or_none(f"/cosmos/auth/v1beta1/accounts/{_part(address)}", parse_account)
+        if found is None:
+            raise EmptyWallet(f"chain {self.chain_id} does not know {address}", hint=f"send {DENOM} to it first")
+        return found
+
+    def balance(self, address: str) -> int:
+        """Return what an account has, in ujkl; 0 where the chain does not know it."""
+        path = f"/cosmos/bank/v1beta1/balances/{_part(address)}/by_denom"
+        return self._one_or_none(path, parse_balance, {"denom": DENOM}) or 0
+
+    def plan(self, address: str) -> StoragePlan | None:
+        """Return the space that an account bought; None where it never bought any. It may have ended."""
+        return self._one_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
+
+    def price(self, days: int, size_bytes: int) -> int:
+        """Return what space costs now, in ujkl.
+
+        Raises:
+            StoreError: less than the chain sells.
+        """
+        if days < LEAST_DAYS or size_bytes < LEAST_BYTES:
+            raise StoreError(
+                f"{size_bytes} bytes for {days} days are less than the chain sells",
+                hint=f"ask for at least {LEAST_BYTES} bytes and {LEAST_DAYS} days",
+            )
+        return self._one(f"{_STORAGE}/price_check/{days}/{size_bytes}", parse_price)
+
+    # files
+
+    def file(self, merkle_root: bytes, owner: str, start: int) -> ChainFile | None:
+        """Return one file; None where the chain has none of that name."""
+        return self._one_or_none(f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_file)
+
+    def files_of_root(self, merkle_root: bytes) -> Sequence[ChainFile]:
+        """Return all files of a root, of whichever owner."""
+        path = f"{_STORAGE}/files/merkle/{root_in_path(merkle_root)}"
+        try:
+            return [one for page in self._pages(path, parse_files) for one in page if one.merkle_root == merkle_root]
+        except _Refused as refused:
+            if refused.not_found:
+                return []
+            raise
+
+    def files_of_archive(self, owner: str, archive_id: str) -> Iterator[ChainFile]:
+        """Yield the files that an owner posted for an archive; where a chain cannot look for notes, from all its files."""
+        path = f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}"
+        pages = self._pages(path, parse_files)
+        try:
+            first = next(pages, [])
+        except _Refused as refused:
+            if refused.status not in (httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
+                raise
+            first, pages = [], self._pages(f"{_STORAGE}/files", parse_files)
+        yield from _of_archive(first, owner, archive_id)
+        for page in pages:
+            yield from _of_archive(page, owner, archive_id)
+
+    # providers
+
+    def providers(self) -> Sequence[Provider]:
+        """Return all providers that ever registered."""
+        return [one for page in self._pages(f"{_STORAGE}/providers", parse_providers) for one in page]
+
+    def active_providers(self) -> Sequence[Provider]:
+        """Return the providers that hold a proof; empty on a young chain."""
+        active = {one for page in self._pages(f"{_STORAGE}/active_providers", parse_active_providers) for one in page}
+        return [one for one in self.providers() if one.address in active] if active else []
+
+    def last_proven(self, provider: str, merkle_root: bytes, owner: str, start: int) -> int | None:
+        """Return the block height of a copy's last proof; None where the chain tells of none."""
+        path = f"{_STORAGE}/proofs/{_part(provider)}"
+        if self._knows_single_proofs:
+            try:
+                return self._one(f"{path}/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_proof).last_proven
+            except _Refused as refused:
+                # Read in the chain's source, not run. A provider has as many proofs as files, so that going through them is slow.
+                self._knows_single_proofs = refused.status != httpx.codes.NOT_IMPLEMENTED
+        for page in self._pages(path, parse_proofs):
+            for proof in page:
+                if (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start):
+                    return proof.last_proven
+        return None
+
+    # transactions
+
+    def broadcast(self, body: bytes) -> Broadcast:
+        """Send a transaction. Where this raises, it may have been sent all the same; sending the same bytes again is harmless."""
+        message = json.dumps({"tx_bytes": base64.b64encode(body).decode(), "mode": "BROADCAST_MODE_SYNC"}).encode()
+        query = f"transaction {transaction_hash(body)[:12]}…"
+        return self._asked(
+            lambda node, _: parse_broadcast(
+                self._answer("POST", node, "/cosmos/tx/v1beta1/txs", content=message)[0], f"{node.url}: {query}"
+            )
+        )
+
+    def transaction(self, hash: str) -> IncludedTransaction | None:
+        """Return a transaction that is in a block.
+
+        None where the node does not know it, also where it keeps no index of transactions: then what the transaction did has to
+        tell whether it is in a block.
+        """
+        try:
+            found = self._one_or_none(f"/cosmos/tx/v1beta1/txs/{_part(hash)}", parse_transaction)
+        except _Refused as refused:
+            if refused.no_index:
+                return None
+            raise
+        if found is not None:
+            self._saw(found.height)
+        return found
+
+    # asking
+
+    def _one(self, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None = None) -> T:
+        return self._asked(lambda node, block: self._read(node, block, path, parse, params))
+
+    def _one_or_none(self, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None = None) -> T | None:
+        def ask(node: _Node, block: Block) -> T | None:
+            try:
+                return self._read(node, block, path, parse, params)
+            except _Refused as refused:
+                if refused.not_found:
+                    return None
+                raise
+
+        return self._asked(ask)
+
+    def _pages(self, path: str, parse: Callable[[object, str], list[T]]) -> Iterator[list[T]]:
+        """Yield the pages of a list; one may be empty and not the last."""
+        key: str | None = None
+        keys: set[str] = set()
+        while True:
+            params = {"pagination.limit": str(_PAGE)} | ({"pagination.key": key} if key else {})
+            page, key = self._one(path, lambda value, query: (parse(value, query), parse_next_key(value, query)), params)
+            yield page
+            if key is None:
+                return
+            if key in keys:
+                raise ChainUnreachable(
+                    f"{path}: the list of pages has no end: key {key[:40]} came twice", hint="name another node"
+                )
+            keys.add(key)
+
+    def _asked(self, ask: Callable[[_Node, Block], T]) -> T:
+        """Return what the first good node answers.
+
+        Raises:
+            StoreUnreachable: after all attempts, as one of its kinds. SettingsError: a node is of another chain.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_attempt(self._attempts),
+            wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
+            reraise=True,
+        )
+        answer: T = retrying(self._asked_once, ask)
+        return answer
+
+    def _asked_once(self, ask: Callable[[_Node, Block], T]) -> T:
+        faults: list[StoreUnreachable] = []
+        now = time.monotonic()
+        for node in sorted(self._nodes, key=lambda one: one.avoid_until > now):
+            try:
+                return ask(node, self._newest_block(node))
+            except StoreUnreachable as error:
+                faults.append(error)
+                if not isinstance(error, _Refused | ChainBehind):
+                    node.avoid_until = time.monotonic() + _AVOID_SECONDS
+        raise _the_fault(faults)
+
+    def _newest_block(self, node: _Node) -> Block:
+        """Return the node's newest block, where the node may be believed."""
+        if not node.known:
+            path = f"{_TENDERMINT}/node_info"
+            self._check_chain(node, parse_chain_id(self._answer("GET", node, path)[0], f"{node.url}{path}"))
+            node.known = True
+        path = f"{_TENDERMINT}/blocks/latest"
+        block = parse_block(self._answer("GET", node, path)[0], f"{node.url}{path}")
+        self._check_chain(node, block.chain_id)
+        seen = self._seen_height()
+        if block.height < seen:
+            raise _behind(node, block.height, seen)
+        age = (datetime.now(UTC) - block.time).total_seconds()
+        if age > self._halted_seconds and age > HALTED_BLOCKS * self._measured_block_seconds(node, block):
+            raise ChainHalted(
+                f"{node.url}: the newest block, {block.height}, is {age:.0f} s old",
+                hint="the network stands still, the node is far behind, or this machine's clock is wrong: wait, or name another",
+            )
+        self._saw(block.height, seen)
+        return block
+
+    def _saw(self, height: int, seen: int | None = None) -> None:
+        if height > (self._seen_height() if seen is None else seen):
+            self._see_height(height)
+
+    def _check_chain(self, node: _Node, found: str) -> None:
+        if found != self.chain_id:
+            raise SettingsError(
+                f"jackal.lcd: {node.url} is a node of chain '{found}', not of '{self.chain_id}'",
+                hint="correct jackal.lcd or jackal.chain_id",
+            )
+
+    def _measured_block_seconds(self, node: _Node, block: Block) -> float:
+        earlier = max(1, block.height - _MEASURED_BLOCKS)
+        path = f"{_TENDERMINT}/blocks/{earlier}"
+        # A node may have dropped its old blocks; then the figure is what the network aims at.
+        with suppress(_Refused):
+            first = parse_block(self._answer("GET", node, path)[0], f"{node.url}{path}")
+            if first.height < block.height and first.time < block.time:
+                return (block.time - first.time).total_seconds() / (block.height - first.height)
+        return BLOCK_SECONDS
+
+    def _read(
+        self, node: _Node, block: Block, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None
+    ) -> T:
+        """Return a node's answer, from a state not below the block."""
+        value, height = self._answer("GET", node, path, params=params)
+        if height is not None and height < block.height:
+            raise _behind(node, height, block.height)
+        return parse(value, f"{node.url}{path}")
+
+    def _answer(
+        self, method: str, node: _Node, path: str, *, params: Mapping[str, str] | None = None, content: bytes | None = None
+    ) -> tuple[object, int | None]:
+        """Return an answer as JSON, and the height of its state where the node tells it."""
+        query = f"{node.url}{path}"
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        try:
+            with self._client.stream(method, query, params=params, content=content, headers=headers) as response:
+                body = self._body(response, query)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+            told = str(error) or type(error).__name__
+            raise ChainUnreachable(f"{query}: no answer: {told}", hint="check jackal.lcd and the network, or wait") from error
+        try:
+            value = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ChainUnreachable(
+                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}", hint="check jackal.lcd, or wait"
+            ) from error
+        if response.status_code != httpx.codes.OK:
+            raise _Refused(query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}"))
+        told_height = response.headers.get(_HEIGHT_HEADER, "")
+        return value, int(told_height) if told_height.isdecimal() else None
+
+    def _body(self, response: httpx.Response, query: str) -> bytes:
+        ends = time.monotonic() + self._answer_seconds
+        body = bytearray()
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > ANSWER_BYTES:
+                raise ChainUnreachable(f"{query}: the answer is longer than {ANSWER_BYTES} bytes")
+            if time.monotonic() > ends:
+                raise ChainUnreachable(f"{query}: the answer took longer than {self._answer_seconds:g} s")
+        return bytes(body)
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, StoreUnreachable) and not (isinstance(error, _Refused) and error.final)
+
+
+def _host_of(url: str) -> str:
+    try:
+        return httpx.URL(url).host
+    except httpx.InvalidURL:
+        return ""
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _of_archive(files: Sequence[ChainFile], owner: str, archive_id: str) -> Iterator[ChainFile]:
+    return (one for one in files if one.owner == owner and archive_of(one.note) == archive_id)
+
+
+def _behind(node: _Node, height: int, seen: int) -> ChainBehind:
+    return ChainBehind(
+        f"{node.url} is at block {height}; {seen} was seen before",
+        hint="wait until it has caught up, or name another node in jackal.lcd",
+    )
+
+
+def _the_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
+    """Return the one that says most: what a node refused, then that the chain stands still, then that nodes are behind."""
+    for kind in (_Refused, ChainHalted, ChainBehind):
+        for fault in faults:
+            if isinstance(fault, kind):
+                return fault
+    if len(faults) == 1:
+        return faults[0]
+    return ChainUnreachable("; ".join(str(one) for one in faults), hint=faults[0].hint)

@@ -1,0 +1,308 @@
+"""HTTP exchanges with a provider, which nobody vouches for: a wait has an end, an answer a size, and no redirect is followed.
+
+http.client and not httpx, for three things: a body goes from the file to the socket by sendfile, without passing through
+Python; a time limit is one for the whole answer, while httpx has one for each read, which a byte now and then keeps alive; and
+whoever waits looks at `check` about every second, so that a lost lease or a broken sibling ends a transfer at once.
+Connections go straight to the provider; proxy variables of the environment are not looked at.
+
+Not here: what is asked (`provider`). Source: RFC 9110, RFC 9112.
+"""
+
+import errno
+import http.client
+import io
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import BinaryIO, Final, cast
+from urllib.parse import urlsplit
+
+import httpx
+from typing_extensions import Buffer
+
+from caf_pipeline.errors import StoreError, StoreUnreachable
+
+STEP_SECONDS: Final = 0.5
+"""The longest wait between two looks at `check`."""
+
+CONNECT_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 30.0
+"""For an answer to a question; providers were seen to take 12 s to say that they do not know a root."""
+
+MAX_ANSWER_BYTES: Final = 1 << 20
+"""Of any answer but a download; a status has some 400 bytes."""
+
+READ_BUFFER_BYTES: Final = 256 << 10
+
+_NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What sendfile says of a file system that it cannot read from."""
+
+
+def no_check() -> None:
+    """Find nothing wrong."""
+
+
+# --- addresses -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a provider listens. `path` is what stands before every route: "" or "/prefix"."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL and the Host header have them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        standard = self.port == (443 if self.scheme == "https" else 80)
+        return host if standard else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+def parse_address(url: str) -> Address:
+    """Return the address that a provider gave the chain.
+
+    Raises:
+        StoreError: it is no plain http(s) address; credentials, control characters and the like are refused.
+    """
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    plain = url.strip().isascii() and url.strip().isprintable() and " " not in url.strip()
+    if not plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise StoreError(f"a provider's address is not one: {url[:100]!r}")
+    return Address(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/"))
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------------
+
+
+class Patience:
+    """How long an exchange may still take, and what may end it before."""
+
+    def __init__(self, seconds: float, check: Callable[[], None] = no_check) -> None:
+        self.check = check
+        self.renew(seconds)
+
+    def renew(self, seconds: float) -> None:
+        """Give it so long from now on."""
+        self._deadline = time.monotonic() + seconds
+
+    def step(self) -> float:
+        """Return how long to wait before the next look, or raise what `check` raises, or TimeoutError at the end."""
+        self.check()
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("it took too long")
+        return min(left, STEP_SECONDS)
+
+
+class AnsweredEarly(Exception):
+    """The other side said something, or left, before it had the whole body."""
+
+
+class Wire:
+    """A socket as http.client needs it, waited for in small steps."""
+
+    def __init__(self, sock: socket.socket, patience: Patience) -> None:
+        self.patience = patience
+        self._sock = sock
+        # TLS is encrypted in this process; and what can be read there need not be an answer.
+        self._by_kernel = not isinstance(sock, ssl.SSLSocket)
+
+    def sendall(self, data: Buffer) -> None:
+        """Send everything."""
+        view = memoryview(data).cast("B")
+        while view:
+            self._sock.settimeout(self.patience.step())
+            try:
+                view = view[self._sock.send(view) :]
+            except TimeoutError:
+                continue
+
+    def send_file(self, file: BinaryIO, start_byte: int, end_byte: int) -> None:
+        """Send `[start_byte, end_byte)` of a file.
+
+        Raises:
+            AnsweredEarly: there is an answer already. StoreError: the file ends before.
+        """
+        if not self._by_kernel:
+            self._send_copied(file, start_byte, end_byte)
+            return
+        descriptor, position = self._sock.fileno(), start_byte
+        self._sock.setblocking(False)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN | select.POLLOUT)
+        while position < end_byte:
+            ready = poll.poll(self.patience.step() * 1000)
+            if ready and ready[0][1] & ~select.POLLOUT:
+                raise AnsweredEarly
+            if ready:
+                try:
+                    sent = os.sendfile(descriptor, file.fileno(), position, end_byte - position)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    if error.errno not in _NO_SENDFILE:
+                        raise
+                    self._by_kernel = False
+                    self._send_copied(file, position, end_byte)
+                    return
+                if not sent:
+                    raise _too_short(file)
+                position += sent
+
+    def _send_copied(self, file: BinaryIO, start_byte: int, end_byte: int) -> None:
+        file.seek(start_byte)
+        data = file.read(end_byte - start_byte)
+        if len(data) < end_byte - start_byte:
+            raise _too_short(file)
+        self.sendall(data)
+
+    def receive(self, buffer: memoryview) -> int:
+        """Read what there is, at least a byte; 0 at the end."""
+        while True:
+            self._sock.settimeout(self.patience.step())
+            try:
+                return self._sock.recv_into(buffer)
+            except TimeoutError:
+                continue
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return the answer's bytes; the socket stays open until this is closed, too."""
+        return io.BufferedReader(_Received(self, self._sock.makefile("rb", buffering=0)), READ_BUFFER_BYTES)
+
+    def close(self) -> None:
+        """Close the socket once nobody reads from it."""
+        self._sock.close()
+
+
+class _Received(io.RawIOBase):
+    def __init__(self, wire: Wire, held: io.RawIOBase) -> None:
+        self._wire = wire
+        self._held = held
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        return self._wire.receive(memoryview(buffer).cast("B"))
+
+    def close(self) -> None:
+        self._held.close()
+        super().close()
+
+
+def _too_short(file: BinaryIO) -> StoreError:
+    return StoreError(f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed anew")
+
+
+# --- exchanges -------------------------------------------------------------------------------------------------------------
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection to a provider."""
+
+    def __init__(self, address: Address, patience: Patience) -> None:
+        super().__init__(address.host, address.port)
+        self.address = address
+        self.patience = patience
+
+    def connect(self) -> None:
+        """Open the socket, with TLS where the address says so."""
+        sock = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_SECONDS)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.address.scheme == "https":
+                sock = _tls().wrap_socket(sock, server_hostname=self.address.host)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = cast(socket.socket, Wire(sock, self.patience))
+
+    @property
+    def wire(self) -> Wire:
+        """The open socket."""
+        return cast(Wire, self.sock)
+
+    def be_patient(self, patience: Patience) -> None:
+        """Begin another exchange on the same connection."""
+        self.patience = patience
+        if self.sock is not None:
+            self.wire.patience = patience
+
+    def send_head(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Send the request's line and headers."""
+        self.putrequest(method, f"{self.address.path}{path}", skip_host=True)
+        self.putheader("Host", self.address.authority)
+        for name, value in headers.items():
+            self.putheader(name, value)
+        self.endheaders()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context()  # the certificates that all other HTTP of this program trusts
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer in full."""
+
+    status: int
+    body: bytes
+
+
+def read_answer(response: http.client.HTTPResponse, address: Address) -> Answer:
+    """Return an answer that is no download.
+
+    Raises:
+        StoreUnreachable: it is longer than any such answer.
+    """
+    body = response.read(MAX_ANSWER_BYTES + 1)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise StoreUnreachable(f"provider {address} answers with more than {MAX_ANSWER_BYTES} bytes")
+    return Answer(response.status, body)
+
+
+def ask(address: Address, path: str, *, seconds: float = ANSWER_SECONDS, check: Callable[[], None] = no_check) -> Answer:
+    """Return the answer to a GET, whatever its status.
+
+    Raises:
+        StoreUnreachable: there is none, none in time, or none with an end.
+    """
+    connection = Connection(address, Patience(seconds, check))
+    with unreachable(address):
+        try:
+            connection.send_head("GET", path, {"Connection": "close"})
+            with connection.getresponse() as response:
+                return read_answer(response, address)
+        finally:
+            connection.close()
+
+
+@contextmanager
+def unreachable(address: Address) -> Iterator[None]:
+    """Translate what sockets and http.client raise."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise StoreUnreachable(f"provider {address} does not answer in time") from error
+    except OSError as error:
+        raise StoreUnreachable(f"provider {address} is not reached: {error.strerror or error}") from error
+    except http.client.HTTPException as error:
+        raise StoreUnreachable(f"provider {address} broke off: {type(error).__name__} {error}".rstrip()) from error

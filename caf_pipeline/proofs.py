@@ -1,0 +1,149 @@
+"""The proof watch: looks at located chunks again and again, and says where one is no longer what it was.
+
+A look asks the store who is listed, and each of them for a piece that was sealed: all pieces the first time, later one at a
+place that nobody can foresee. A chunk with fewer right copies than required, or with a wrong one, becomes `damaged`.
+
+Not here: mending (`repair`), when looks are made (`defs`). Source: docs/jackal.md (a listed proof may have failed),
+promise 1 in docs/design.md.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from caf_pipeline.archive import posting_of, working_on
+from caf_pipeline.errors import CafError, HeldByOther, StoreUnreachable
+from caf_pipeline.interfaces import Chunk, CopyCheck, Lease, Posting, Sample
+from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.sampling import CopyFinding, described, look_at_copy
+from caf_pipeline.staging import sweep
+from caf_pipeline.workplace import Workplace
+
+WINDOWS_BEHIND: Final = 2
+"""A listed copy may be this far behind: the chain drops a provider only at the first of its checks after a whole window that was
+missed. One further behind is listed by a chain that does not check, as v5.0.1 does with type 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofReport:
+    """What one look at a chunk found.
+
+    Attributes:
+        chunk: the chunk as it is after the look.
+        checks: of each copy that is listed.
+        read_back: the providers that gave the pieces they were asked for as they were sealed.
+        explanation: what is wrong, or was when the chunk was found damaged; "" where nothing is.
+    """
+
+    chunk: Chunk
+    checks: Sequence[CopyCheck]
+    read_back: Sequence[str]
+    explanation: str
+
+    @property
+    def proven(self) -> bool:
+        """Whether enough copies are listed, none of them gave anything wrong, and no repair is due."""
+        return not self.explanation
+
+
+def prove_chunk(work: Workplace, name: str) -> ProofReport:
+    """Look at a located or damaged chunk and record what was found; a located one that is not proven becomes `damaged`.
+
+    A damaged chunk stays damaged, whatever is found: `repair` ends that.
+
+    Raises:
+        StoreUnreachable: the chain, or every provider, is out of reach; that says nothing of the chunk, and nothing is
+            recorded. CafError: the chunk is in no state in which it is to be proven.
+    """
+    with working_on(work, name) as lease:
+        chunk = located_or_damaged(work, name)
+        posting = posting_of(chunk)
+        findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk))
+        right = [finding.copy.provider for finding in findings if finding.good]
+        if findings and all(finding.unanswered for finding in findings):
+            raise StoreUnreachable(f"nobody who has chunk {name} answers: {described(findings)}", hint="try again later")
+        checks = checks_of(work, chunk, posting, findings)
+        explanation = _explanation(checks, work.store.required_copies)
+        if chunk.state is ChunkState.DAMAGED:
+            explanation = explanation or f"its copies are right now, but it was found damaged before: {chunk.reason}"
+        elif explanation:
+            # Before the checks: were they written alone, a piece at another place might be right the next time.
+            work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+        work.ledger.record_checks(lease, name, checks)
+        return ProofReport(work.ledger.chunk(name), checks, right, explanation)
+
+
+def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
+    """Look at this many located chunks of the source, those first that were looked at longest ago.
+
+    A chunk that another run holds is left for the next time.
+    """
+    for chunk in work.ledger.chunks_to_prove(work.source, limit):
+        try:
+            report = prove_chunk(work, chunk.name)
+        except HeldByOther:
+            continue
+        yield report
+
+
+def sweep_staging(work: Workplace) -> Sequence[str]:
+    """Remove the staged files of located chunks whose hold is over; return the names of these chunks."""
+    return list(sweep(work))
+
+
+def located_or_damaged(work: Workplace, name: str) -> Chunk:
+    """Return the chunk's row, or raise CafError where it is neither located nor damaged."""
+    chunk = work.ledger.chunk(name)
+    if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
+        raise CafError(
+            f"chunk {name} is '{chunk.state}': only a located or damaged chunk is proven and repaired",
+            hint="'caf status' shows each chunk's state; a chunk under way is verified by its own run",
+        )
+    return chunk
+
+
+def look_at_copies(
+    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, samples: Sequence[Sample]
+) -> Sequence[CopyFinding]:
+    """Ask every copy that the store lists for these samples."""
+    findings = []
+    for copy in work.store.copies(posting):
+        work.hold(lease.check)
+        findings.append(look_at_copy(work.store, posting, copy, samples))
+    return findings
+
+
+def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
+    """Return what to record of copies. Of a provider that does not answer, what was known before still holds."""
+    before = {copy.provider: copy.fault for copy in work.ledger.known_copies(chunk.name)}
+    now = work.store.current_window(posting)
+    checks = []
+    for finding in findings:
+        copy = finding.copy
+        window = work.store.proof_window(posting, copy)
+        fault = before.get(copy.provider, "") if finding.unanswered else finding.fault
+        if not fault and window is not None and now is not None and now - window > WINDOWS_BEHIND:
+            fault = f"listed, but not proven since window {window}; it is window {now} now"
+        checks.append(CopyCheck(copy, window=window, fault=fault))
+    return checks
+
+
+def _pieces(chunk: Chunk) -> Sequence[Sample]:
+    """Choose what to ask for. Who could foresee the piece could keep only that one."""
+    if chunk.checked_at is None or chunk.state is ChunkState.DAMAGED:
+        return chunk.samples
+    return [random.SystemRandom().choice(chunk.samples)]
+
+
+def _explanation(checks: Sequence[CopyCheck], required: int) -> str:
+    """Say what is wrong; a copy whose provider does not answer now counts as the chain lists it."""
+    if not checks:
+        return "the store no longer lists the chunk, or any copy of it"
+    faulty = [check for check in checks if check.fault]
+    right = len(checks) - len(faulty)
+    if right >= required and not faulty:
+        return ""
+    faults = "".join(f"; {check.copy.provider}: {check.fault}" for check in faulty)
+    listed = ", ".join(check.copy.provider for check in checks)
+    return f"{right} of {required} copies are right (listed: {listed}{faults})"

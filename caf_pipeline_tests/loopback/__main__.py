@@ -1,0 +1,83 @@
+"""The command line of the loopback network; see the package's documentation."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from caf_pipeline_tests.loopback.options import Options
+from caf_pipeline_tests.loopback.program import Program
+
+
+def _amount(text: str) -> tuple[str, int]:
+    address, equals, amount = text.partition("=")
+    if not equals or not amount.isdecimal():
+        raise argparse.ArgumentTypeError(f"'{text}' is not ADDRESS=NUMBER")
+    return address, int(amount)
+
+
+def _types(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m caf_pipeline_tests.loopback",
+        description="A Jackal network on this machine: a chain's REST servers and providers, on ports of 127.0.0.1.",
+        epilog="What is given at the first start of a folder holds for later ones, unless it is given again.",
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="where everything is kept")
+    parser.add_argument("--port", type=int, help="of the first LCD; 0 for a free one")
+    parser.add_argument("--providers", type=int, help="how many (3)")
+    parser.add_argument("--lcds", type=int, help="REST servers of the chain (1)")
+    parser.add_argument("--chain-id", help="(loopback-1)")
+    parser.add_argument("--block-seconds", type=float, help="between blocks (1)")
+    parser.add_argument("--fund", type=_amount, action="append", metavar="ADDRESS=UJKL", help="at genesis; may be repeated")
+    parser.add_argument("--space", type=_amount, action="append", metavar="ADDRESS=BYTES", help="bought at genesis")
+    parser.add_argument("--space-days", type=int, help="for how long it is bought (365)")
+    parser.add_argument("--proof-types", type=_types, help='that the chain verifies ("0,3")')
+    parser.add_argument("--proof-window", type=int, help="blocks (50)")
+    parser.add_argument("--min-gas-price", type=float, help="ujkl (0.002)")
+    parser.add_argument("--price", type=int, help="ujkl for a GB and 30 days (25000)")
+    parser.add_argument("--provider-space", type=int, help="bytes of each provider (1 TiB)")
+    parser.add_argument("--upload-seconds", type=float, help="for which an upload is read (600)")
+    parser.add_argument("--reply-seconds", type=float, help="after which no reply is written (300)")
+    parser.add_argument("--job-seconds", type=float, help="for which a finished upload is remembered (600)")
+    parser.add_argument("--while-stdin-is-open", action="store_true", help="end when standard input does")
+    return parser
+
+
+def _wait_for_end_of_input(over: threading.Event) -> None:
+    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock would be in the way of the interpreter's end
+        pass
+    over.set()
+
+
+def main() -> None:
+    """Run until SIGTERM or SIGINT."""
+    given = vars(_parser().parse_args())
+    folder: Path = given.pop("folder")
+    watch_input: bool = given.pop("while_stdin_is_open")
+    for name in ("fund", "space"):
+        given[name] = dict(given[name]) if given[name] else None
+    program = Program(folder, Options.open(folder, given))
+    over = threading.Event()
+
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    if watch_input:
+        threading.Thread(target=_wait_for_end_of_input, args=(over,), daemon=True).start()
+    print(json.dumps(program.start()), flush=True)
+    over.wait()
+    program.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or nonsense.
+
+Not here: what is answered (`lcd`, `provider`, `control`).
+"""
+
+import http.client
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+READ_BYTES: Final = 1 << 20  # at once from a socket: smaller ones cost speed
+DRAINED_BYTES: Final = 256 << 10  # Go's server reads so much of a body that nobody wanted, and closes where there is more
+HUGE_BYTES: Final = 64 << 20
+IDLE_SECONDS: Final = 120
+
+
+class Cut(Exception):
+    """The connection ends here, without another byte."""
+
+
+class Request(BaseHTTPRequestHandler):
+    """One connection; its requests go to `server.application` one after the other."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = IDLE_SECONDS
+    disable_nagle_algorithm = True
+    server: "Server"
+
+    def parse_request(self) -> bool:
+        """Note when a request began: a server's limits count from there."""
+        self.began = time.monotonic()
+        self.connection.settimeout(IDLE_SECONDS)
+        return super().parse_request()
+
+    def _serve(self) -> None:
+        self.body = Body(self)
+        split = urlsplit(self.path)
+        self.route = unquote(split.path)
+        self.query = {name: values[-1] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
+        try:
+            self.server.application(self)
+            self.body.drain()
+        except (Cut, ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _serve
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Begin an answer; neither of the real servers names itself in it."""
+        self.send_response_only(code, message)
+        self.send_header("Date", self.date_time_string())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+    def answer(self, status: int, content: bytes, content_type: str, **headers: str) -> None:
+        """Send a whole answer. Header names have `_` for `-`."""
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        if not self.body.finished and self.body.known_bytes > DRAINED_BYTES:
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def read_json(self) -> Any:
+        """Return the body as JSON; raises ValueError."""
+        return json.loads(b"".join(self.body))
+
+    def nonsense(self, kind: str) -> None:
+        """Answer what no client can use."""
+        match kind:
+            case "html":
+                self.answer(200, b"<html><body>502 Bad Gateway</body></html>", "text/html")
+            case "short":
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"file":')
+                raise Cut
+            case "huge":
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(HUGE_BYTES + 8))
+                self.end_headers()
+                self.wfile.write(b'{"a":"')
+                for _ in range(HUGE_BYTES // READ_BYTES):
+                    self.wfile.write(b"x" * READ_BYTES)
+                self.wfile.write(b'"}')
+            case _:
+                raise ValueError(f"there is no nonsense '{kind}'")
+
+
+class Body:
+    """A request's body in pieces, of known length or chunked.
+
+    Attributes:
+        read_bytes: how many came so far.
+        rate: bytes a second at most; 0 for no limit.
+        limit: cut the connection after so many bytes.
+        deadline: by `time.monotonic`, after which the connection is cut.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.read_bytes = 0
+        self.rate: float = 0
+        self.limit: int | None = None
+        self.deadline: float | None = None
+        self.chunked = "chunked" in request.headers.get("Transfer-Encoding", "").lower()
+        self.known_bytes = int(request.headers.get("Content-Length") or 0)
+        self.finished = not self.chunked and self.known_bytes == 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the body in pieces. Ends early where the client ends."""
+        began = time.monotonic()
+        for size in self._sizes():
+            left = size
+            while left:
+                self._wait_at_most()
+                piece = self._request.rfile.read1(min(left, READ_BYTES))
+                if not piece:
+                    self._request.close_connection = True
+                    self.finished = True
+                    return
+                left -= len(piece)
+                self.read_bytes += len(piece)
+                if self.limit is not None and self.read_bytes > self.limit:
+                    raise Cut
+                if self.rate:
+                    time.sleep(max(0, self.read_bytes / self.rate - (time.monotonic() - began)))
+                yield piece
+        self.finished = True
+
+    def _sizes(self) -> Iterator[int]:
+        if not self.chunked:
+            yield self.known_bytes - self.read_bytes
+            return
+        read_line = self._request.rfile.readline
+        while size := self._chunk_size(read_line(256)):
+            yield size
+            read_line(256)
+        while read_line(1024).strip():
+            pass
+
+    @staticmethod
+    def _chunk_size(line: bytes) -> int:
+        try:
+            return int(line.split(b";")[0], 16)
+        except ValueError:
+            raise Cut from None
+
+    def _wait_at_most(self) -> None:
+        if self.deadline is None:
+            return
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise Cut
+        self._request.connection.settimeout(left)
+
+    def drain(self) -> None:
+        """Read what nobody wanted, or give the connection up where that is long."""
+        if self.finished:
+            return
+        if self.chunked or self.known_bytes - self.read_bytes > DRAINED_BYTES:
+            self._linger()
+            raise Cut
+        for _ in self:
+            pass
+
+    def _linger(self) -> None:
+        """Let the client read the answer before the connection breaks under what it still sends."""
+        self._request.wfile.flush()
+        connection = self._request.connection
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(0.5)
+        for _ in range(64):
+            if not connection.recv(READ_BYTES):
+                return
+
+
+class Server(ThreadingHTTPServer):
+    """Listens on one port, whenever it is told to."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, port: int, application: Callable[[Request], None]) -> None:
+        super().__init__(("127.0.0.1", port), Request)
+        self.application = application
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what is wrong with this program; a client that gives up is none of that."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError, http.client.HTTPException)):
+            super().handle_error(request, client_address)
+
+
+class Listener:
+    """A server that can close its port and open it again."""
+
+    def __init__(self, port: int, application: Callable[[Request], None]) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+        self._server: Server | None = None
+        self.port = port
+        self.open()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def open(self) -> None:
+        """Take connections."""
+        with self._lock:
+            if self._server is None:
+                self._server = Server(self.port, self._application)
+                self.port = self._server.server_address[1]
+                threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+
+    def close(self) -> None:
+        """Take none; those that are open are the application's."""
+        with self._lock:
+            if self._server is not None:
+                self._server.shutdown()
+                self._server.server_close()
+                self._server = None

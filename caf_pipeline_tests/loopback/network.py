@@ -1,0 +1,180 @@
+"""The loopback network as a process of its own, for tests and the demo.
+
+with LoopbackNetwork(folder, fund={address: 10**9}, space={address: 10**12}) as network:
+    network.misbehave(provider=0, drop_reply=True, times=1)
+    …
+    network.kill(); network.start()     # the same ports, and nothing forgotten that a real network would know
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from json import loads
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+START_SECONDS: Final = 60
+STOP_SECONDS: Final = 30
+
+
+class LoopbackNetwork:
+    """A network in a folder.
+
+    Attributes:
+        folder: where it keeps everything.
+        lcds: addresses of its REST servers; `lcd` is the first.
+        providers: addresses of its providers' servers.
+        provider_addresses: their names on the chain, in the same order.
+        chain_id: of its chain.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        """Describe it; `start` starts it. Options are those of `options.Options`."""
+        self.folder = folder
+        self.lcds: list[str] = []
+        self.providers: list[str] = []
+        self.provider_addresses: list[str] = []
+        self.chain_id = str(options.get("chain_id", "loopback-1"))
+        self._options = options
+        self._control: httpx.Client | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def lcd(self) -> str:
+        """The address of the first REST server."""
+        return self.lcds[0]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # --- the process -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start it, or start it again from what its folder holds; returns when it answers."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "caf_pipeline_tests.loopback", "--folder", str(self.folder), *self._arguments()]
+        with open(self.folder / "log.txt", "ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--while-stdin-is-open"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+            )
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            self.kill()
+            raise RuntimeError(f"the loopback network does not start: {(self.folder / 'log.txt').read_text()[-2000:]}")
+        addresses = loads(line)
+        self.lcds, self.providers = addresses["lcd"], addresses["providers"]
+        self._control = httpx.Client(base_url=addresses["control"], timeout=START_SECONDS)
+        self.provider_addresses = [one["address"] for one in self.state()["providers"]]
+
+    def _arguments(self) -> list[str]:
+        arguments = []
+        for name, value in self._options.items():
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(value, Mapping):
+                arguments += [text for key, amount in value.items() for text in (option, f"{key}={amount}")]
+            else:
+                arguments += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        return arguments
+
+    def stop(self) -> None:
+        """End it in order; does nothing where it does not run."""
+        if self._process:
+            self._process.terminate()
+            self._reap()
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        if self._process:
+            self._process.kill()
+            self._reap()
+
+    def _reap(self) -> None:
+        assert self._process
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.wait(STOP_SECONDS)
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process = None
+        if self._control:
+            self._control.close()
+            self._control = None
+
+    # --- orders; each returns the height after it --------------------------------------------------------------------
+
+    def _order(self, name: str, **order: Any) -> int:
+        assert self._control, "the network does not run"
+        answer = self._control.post(f"/loopback/{name}", json=order)
+        if answer.status_code != 200:
+            raise ValueError(answer.json()["error"])
+        return int(answer.json()["height"])
+
+    def misbehave(self, **order: Any) -> int:
+        """Let a provider (`provider=0, …`), an LCD (`lcd=0, …`) or the chain misbehave; see `misbehaviour`."""
+        return self._order("misbehave", **order)
+
+    def well_behaved(self) -> int:
+        """Take all misbehaviour back."""
+        return self._order("well-behaved")
+
+    def advance(self, blocks: int) -> int:
+        """Make blocks at once, also on a halted chain."""
+        return self._order("advance", blocks=blocks)
+
+    def fund(self, address: str, amount: int) -> int:
+        """Pay an address some ujkl."""
+        return self._order("fund", address=address, amount=amount)
+
+    def grant(self, address: str, size_bytes: int, days: float = 365) -> int:
+        """Give an address a plan in the place of the one that it has."""
+        return self._order("grant", address=address, bytes=size_bytes, days=days)
+
+    def expire(self, address: str) -> int:
+        """End an address's plan."""
+        return self._order("expire", address=address)
+
+    def spend_sequence(self, address: str) -> int:
+        """Let another program use up a sequence of an address in the next block."""
+        return self._order("spend-sequence", address=address)
+
+    def drop_proofs(self, merkle_root: bytes, provider: int | None = None) -> int:
+        """Take the proofs of one or all providers off a root's files, for good."""
+        chosen = {} if provider is None else {"provider": provider}
+        return self._order("drop-proofs", merkle=merkle_root.hex(), **chosen)
+
+    def delete_blob(self, provider: int, merkle_root: bytes) -> int:
+        """Let a provider lose the bytes of a root."""
+        return self._order("delete-blob", provider=provider, merkle=merkle_root.hex())
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that the network knows; see `control`."""
+        assert self._control, "the network does not run"
+        state: dict[str, Any] = self._control.get("/loopback/state").json()
+        return state
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], Any], seconds: float = START_SECONDS) -> dict[str, Any]:
+        """Return the first state that meets a condition; raises TimeoutError where none does in time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            state = self.state()
+            if condition(state):
+                return state
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the network did not come to it: {state}")
+            time.sleep(0.02)

@@ -1,0 +1,140 @@
+"""A TransactionLog in memory, as strict as the ledger's: what the contract suite holds both to."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
+from caf_pipeline.interfaces import Lease, SignedTransaction, WaitingPost
+
+OUTCOMES = {"included", "failed", "expired", "superseded"}
+MAY_HOLD = {None, "included"}
+"""Outcomes under which a post of a transaction is or may be on the chain."""
+
+
+@dataclass
+class _Entry:
+    transaction: SignedTransaction
+    chunks: tuple[str, ...]
+    outcome: str | None = None
+    starts: tuple[int, ...] = ()
+
+
+@dataclass
+class MemoryLease:
+    """The right to sign for an account, until it is taken away."""
+
+    name: str
+    epoch: int
+    lost: bool = False
+
+    def check(self) -> None:
+        if self.lost:
+            raise LeaseLost(f"the lease on {self.name} is lost: another run took it over")
+
+
+@dataclass
+class MemoryLog:
+    """Safe to call from several threads; shared by the runs of one process.
+
+    Attributes:
+        posting: names of the chunks that are still to be posted; None for all.
+    """
+
+    posting: set[str] | None = None
+    entries: list[_Entry] = field(default_factory=list)
+    asked: dict[tuple[str, str], WaitingPost] = field(default_factory=dict)
+    heights: dict[str, int] = field(default_factory=dict)
+    _leases: dict[str, MemoryLease] = field(default_factory=dict)
+    _epoch: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @contextlib.contextmanager
+    def own(self, account: str) -> Iterator[Lease]:
+        with self._lock:
+            if account in self._leases:
+                raise HeldByOther(f"account {account} is held by run other", holder="other")
+            self._epoch += 1
+            lease = self._leases[account] = MemoryLease(f"account/{account}", self._epoch)
+        try:
+            yield lease
+        finally:
+            with self._lock:
+                if self._leases.get(account) is lease:
+                    del self._leases[account]
+
+    def take_over(self, account: str) -> None:
+        """Take an account's lease from whoever has it, as after a pause that was too long."""
+        with self._lock:
+            self._leases.pop(account).lost = True
+
+    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+        with self._lock:
+            if not self._held(account, chunk):
+                before = self.asked.get((account, chunk))
+                if before is None or before.message != message:
+                    self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
+
+    def waiting(self, account: str) -> Sequence[WaitingPost]:
+        with self._lock:
+            return [
+                post
+                for (owner, chunk), post in self.asked.items()
+                if owner == account and not self._held(account, chunk) and (self.posting is None or chunk in self.posting)
+            ]
+
+    def pending(self, account: str) -> Sequence[SignedTransaction]:
+        with self._lock:
+            found = [one.transaction for one in self._of(account) if one.outcome is None]
+        return sorted(found, key=lambda one: one.sequence)
+
+    def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
+        with self._lock:
+            lease.check()
+            account = transaction.account
+            if any(
+                one.transaction.sequence == transaction.sequence and one.outcome in {None, "included", "failed"}
+                for one in self._of(account)
+            ):
+                raise LedgerError(f"sequence {transaction.sequence} of account {account} has a transaction already")
+            if held := [chunk for chunk in chunks if self._held(account, chunk)]:
+                raise LedgerError(f"{', '.join(held)} is in a transaction already")
+            if unknown := [chunk for chunk in chunks if (account, chunk) not in self.asked]:
+                raise LedgerError(f"nobody asked for {', '.join(unknown)}")
+            self.entries.append(_Entry(transaction, tuple(chunks)))
+
+    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = ()) -> None:
+        with self._lock:
+            lease.check()
+            entry = next((one for one in self.entries if one.transaction.hash == hash), None)
+            if entry is None or outcome not in OUTCOMES or entry.outcome not in (None, outcome):
+                raise LedgerError(f"there is no transaction {hash} that could still be '{outcome}'")
+            if outcome == "included" and len(starts) != len(entry.chunks):
+                raise LedgerError(f"{len(entry.chunks)} posts have {len(starts)} starts")
+            entry.outcome, entry.starts = outcome, tuple(starts)
+
+    def start_of(self, account: str, chunk: str) -> int | None:
+        with self._lock:
+            for one in reversed(self._of(account)):
+                if one.outcome == "included" and chunk in one.chunks:
+                    return one.starts[one.chunks.index(chunk)]
+        return None
+
+    def spent(self, account: str) -> int:
+        with self._lock:
+            return sum(one.transaction.cost for one in self._of(account) if one.outcome in {None, "included", "failed"})
+
+    def seen_height(self, chain_id: str) -> int:
+        with self._lock:
+            return self.heights.get(chain_id, 0)
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        with self._lock:
+            self.heights[chain_id] = max(height, self.heights.get(chain_id, 0))
+
+    def _of(self, account: str) -> list[_Entry]:
+        return [one for one in self.entries if one.transaction.account == account]
+
+    def _held(self, account: str, chunk: str) -> bool:
+        return any(chunk in one.chunks and one.outcome in MAY_HOLD for one in self._of(account))

@@ -1,0 +1,137 @@
+"""A mnemonic is found nowhere: not in a file, not in a database, not in what a command says, whatever went wrong."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from bip32 import BIP32
+from mnemonic import Mnemonic
+from sqlalchemy import text
+
+from caf_pipeline.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
+from caf_pipeline_tests.command_line import CommandLine, Done, source_text
+from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+
+pytest_plugins = ["caf_pipeline_tests.jackal_network"]
+
+WORDS_THAT_TELL = 3  # in a row: fewer stand in any English text
+
+
+def traces(words: str) -> "re.Pattern[bytes]":
+    """Return what finds the wallet of these words in bytes: three of them in a row, as text or as hex, or its private key."""
+    listed = words.split()
+    runs = [listed[start : start + WORDS_THAT_TELL] for start in range(len(listed) - WORDS_THAT_TELL + 1)]
+    key = BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH)
+    found = [r"\W+".join(run).encode() for run in runs]
+    found += [" ".join(run).encode().hex().encode() for run in runs]
+    found += [key.hex().encode(), re.escape(key)]
+    return re.compile(b"|".join(found), re.IGNORECASE | re.DOTALL)
+
+
+def left_behind(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield every file of a folder, its own name included."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield str(path), str(path).encode() + path.read_bytes()
+
+
+def rows(database) -> Iterator[tuple[str, bytes]]:
+    """Yield every row of every table as text, bytes in it as hex."""
+    with database.transaction() as connection:
+        tables = connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")).scalars().all()
+        assert "transactions" in tables
+        for table in tables:
+            for row in connection.execute(text(f'SELECT each::text FROM "{table}" AS each')).scalars():
+                yield table, row.encode()
+
+
+def assert_clean(places: Iterable[tuple[str, bytes]], *wallets: str) -> None:
+    patterns = [traces(words) for words in wallets]
+    for name, data in places:
+        for pattern in patterns:
+            assert not pattern.search(data), f"a wallet stands in {name}"
+
+
+def said(done: Done) -> list[tuple[str, bytes]]:
+    return [("stdout", done.out), ("stderr", done.err.encode())]
+
+
+@pytest.fixture
+def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
+    """A command line with a wallet of its own, and a source with some objects."""
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 10**9)
+    for number in range(5):
+        new_bucket.put(f"key-{number}", os.urandom(50_000))
+    caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return caf
+
+
+def test_the_traces_would_be_found():
+    words = new_wallet().words
+    pattern, listed = traces(words), words.split()
+    for data in (words, "\n".join(listed[2:5]), repr(listed), " ".join(listed[-3:]).encode().hex()):
+        assert pattern.search(data.encode())
+    assert not pattern.search(" ".join(listed[:2]).encode())
+
+
+def test_a_run_and_all_commands_leave_no_trace_of_the_wallet(caf, database):
+    words = caf.environment[MNEMONIC_VARIABLE]
+    spoken = []
+    for arguments in (
+        ("run",),
+        ("status",),
+        ("get", "src", "key-1"),
+        ("jackal", "account", "--json"),
+        ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
+        ("jackal", "files", "--json"),
+        ("jackal", "prove", "src", "--json"),
+        ("jackal", "repair", "src"),
+    ):
+        done = caf(*arguments)
+        assert done.status == 0, done.err
+        spoken += said(done)
+    assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words)
+
+
+def test_failures_leave_no_trace_of_the_wallet(caf, network, database):
+    words = caf.environment[MNEMONIC_VARIABLE]
+    wrong = " ".join(reversed(words.split()))
+    misspelt = words.replace(words.split()[4], "caffeine")
+    poor = new_wallet().words
+    spoken = []
+    for broken in (wrong, misspelt, poor):
+        for arguments in (("run",), ("jackal", "account"), ("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")):
+            spoken += said(with_wallet(caf, broken)(*arguments, CAF_TRACEBACK="1"))
+    spoken += said(caf("run", CAF_JACKAL__LCD='["http://127.0.0.1:9"]', CAF_TRACEBACK="1"))
+    spoken += said(caf("run", CAF_JACKAL__COPIES="three", CAF_TRACEBACK="1"))
+    spoken += said(caf("run", CAF_JACKAL__SPEND_CAP="1", CAF_TRACEBACK="1"))
+    spoken += said(caf("run", CAF_JACKAL__MNEMONIC=words, CAF_JACKAL__CHAIN_ID="another", CAF_TRACEBACK="1"))
+    assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words, wrong, misspelt, poor)
+
+
+def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, database):
+    words = caf.environment[MNEMONIC_VARIABLE]
+    file = tmp_path_factory.mktemp("wallet") / "words"
+    file.write_text(words)
+    file.chmod(0o600)
+    caf = with_wallet(caf, "")
+    done = caf("run", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    assert done.status == 0, done.err
+    file.chmod(0o644)
+    refused = caf("run", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    assert refused.status == 3
+    assert "chmod 600" in refused.err
+    assert_clean([*said(done), *said(refused), *left_behind(caf.folder), *rows(database)], words)
+
+
+def test_a_mnemonic_in_the_settings_file_is_refused_and_not_repeated(caf):
+    words = caf.environment[MNEMONIC_VARIABLE]
+    caf.settings(f'[jackal]\nmnemonic = "{words}"\n')
+    done = caf("status")
+    assert done.status == 3
+    assert_clean(said(done), words)

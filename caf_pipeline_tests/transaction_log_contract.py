@@ -1,0 +1,203 @@
+"""What every TransactionLog does. A test class of an implementation inherits it and gives three fixtures.
+
+`log` is a new log; `chunks` are the names of three chunks that are to be posted; `take_over` is a function that takes an
+account's lease away from whoever holds it, as another run does after a pause that was too long.
+"""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
+from caf_pipeline.interfaces import SignedTransaction, WaitingPost
+
+ACCOUNT = "chain-1/jkl1us"
+OTHER = "chain-1/jkl1them"
+
+
+def signed(
+    sequence: int, body: bytes = b"", *, account: str = ACCOUNT, cost: int = 10, purpose: str = "post"
+) -> SignedTransaction:
+    body = body or f"{account} {sequence}".encode()
+    return SignedTransaction(hashlib.sha256(body).hexdigest().upper(), body, account, sequence, 100, purpose, cost)
+
+
+def ask(log: Any, *chunks: str, account: str = ACCOUNT) -> None:
+    for chunk in chunks:
+        log.ask(account, chunk, chunk.encode(), 30)
+
+
+def commit(log: Any, transaction: SignedTransaction, *chunks: str) -> SignedTransaction:
+    """Commit a transaction under a lease of its own."""
+    with log.own(transaction.account) as lease:
+        log.commit(lease, transaction, chunks)
+    return transaction
+
+
+def settle(log: Any, transaction: SignedTransaction, outcome: str, *starts: int) -> None:
+    with log.own(transaction.account) as lease:
+        log.settle(lease, transaction.hash, outcome, starts=starts)
+
+
+def names(posts: Any) -> list[str]:
+    return [post.chunk for post in posts]
+
+
+class TransactionLogContract:
+    """The contract: see `interfaces.TransactionLog`."""
+
+    # --- asking ---
+
+    def test_what_is_asked_for_waits_oldest_first(self, log, chunks):
+        ask(log, *reversed(chunks))
+        assert log.waiting(ACCOUNT) == [WaitingPost(chunk, chunk.encode(), 30) for chunk in reversed(chunks)]
+        assert log.waiting(OTHER) == []
+
+    def test_the_same_asked_again_waits_once(self, log, chunks):
+        ask(log, chunks[0], chunks[1], chunks[0])
+        assert names(log.waiting(ACCOUNT)) == [*chunks[:2]]
+
+    def test_another_message_takes_the_place_of_the_one_that_waits(self, log, chunks):
+        ask(log, chunks[0])
+        log.ask(ACCOUNT, chunks[0], b"another", 60)
+        assert log.waiting(ACCOUNT) == [WaitingPost(chunks[0], b"another", 60)]
+
+    @pytest.mark.parametrize("included", [False, True])
+    def test_what_is_or_may_be_included_is_not_asked_for_again(self, log, chunks, included):
+        ask(log, chunks[0])
+        one = commit(log, signed(1), chunks[0])
+        if included:
+            settle(log, one, "included", 7)
+        log.ask(ACCOUNT, chunks[0], b"another", 60)
+        assert log.waiting(ACCOUNT) == []
+
+    @pytest.mark.parametrize("outcome", ["failed", "expired", "superseded"])
+    def test_the_posts_of_a_transaction_that_posted_nothing_wait_again(self, log, chunks, outcome):
+        ask(log, *chunks)
+        one = commit(log, signed(1), chunks[0], chunks[2])
+        assert names(log.waiting(ACCOUNT)) == [chunks[1]]
+        settle(log, one, outcome)
+        assert names(log.waiting(ACCOUNT)) == [*chunks]
+
+    # --- committing ---
+
+    def test_committed_transactions_are_pending_by_sequence_until_they_are_settled(self, log, chunks):
+        ask(log, *chunks)
+        two = commit(log, signed(2), chunks[0])
+        one = commit(log, signed(1, purpose="buy", cost=5))
+        assert log.pending(ACCOUNT) == [one, two]
+        settle(log, one, "included")
+        assert log.pending(ACCOUNT) == [two]
+        assert log.pending(OTHER) == []
+
+    @pytest.mark.parametrize(
+        ("outcome", "free"), [(None, False), ("included", False), ("failed", False), ("expired", True), ("superseded", True)]
+    )
+    def test_a_sequence_is_signed_again_only_where_no_block_has_it(self, log, outcome, free):
+        one = commit(log, signed(7))
+        if outcome:
+            settle(log, one, outcome)
+        again = signed(7, b"another")
+        if free:
+            assert log.pending(ACCOUNT) == []
+            commit(log, again)
+            assert log.pending(ACCOUNT) == [again]
+        else:
+            with pytest.raises(LedgerError, match="sequence 7"):
+                commit(log, again)
+
+    def test_accounts_do_not_share_sequences(self, log):
+        commit(log, signed(7))
+        commit(log, signed(7, account=OTHER))
+
+    @pytest.mark.parametrize("included", [False, True])
+    def test_a_chunk_in_a_transaction_that_is_or_may_be_included_keeps_all_of_another_out(self, log, chunks, included):
+        ask(log, *chunks)
+        one = commit(log, signed(1), chunks[0])
+        if included:
+            settle(log, one, "included", 7)
+        with pytest.raises(LedgerError, match=chunks[0]):
+            commit(log, signed(2), chunks[1], chunks[0])
+        assert names(log.waiting(ACCOUNT)) == [*chunks[1:]]
+        assert log.pending(ACCOUNT) == ([] if included else [one])
+
+    def test_a_chunk_that_nobody_asked_for_is_not_committed(self, log, chunks):
+        ask(log, chunks[0])
+        with pytest.raises(LedgerError, match=chunks[1]):
+            commit(log, signed(1), *chunks[:2])
+        assert log.pending(ACCOUNT) == []
+
+    def test_a_run_that_dies_between_asking_and_committing_leaves_its_post_to_the_next(self, log, chunks):
+        ask(log, chunks[0])
+        with pytest.raises(ConnectionError), log.own(ACCOUNT):
+            raise ConnectionError("the cable")
+        assert names(log.waiting(ACCOUNT)) == [chunks[0]]
+        commit(log, signed(1), chunks[0])
+
+    # --- the owner of the sequence ---
+
+    def test_one_run_at_a_time_owns_an_account(self, log):
+        with log.own(ACCOUNT), log.own(OTHER), pytest.raises(HeldByOther):
+            log.own(ACCOUNT).__enter__()
+        with log.own(ACCOUNT) as lease:
+            lease.check()
+
+    def test_who_lost_the_account_can_neither_commit_nor_settle(self, log, chunks, take_over):
+        ask(log, *chunks)
+        one = commit(log, signed(1), chunks[0])
+        with log.own(ACCOUNT) as lease:
+            take_over(ACCOUNT)
+            with pytest.raises(LeaseLost):
+                log.commit(lease, signed(2), [chunks[1]])
+            with pytest.raises(LeaseLost):
+                log.settle(lease, one.hash, "included", starts=[7])
+        assert log.pending(ACCOUNT) == [one]
+        assert log.start_of(ACCOUNT, chunks[0]) is None
+
+    # --- settling ---
+
+    def test_an_included_transaction_tells_where_each_post_starts(self, log, chunks):
+        ask(log, *chunks)
+        one = commit(log, signed(1), chunks[2], chunks[0])
+        assert log.start_of(ACCOUNT, chunks[0]) is None
+        settle(log, one, "included", 8, 9)
+        assert [log.start_of(ACCOUNT, chunk) for chunk in chunks] == [9, None, 8]
+        assert log.start_of(OTHER, chunks[0]) is None
+
+    def test_a_post_without_a_start_is_not_included(self, log, chunks):
+        ask(log, *chunks)
+        one = commit(log, signed(1), *chunks)
+        with pytest.raises(LedgerError, match="3 posts"):
+            settle(log, one, "included", 7)
+        assert log.pending(ACCOUNT) == [one]
+
+    def test_a_transaction_is_closed_once(self, log):
+        one = commit(log, signed(1))
+        settle(log, one, "expired")
+        settle(log, one, "expired")
+        with pytest.raises(LedgerError):
+            settle(log, one, "included")
+
+    def test_an_unknown_transaction_or_outcome_is_refused(self, log):
+        one = commit(log, signed(1))
+        with pytest.raises(LedgerError):
+            settle(log, signed(2), "expired")
+        with pytest.raises(LedgerError):
+            settle(log, one, "lost")
+
+    def test_what_was_spent_counts_all_that_a_block_has_or_may_have(self, log):
+        for sequence, outcome in enumerate(["included", "failed", "expired", "superseded", None], 1):
+            one = commit(log, signed(sequence, cost=10**sequence))
+            if outcome:
+                settle(log, one, outcome)
+        assert log.spent(ACCOUNT) == 100_110
+        assert log.spent(OTHER) == 0
+
+    # --- heights ---
+
+    def test_the_greatest_height_of_a_chain_is_remembered(self, log):
+        assert log.seen_height("chain-1") == 0
+        for height in (5, 9, 7):
+            log.see_height("chain-1", height)
+        assert (log.seen_height("chain-1"), log.seen_height("chain-2")) == (9, 0)

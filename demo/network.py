@@ -1,0 +1,98 @@
+"""The demo's Jackal network: the loopback one of the tests, with a made-up wallet. `make network` keeps it up by itself.
+
+It speaks what the real network speaks, on this machine alone, and keeps what it has in the settings' home. Nothing that is
+said to it is worth anything, and its wallet is good for nothing else. Not here: the network itself
+(`caf_pipeline_tests.loopback`).
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mnemonic import Mnemonic
+
+from caf_pipeline.jackal.wallet import Wallet
+from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.loopback.network import LoopbackNetwork
+
+SETTINGS = load_settings()
+PROVIDERS = 4
+BLOCK_SECONDS = 0.5  # the real network takes about six
+COINS = 10_000_000_000  # ujkl
+SPACE_BYTES = 100_000_000_000
+DAYS = 30
+
+CAF = str(Path(sys.executable).with_name("caf"))
+
+
+def wallet_file() -> Path:
+    """Return the file with the made-up wallet's words, made of mode 600 where it is missing."""
+    path = SETTINGS.jackal.mnemonic_file
+    if path is None:
+        sys.exit("the demo needs jackal.mnemonic_file in caf.toml")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(Mnemonic("english").generate(strength=128))
+    return path
+
+
+def _answers() -> bool:
+    address = urlsplit(SETTINGS.jackal.lcd[0])
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((address.hostname, address.port)) == 0
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Keep the network up; one that runs already (in another terminal) is used as it is."""
+    if SETTINGS.store.kind != "jackal":
+        yield
+        return
+    address = Wallet(wallet_file().read_text(encoding="utf-8")).address
+    if _answers():
+        yield
+        return
+    port = urlsplit(SETTINGS.jackal.lcd[0]).port
+    with LoopbackNetwork(
+        SETTINGS.home / "network",
+        port=port or 0,
+        providers=PROVIDERS,
+        block_seconds=BLOCK_SECONDS,
+        chain_id=SETTINGS.jackal.chain_id,
+        fund={address: COINS},
+    ):
+        yield
+
+
+def buy_space() -> None:
+    """Buy space where the wallet has none yet, as a user does."""
+    if SETTINGS.store.kind != "jackal":
+        return
+    shown = subprocess.run([CAF, "jackal", "account", "--json"], capture_output=True, text=True, check=False)
+    if shown.returncode == 0 and '"plan": null' not in shown.stdout:
+        return
+    size, days = str(SPACE_BYTES), str(DAYS)
+    bought = subprocess.run([CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"], check=False)
+    if bought.returncode:
+        sys.exit(bought.returncode)
+
+
+def main() -> int:
+    """Keep the network up until Ctrl-C."""
+    with running():
+        print(f"{SETTINGS.jackal.lcd[0]}  (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
