@@ -113,7 +113,7 @@ def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
 
 
 @pytest.fixture(scope="module")
-def network(demonstrated, checkout, environment):
+def kept_network(demonstrated, checkout, environment):
     """`make network`, as in another terminal; gives its address."""
     process = subprocess.Popen(
         ["make", "network"], cwd=checkout, env=environment, stdout=subprocess.PIPE, start_new_session=True, text=True
@@ -126,18 +126,18 @@ def network(demonstrated, checkout, environment):
     process.stdout.close()
 
 
-def test_an_object_of_the_demo_is_got_back(network, checkout, environment):
+def test_an_object_of_the_demo_is_got_back(kept_network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
-def test_a_chunk_of_the_demo_is_an_ordinary_caf(network, checkout, environment):
-    said = sh(script_with("caf list").replace("http://127.0.0.1:5056", network), checkout, environment)
+def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
+    said = sh(script_with("caf list").replace("http://127.0.0.1:5056", kept_network), checkout, environment)
     assert ".caf/manifest.parquet" in said
     assert "jkl1" in said
 
 
-def test_a_bucket_of_ones_own_is_archived(network, checkout, environment, s3_server):
+def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s3_server):
     bucket = make_bucket(s3_server)
     bucket.put("2024/one", b"1")
     bucket.put("2023/other", b"2")
