@@ -226,7 +226,7 @@ class TransactionLog(Protocol):
         """
         ...
 
-    def settle(self, lease: "Lease", hash: str, outcome: str, *, starts: Sequence[int] = ()) -> None:
+    def settle(self, lease: "Lease", hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         """Close a transaction; the same outcome again changes nothing.
 
         Args:
@@ -235,6 +235,7 @@ class TransactionLog(Protocol):
             outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
                 timeout height and not known) or "superseded" (another transaction has its sequence).
             starts: of an included one, the start of each post in order.
+            cost: what it came to in ujkl, where that is less than was feared: a failed purchase costs its fee.
 
         Raises:
             LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.

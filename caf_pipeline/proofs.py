@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from caf_pipeline.archive import posting_of, working_on
-from caf_pipeline.errors import CafError, HeldByOther, StoreUnreachable
+from caf_pipeline.errors import CafError, ChainBehind, ChainHalted, ChainUnreachable, HeldByOther, StoreUnreachable
 from caf_pipeline.interfaces import Chunk, CopyCheck, Lease, Posting, Sample
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.sampling import CopyFinding, described, look_at_copy
@@ -23,6 +23,10 @@ from caf_pipeline.workplace import Workplace
 WINDOWS_BEHIND: Final = 2
 """A listed copy may be this far behind: the chain drops a provider only at the first of its checks after a whole window that was
 missed. One further behind is listed by a chain that does not check, as v5.0.1 does with type 3."""
+
+
+MOST_UNANSWERED: Final = 1000
+"""Chunks that a run of the watch passes over because nobody answers; more of them are an outage, which ends it anyhow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,30 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    A chunk that another run holds is left for the next time.
+    A chunk that another run holds is left for the next time; so is one of which nobody answers, and another one is looked at
+    in its place, so that it keeps none of the others waiting.
+
+    Raises:
+        StoreUnreachable: at the end, where some were not answered for; at once where the chain is out of reach.
     """
-    for chunk in work.ledger.chunks_to_prove(work.source, limit):
+    unanswered: StoreUnreachable | None = None
+    looked_at = 0
+    for chunk in work.ledger.chunks_to_prove(work.source, limit + MOST_UNANSWERED):
+        if looked_at == limit:
+            break
         try:
             report = prove_chunk(work, chunk.name)
         except HeldByOther:
             continue
+        except (ChainUnreachable, ChainBehind, ChainHalted):
+            raise
+        except StoreUnreachable as error:
+            unanswered = unanswered or error
+            continue
+        looked_at += 1
         yield report
+    if unanswered:
+        raise unanswered
 
 
 def sweep_staging(work: Workplace) -> Sequence[str]:

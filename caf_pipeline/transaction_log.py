@@ -85,7 +85,10 @@ _COMMIT_POST = text(
     "INSERT INTO transaction_posts (hash, account, position, caf_file_id) VALUES (:hash, :account, :position, :id)"
 )
 _TRANSACTION = text("SELECT account, outcome FROM transactions WHERE hash = :hash FOR NO KEY UPDATE")
-_SETTLE = text("UPDATE transactions SET outcome = :outcome, settled_at = now() WHERE hash = :hash")
+_SETTLE = text(
+    "UPDATE transactions SET outcome = :outcome, settled_at = now(), cost = coalesce(CAST(:cost AS bigint), cost)"
+    " WHERE hash = :hash"
+)
 _POSITIONS = text("SELECT position FROM transaction_posts WHERE hash = :hash ORDER BY position")
 _START = text("UPDATE transaction_posts SET start = :start WHERE hash = :hash AND position = :position")
 _END_INCLUDED = text(
@@ -189,7 +192,7 @@ class PostgresTransactionLog:
                 facts = {"hash": transaction.hash, "account": transaction.account, "position": position, "id": ids[chunk]}
                 connection.execute(_COMMIT_POST, facts)
 
-    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = ()) -> None:
+    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         """Close a transaction; the same outcome again changes nothing.
 
         Raises:
@@ -205,7 +208,7 @@ class PostgresTransactionLog:
                 return
             if known.outcome is not None:
                 raise LedgerError(f"transaction {hash} is '{known.outcome}' and cannot become '{outcome}'")
-            connection.execute(_SETTLE, {"hash": hash, "outcome": outcome})
+            connection.execute(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
             if outcome == "included":
                 _record_starts(connection, hash, starts)
             else:

@@ -74,7 +74,7 @@ class MemoryLog:
         self.chunks[transaction.hash] = list(chunks)
         self.outcomes[transaction.hash] = None
 
-    def settle(self, lease, hash, outcome, *, starts=()):
+    def settle(self, lease, hash, outcome, *, starts=(), cost=None):
         lease.check()
         if hash not in self.transactions or self.outcomes[hash] not in (None, outcome):
             raise LedgerError(f"{hash} is not known, or was settled as {self.outcomes.get(hash)}")

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
 from caf_pipeline.interfaces import Lease, SignedTransaction, WaitingPost
@@ -104,7 +104,7 @@ class MemoryLog:
                 raise LedgerError(f"nobody asked for {', '.join(unknown)}")
             self.entries.append(_Entry(transaction, tuple(chunks)))
 
-    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = ()) -> None:
+    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         with self._lock:
             lease.check()
             entry = next((one for one in self.entries if one.transaction.hash == hash), None)
@@ -113,6 +113,8 @@ class MemoryLog:
             if outcome == "included" and len(starts) != len(entry.chunks):
                 raise LedgerError(f"{len(entry.chunks)} posts have {len(starts)} starts")
             entry.outcome, entry.starts = outcome, tuple(starts)
+            if cost is not None:
+                entry.transaction = replace(entry.transaction, cost=cost)
 
     def start_of(self, account: str, chunk: str) -> int | None:
         with self._lock:

@@ -302,8 +302,15 @@ def test_a_node_that_says_nothing_is_passed_over(open_chain, node):
 def test_an_unknown_file_is_none(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
     node.answers[f"files/{IN_PATH}/{OWNER}/8"] = Told({"file": a_file(8)})
+    node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(8)])
     assert chain.file(ROOT, OWNER, 7) is None
     assert chain.file(ROOT, OWNER, 8).start == 8
+
+
+def test_not_found_of_a_file_is_not_believed_where_its_root_lists_it(chain, node):
+    node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
+    node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(6), a_file(7)])
+    assert chain.file(ROOT, OWNER, 7).start == 7
 
 
 def test_a_404_that_is_not_the_chains_own_is_no_unknown_file(chain, node):
@@ -380,7 +387,10 @@ def test_an_archives_files_are_those_of_its_note_and_of_our_own(chain, node):
     assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 5]
 
 
-@pytest.mark.parametrize("refusal", [NOT_IMPLEMENTED, NOT_FOUND])
+NO_HEIGHT = Told({"code": 3, "message": "type mismatch, parameter: start, error: a1 is not valid", "details": []}, 400)
+
+
+@pytest.mark.parametrize("refusal", [NOT_IMPLEMENTED, NOT_FOUND, NO_HEIGHT])
 def test_without_a_query_by_note_all_files_are_gone_through(chain, node, refusal):
     node.answers["files/note/caf_pipeline/a1"] = refusal
     node.answers["files"] = paged([a_file(1)], [a_file(2, owner="jkl1other"), a_file(3)])

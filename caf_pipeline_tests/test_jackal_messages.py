@@ -146,6 +146,7 @@ def test_a_file_is_read_with_its_providers():
         max_proofs=3,
         note='{"caf_pipeline":"a1b2"}',
         proofs=tuple(FILE["proofs"]),
+        proof_interval=int(FILE["proof_interval"]),
     )
     assert file.providers == ("jkl1one", "jkl1two")
 

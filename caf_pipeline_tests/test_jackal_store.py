@@ -197,7 +197,10 @@ def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
     store.close()
 
 
-def test_without_a_wallet_it_is_not_opened(network, ledger, monkeypatch):
+def test_without_a_wallet_it_reads_and_admits_nothing(network, ledger, monkeypatch):
     monkeypatch.delenv("JACKAL_MNEMONIC", raising=False)
+    store = opened_by_settings(network, ledger, mnemonic=None)
+    assert store.holders(Posting(b"\1" * 32, ADDRESS, 1, 10)) == []
     with pytest.raises(MnemonicRefused):
-        opened_by_settings(network, ledger, mnemonic=None)
+        admit(store)
+    store.close()

@@ -197,3 +197,21 @@ def test_a_file_that_is_not_ours_is_not_swept(work, store, name):
 def test_a_wrong_first_byte_is_seen_at_the_first_look(work, store, name):
     corrupt(store.file("anna", posting(work, name)))
     assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(work, store):
+    first, *others = archive_everything(work)
+    roots = posting(work, first).merkle_root
+    asked = store.read
+
+    def read(at, *arguments, **named):
+        if at.merkle_root == roots:
+            raise StoreUnreachable("nobody answers")
+        return asked(at, *arguments, **named)
+
+    store.read = read
+    reports = prove_oldest(work, 1)
+    assert next(reports).chunk.name == others[0]
+    with pytest.raises(StoreUnreachable):
+        next(reports)
+    assert work.ledger.chunk(first).state is ChunkState.LOCATED

@@ -194,6 +194,12 @@ class TransactionLogContract:
         assert log.spent(ACCOUNT) == 100_110
         assert log.spent(OTHER) == 0
 
+    def test_a_failed_purchase_comes_to_its_fee(self, log):
+        one = commit(log, signed(1, cost=1_000_000))
+        with log.own(ACCOUNT) as lease:
+            log.settle(lease, one.hash, "failed", cost=6_000)
+        assert log.spent(ACCOUNT) == 6_000
+
     # --- heights ---
 
     def test_the_greatest_height_of_a_chain_is_remembered(self, log):

@@ -316,13 +316,16 @@ def _holdings(settings: Settings, ledger: "PostgresLedger", source: str) -> "Hol
 
     with opened_workplace(settings, ledger, source) as work:
         store = jackal_of(work)
-        blocks = timedelta(days=settings.jackal.warn_days).total_seconds() / store.chain.block_seconds()
+        ahead = timedelta(days=settings.jackal.warn_days)
+        blocks = ahead.total_seconds() / store.chain.block_seconds()
+        plan = store.chain.plan(store.wallet.address)
         return compare(
             store.listed(work.archive_id),
             ledger.chunks(source),
             owner=store.wallet.address,
             required_copies=store.required_copies,
             expiring_at=store.chain.height() + int(blocks),
+            plan_ends=plan is None or plan.ends_at <= datetime.now(UTC) + ahead,
         )
 
 

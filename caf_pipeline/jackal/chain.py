@@ -266,8 +266,15 @@ class Chain:
     # files
 
     def file(self, merkle_root: bytes, owner: str, start: int) -> ChainFile | None:
-        """Return one file; None where the chain has none of that name."""
-        return self._one_or_none(f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_file)
+        """Return a file as it is now; None where the chain has none of these three.
+
+        "Not found" is believed only where the list of its root says so, too: behind one address there may be several nodes,
+        and one that lags answers 404 without saying how far it is.
+        """
+        found = self._one_or_none(f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_file)
+        if found is not None:
+            return found
+        return next((one for one in self.files_of_root(merkle_root) if (one.owner, one.start) == (owner, start)), None)
 
     def files_of_root(self, merkle_root: bytes) -> Sequence[ChainFile]:
         """Return all files of a root, of whichever owner."""
@@ -286,7 +293,8 @@ class Chain:
         try:
             first = next(pages, [])
         except _Refused as refused:
-            if refused.status not in (httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
+            # 400: a node whose routes take "note" for a root answers that the rest is no height.
+            if refused.status not in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
                 raise
             first, pages = [], self._pages(f"{_STORAGE}/files", parse_files)
         yield from _of_archive(first, owner, archive_id)

@@ -47,7 +47,13 @@ class Holdings:
 
 
 def compare(
-    files: Iterable[ChainFile], chunks: Iterable[Chunk], *, owner: str, required_copies: int, expiring_at: int
+    files: Iterable[ChainFile],
+    chunks: Iterable[Chunk],
+    *,
+    owner: str,
+    required_copies: int,
+    expiring_at: int,
+    plan_ends: bool = False,
 ) -> Holdings:
     """Hold the chain's files against the ledger's chunks.
 
@@ -57,6 +63,7 @@ def compare(
         owner: the wallet's address.
         required_copies: providers that a located chunk should have.
         expiring_at: a block height; a file with an end of its own at or before it is expiring.
+        plan_ends: the bought space ends by then, and with it every file that has no end of its own.
     """
     listed = {(file.merkle_root, file.start): file for file in files if file.owner == owner}
     held: list[Held] = []
@@ -70,7 +77,7 @@ def compare(
         held=held,
         missing=missing,
         foreign=[listed[key] for key in sorted(listed)],
-        expiring=[each for each in held if each.file and 0 < each.file.expires <= expiring_at],
+        expiring=[each for each in held if each.file and (each.file.expires <= expiring_at if each.file.expires else plan_ends)],
         short=[
             each for each in held if each.file and each.chunk.state in STORED and len(set(each.file.providers)) < required_copies
         ],

@@ -198,6 +198,12 @@ def transaction_messages(body: bytes) -> list[ChainMessage]:
     return [ChainMessage(one.type_url, one.value) for one in decode("TxBody", raw.body_bytes).messages]
 
 
+def transaction_fee(body: bytes) -> int:
+    """Return the fee in ujkl that a transaction's bytes offer, which is paid also where it fails in its block."""
+    raw = decode("TxRaw", body)
+    return sum(int(coin.amount) for coin in decode("AuthInfo", raw.auth_info_bytes).fee.amount if coin.denom == DENOM)
+
+
 def post_starts(data: str) -> list[int]:
     """Return the start of each post of an included transaction, from its `data` (hex TxMsgData), in order.
 
@@ -305,6 +311,7 @@ class ChainFile:
 
     Attributes:
         expires: a block height; 0 for as long as the owner's plan lasts.
+        proof_interval: blocks of one of its proof windows, which begin with its start.
         max_proofs: the copies that were paid for.
         proofs: one for each copy that a provider claims: "<provider>/<owner>/<hex root>/<start>/".
     """
@@ -318,6 +325,7 @@ class ChainFile:
     max_proofs: int
     note: str
     proofs: tuple[str, ...]
+    proof_interval: int = 0
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -499,6 +507,7 @@ def _file(one: Answer) -> ChainFile:
         owner=one.text("owner"),
         start=one.integer("start"),
         expires=one.integer("expires"),
+        proof_interval=one.integer("proof_interval") if one.has("proof_interval") else 0,
         size_bytes=one.integer("file_size"),
         proof_type=one.integer("proof_type"),
         max_proofs=one.integer("max_proofs"),

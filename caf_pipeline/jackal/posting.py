@@ -51,6 +51,7 @@ from caf_pipeline.jackal.messages import (
     post_file,
     post_starts,
     sign_transaction,
+    transaction_fee,
     transaction_hash,
     transaction_messages,
 )
@@ -140,18 +141,27 @@ class _Attempts:
 
 
 class Poster:
-    """Posts chunks and buys space for one wallet on one chain.
+    """Posts chunks and buys space for one wallet on one chain. While everything is paused, `hold` keeps it from signing."""
 
-    Attributes:
-        account: "<chain id>/<address>", by which the log knows it.
-    """
-
-    def __init__(self, chain: Chain, wallet: Wallet, settings: JackalSettings, *, spend_cap: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        wallet: Wallet,
+        settings: JackalSettings,
+        *,
+        spend_cap: Callable[[], int | None],
+        hold: Callable[[Callable[[], None]], None] = lambda check: None,
+    ) -> None:
         self._chain = chain
         self._wallet = wallet
         self._settings = settings
         self._spend_cap = spend_cap
-        self.account = f"{chain.chain_id}/{wallet.address}"
+        self._hold = hold
+
+    @property
+    def account(self) -> str:
+        """What the log knows it by: "<chain id>/<address>"."""
+        return f"{self._chain.chain_id}/{self._wallet.address}"
 
     # what is asked of it
 
@@ -269,6 +279,7 @@ class Poster:
         posts = self._batch(mine, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
+        self._hold(lease.check)
         transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
         try:
             log.commit(lease, transaction, [post.chunk for post in posts])
@@ -369,6 +380,13 @@ class Poster:
         """Sign and settle one purchase; None where it came to nothing and may be tried again."""
         gas = ceil(GAS_BUY * GAS_MARGIN) * attempts.gas_factor
         price = self._chain.price(days, size_bytes)
+        plan = self._chain.plan(self._wallet.address)
+        if plan is not None and size_bytes < plan.used_bytes:
+            raise PlanTooSmall(
+                f"{size_bytes} bytes are fewer than the {plan.used_bytes} that are used",
+                hint="a purchase is the whole plan from then on, not an addition to the one before: buy at least what is used",
+            )
+        self._hold(lease.check)
         transaction = self._signed([message], log, attempts, gas=gas, purpose="buy", price=price)
         log.commit(lease, transaction, [])
         fate = self._settled(transaction, lease, log, ours=True)
@@ -478,7 +496,8 @@ class Poster:
         starts: list[int] = []
         if fate.outcome == "included":
             starts = self._starts(fate, [one.value for one in messages if one.type_url == POST_FILE])
-        log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts)
+        cost = transaction_fee(fate.transaction.body) if fate.outcome == "failed" else None
+        log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=cost)
         return fate
 
     def _starts(self, fate: _Fate, posts: Sequence[bytes]) -> list[int]:

@@ -177,10 +177,13 @@ class _Learned(Exception):
     """The job's status told the end of an upload before its answer came."""
 
 
+_MOST_PROGRESS: Final = 1e6  # percent; what is far beyond is no progress, and may be no float
+
+
 def _json(answer: Answer) -> dict[str, Any]:
     try:
         value = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -209,9 +212,20 @@ class ProviderClient:
         for connection in idle:
             connection.close()
 
+    def version(self, check: Callable[[], None] = no_check) -> str:
+        """Ask whether it is there, and for its version; "" where it answers and does not tell.
+
+        Raises:
+            StoreUnreachable: it does not answer.
+        """
+        return str(_json(ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)).get("version", ""))
+
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
-        """Ask whether it is there and what room it has; None where it answers and does not tell."""
-        told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
+        """Ask what room it has; None where it does not tell, or not in time: it goes through all its proofs for that."""
+        try:
+            told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
+        except StoreUnreachable:
+            return None
         return told if isinstance(told, int) else None
 
     def job(self, posting: Posting, check: Callable[[], None] = no_check) -> Job | None:
@@ -222,7 +236,7 @@ class ProviderClient:
             return None
         told = _json(answer)
         progress = told.get("progress")
-        if answer.status != 200 or not isinstance(progress, int | float):
+        if answer.status != 200 or not isinstance(progress, int | float) or abs(progress) > _MOST_PROGRESS:
             raise StoreUnreachable(f"provider {self.address} says {answer.status} of an upload's status")
         return Job(float(progress), str(told.get("status", "")))
 

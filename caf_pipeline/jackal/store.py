@@ -172,11 +172,16 @@ class JackalStore:
         """Return the number of the proof window since the post: windows of a file begin with its start."""
         if copy.last_proven is None:
             return None
-        return max(copy.last_proven - posting.start, 0) // self.chain.params().proof_window
+        return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
 
     def current_window(self, posting: Posting) -> int | None:
         """Return the number of the proof window that the file is in now."""
-        return max(self.chain.height() - posting.start, 0) // self.chain.params().proof_window
+        return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
+
+    def _window_blocks(self, posting: Posting) -> int:
+        """Return how long a window of this file is: it keeps the one that it was posted with."""
+        file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
+        return (file.proof_interval if file else 0) or self.chain.params().proof_window
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
@@ -212,5 +217,5 @@ def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder) -> Jac
         seen_height=lambda: log.seen_height(jackal.chain_id),
         see_height=lambda height: log.see_height(jackal.chain_id, height),
     )
-    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap)
+    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.hold)
     return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake)

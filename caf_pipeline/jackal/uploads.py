@@ -337,8 +337,9 @@ class _Upload:
             self.brake.hold(self.check)
             file = self._file()
             if address not in file.providers:
-                room = client.free_bytes(self.check)
+                client.version(self.check)
                 reached = True
+                room = client.free_bytes(self.check)
                 if not self._is_stored(client):
                     refusal = self._unfit(address, file, room) or self._send(address, client)
                     if refusal:
