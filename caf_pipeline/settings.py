@@ -153,7 +153,7 @@ class JackalSettings(_Section):
     proof_seconds: float = Field(default=900, gt=0)
     bandwidth: ByteSize = Field(default=ByteSize(0), ge=0)
     spend_cap: int | None = Field(default=None, ge=0)
-    warn_days: int = Field(default=30, ge=0)
+    warn_days: int = Field(default=7, ge=0)
     keep_staged_windows: int = Field(default=2, ge=0)
     prove_per_run: int = Field(default=100, ge=1)
 

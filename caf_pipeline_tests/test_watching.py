@@ -171,10 +171,10 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
 
 def test_space_that_ends_soon_is_a_warning(on_jackal, network):
     wallet = new_wallet()
-    network.grant(wallet.address, 10**9, days=10)
+    network.grant(wallet.address, 10**9, days=5)
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
     assert (check.passed, check.severity.value) == (False, "WARN")
-    assert "in 10.0 days" in check.description
+    assert "in 5.0 days" in check.description
 
 
 def test_a_wallet_without_space_is_a_warning(on_jackal):

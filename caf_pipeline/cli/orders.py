@@ -55,7 +55,7 @@ def resume() -> None:
     """
     with opened_ledger(load_settings()) as ledger:
         ledger.switchboard().order("paused", None)
-    typer.echo("not paused")
+    typer.echo("nothing is paused now: runs go on within seconds")
 
 
 def limit(

@@ -185,12 +185,12 @@ class _Command:
     def _archive_under_way(self) -> Sequence[Chunk]:
         """Archive each chunk under way that this command has not tried yet; return them."""
         chunks = [chunk for chunk in self._ledger.chunks(self._source, UNDER_WAY) if chunk.name not in self._summary.chunks]
-        self._summary.chunks.extend(chunk.name for chunk in chunks)
         if not chunks:
             return chunks
         with self._progress:
             self._progress.plan(chunks)
             for chunk in chunks:
+                self._summary.chunks.append(chunk.name)
                 self._archive(chunk)
                 self._progress.finish(chunk)
                 if isinstance(self._summary.failed.get(chunk.name), NotPublic):
@@ -277,7 +277,8 @@ def _warnings(result: ExecuteInProcessResult) -> list[str]:
 
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
-    done = f"{summary.source}: {chunks} chunks archived, {summary.objects:,} objects, {summary.size_bytes / (1 << 20):,.1f} MiB"
+    size = f"{summary.size_bytes / (1 << 20):,.1f} MiB"
+    done = f"{summary.source}: {chunks} chunk{'' if chunks == 1 else 's'} archived, {summary.objects:,} objects, {size}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new"
     failed = f"; {len(summary.failed)} failed" if summary.failed else ""

@@ -22,7 +22,7 @@ from caf_pipeline.interfaces import (
     ProviderRecords,
     TransactionLog,
 )
-from caf_pipeline.jackal.chain import LEAST_BYTES, Chain
+from caf_pipeline.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
 from caf_pipeline.jackal.messages import DENOM, ChainFile
 from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.jackal.reading import Reading
@@ -110,18 +110,18 @@ class JackalStore:
         if plan is None:
             raise NoStoragePlan(
                 f"{address} has bought no space on Jackal; {needed_bytes} bytes are needed",
-                hint=f"caf jackal buy: at least {needed_bytes} bytes",
+                hint=_to_buy(needed_bytes),
             )
         if plan.ends_at <= datetime.now(UTC):
             raise PlanExpired(
                 f"the space that {address} bought ended on {plan.ends_at:%Y-%m-%d}",
-                hint=f"caf jackal buy: at least {plan.used_bytes + needed_bytes} bytes",
+                hint=_to_buy(plan.used_bytes + needed_bytes),
             )
         if needed_bytes > plan.free_bytes:
             raise PlanTooSmall(
                 f"{needed_bytes} bytes are needed for all copies of what is to be posted, {plan.free_bytes} of {plan.space_bytes}"
                 f" bought bytes of {address} are free",
-                hint=f"caf jackal buy: {plan.used_bytes + needed_bytes} bytes or more in all",
+                hint=_to_buy(plan.used_bytes + needed_bytes),
             )
 
     def _require_fee(self) -> None:
@@ -190,6 +190,13 @@ class JackalStore:
     def listed(self, archive_id: str) -> Iterator[ChainFile]:
         """Yield what the chain lists for this owner and archive."""
         return self.chain.files_of_archive(self.wallet.address, archive_id)
+
+
+def _to_buy(size_bytes: int) -> str:
+    least = max(size_bytes, LEAST_BYTES)
+    return (
+        f"'caf jackal price SOURCE' tells what all of it takes; 'caf jackal buy --bytes {least} --days {LEAST_DAYS}' is the least"
+    )
 
 
 def _require_public(public: bool) -> None:
