@@ -1,8 +1,12 @@
 """What every test gets: the servers' fixtures, and an environment in which no developer's own AWS settings count."""
 
 import os
+import signal
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; the tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
     "caf_pipeline_tests.s3_server",
