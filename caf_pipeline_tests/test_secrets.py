@@ -122,11 +122,13 @@ def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, datab
     caf = with_wallet(caf, "")
     done = caf("run", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert done.status == 0, done.err
+    shown = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    assert shown.status == 0, shown.err
     file.chmod(0o644)
-    refused = caf("run", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    refused = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert refused.status == 3
     assert "chmod 600" in refused.err
-    assert_clean([*said(done), *said(refused), *left_behind(caf.folder), *rows(database)], words)
+    assert_clean([*said(done), *said(shown), *said(refused), *left_behind(caf.folder), *rows(database)], words)
 
 
 def test_a_mnemonic_in_the_settings_file_is_refused_and_not_repeated(caf):
