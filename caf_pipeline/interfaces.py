@@ -481,7 +481,8 @@ class Seal:
 class Chunk:
     """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
 
-    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it.
+    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
+    when all of its stored bytes last came back from the store with its Merkle root.
     """
 
     caf_file_id: int
@@ -512,6 +513,52 @@ class Chunk:
     updated_at: datetime
     located_at: datetime | None = None
     checked_at: datetime | None = None
+    read_back_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredChunk:
+    """A chunk as the store alone tells of it, to be written into a ledger that does not know it. Sizes in bytes.
+
+    `plan_sha256` is None where the chunk's manifest does not tell it; `released_count` is not known from the store and counts
+    as 0, so that `object_count` is `member_count + skipped_count`.
+    """
+
+    name: str
+    number: int
+    plan: str
+    plan_sha256: bytes | None
+    snapshot: str
+    plan_folder: str
+    posting: Posting
+    proof_type: int
+    caf_size_bytes: int
+    member_count: int
+    member_bytes: int
+    skipped_count: int
+    samples: Sequence[Sample]
+    copies: Sequence[Copy]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A lease's row. `live` by the database's clock: whether it has not run out."""
+
+    name: str
+    epoch: int
+    holder: Holder
+    expires_at: datetime
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Bytes of a staging folder that are reserved for a chunk."""
+
+    chunk: str
+    state: ChunkState
+    folder: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -707,6 +754,21 @@ class Ledger(Protocol):
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at)."""
         ...
 
+    def record_read_back(self, lease: Lease, chunk: str) -> None:
+        """Remember that all stored bytes of a located or damaged chunk came back from the store just now with its root."""
+        ...
+
+    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
+        """Write a chunk that the ledger does not know as `located`, with its plan where that is missing, rows and skips, at once.
+
+        Objects that are located already in a chunk in good standing keep that location. Returns the location rows written.
+
+        Raises:
+            LedgerError: the ledger has a chunk of this name, or the rows are not as many as its members; nothing was written.
+            ClaimConflict: a chunk under way claims one of its objects; nothing was written.
+        """
+        ...
+
     def transactions(self, holder: Holder) -> TransactionLog:
         """Return the log of what stores signed, for this holder."""
         ...
@@ -740,7 +802,27 @@ class Ledger(Protocol):
         """Give the chunk's reservation back; does nothing where there is none."""
         ...
 
+    # care
+    def leases(self) -> Sequence[LeaseRecord]:
+        """Return all leases that were not given back, by name."""
+        ...
+
+    def end_lease(self, name: str, epoch: int) -> bool:
+        """Give back a lease that its holder left; False where it is another holder's by now, or was given back."""
+        ...
+
+    def reservations(self) -> Sequence[Reservation]:
+        """Return all reservations of staging folders, by chunk."""
+        ...
+
     # questions
+    def export_located(self, source: str, path: Path) -> int:
+        """Write every location of the source as Parquet (`inventory.LOCATED_SCHEMA`); return the rows written.
+
+        Of chunks in good standing only; constant memory, in no order.
+        """
+        ...
+
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
         """Return the current location of a key (the greatest last_modified), or that of one version.
 
