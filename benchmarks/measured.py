@@ -4,9 +4,12 @@ Prints one JSON object: seconds, bytes, objects, peak memory.
 """
 
 import json
+import os
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +19,13 @@ import obstore
 
 from benchmarks import jackal, server
 from caf_pipeline.inventory import SnapshotWriter, not_yet_archived
+from caf_pipeline.journal import Journal
 from caf_pipeline.manifest import ChunkIdentity
 from caf_pipeline.pack import Packer
 from caf_pipeline.plan import PlanTerms, read_chunk_objects, write_plan
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.settings import PackingSettings, SourceSettings
+from caf_pipeline.stored_bytes import PartFile
 from caf_pipeline_tests.peak_memory import peak_bytes
 
 THREADS = 16  # as the packer's default
@@ -37,31 +42,75 @@ def read_bare(endpoint: str, prefix: str) -> dict[str, Any]:
     return {"seconds": time.monotonic() - started, "bytes": size_bytes, "objects": len(paths)}
 
 
-def pack(endpoint: str, prefix: str, checksums: str) -> dict[str, Any]:
+def pack(endpoint: str, prefix: str, checksums: str, journal: str = "kept") -> dict[str, Any]:
     """Pack the same objects into one chunk on the disk, with SHA-256 and Merkle root, as a run does.
 
-    `checksums` is "compared" where S3's own are asked for, as by default, or "left".
+    `checksums` is "compared" where S3's own are asked for, as by default, or "left"; `journal` is "kept", as by default, or
+    "none".
     """
+    with tempfile.TemporaryDirectory(dir=".caf") as name:
+        folder = Path(name)
+        (folder / "plan").mkdir()
+        return _pack_in(folder, endpoint, prefix, checksums=checksums, journaled=journal == "kept")
+
+
+def resume(endpoint: str, prefix: str, folder: str, kill_at: str) -> dict[str, Any]:
+    """Pack into a folder that stays, going on with what is there; die by SIGKILL once so many bytes are packed (0: never)."""
+    left_bytes = int(kill_at)
+
+    def progress(objects: int, size_bytes: int) -> None:
+        nonlocal left_bytes
+        left_bytes -= size_bytes
+        if int(kill_at) and left_bytes <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    (Path(folder) / "plan").mkdir(exist_ok=True)
+    return _pack_in(Path(folder), endpoint, prefix, checksums="left", journaled=True, progress=progress)
+
+
+def _pack_in(
+    folder: Path,
+    endpoint: str,
+    prefix: str,
+    *,
+    checksums: str,
+    journaled: bool,
+    progress: Callable[[int, int], None] = lambda objects, size_bytes: None,
+) -> dict[str, Any]:
     place = {"bucket": "bench", "prefix": prefix, "endpoint_url": endpoint, "region": "us-east-1"}
     keys = {"access_key_id": server.KEY, "secret_access_key": server.KEY}
     settings = SourceSettings.model_validate(place | keys)
     source = open_s3_source("bench", settings, attempts=3)
-    with tempfile.TemporaryDirectory(dir=".caf") as name:
-        folder = Path(name)
-        plan = _plan_of(source.list_pages(), folder)
-        packer = Packer(
-            plan.chunks[0],
-            ChunkIdentity("0" * 32, "bench", "bench-00000000-00001", "00000000", "snapshot", MOMENT),
-            source,
-            PackingSettings(compare_checksums=checksums == "compared"),
-            proof_type=3,
-            limit_bytes=32 << 30,
-            give_up_on=lambda planned, error: False,
-            progress=lambda objects, size_bytes: None,
-        )
-        started = time.monotonic()
-        packed = packer.pack(read_chunk_objects(folder / "plan", 1), folder / "chunk.part", folder / "manifest.part")
-    return {"seconds": time.monotonic() - started, "bytes": packed.member_bytes, "objects": packed.member_count}
+    plan = _plan_of(source.list_pages(), folder)
+    packer = Packer(
+        plan.chunks[0],
+        ChunkIdentity("0" * 32, "bench", "bench-00000000-00001", "00000000", "snapshot", MOMENT),
+        source,
+        PackingSettings(compare_checksums=checksums == "compared"),
+        proof_type=3,
+        limit_bytes=32 << 30,
+        give_up_on=lambda planned, error: False,
+        progress=progress,
+    )
+    path, journal_path = folder / "chunk.part", folder / "chunk.journal"
+    objects = read_chunk_objects(folder / "plan", 1)
+    (folder / "manifest.part").unlink(missing_ok=True)
+    started = time.monotonic()
+    if journaled:
+        part = PartFile.open(path) if path.exists() else PartFile.create(path)
+        opened = (Journal.open if journal_path.exists() else Journal.create)(journal_path, attempt=1)
+        packed = packer.pack(objects, part, folder / "manifest.part", opened)
+        opened.close()
+    else:
+        packed = packer.pack(objects, path, folder / "manifest.part")
+    return {
+        "seconds": time.monotonic() - started,
+        "bytes": packed.member_bytes,
+        "objects": packed.member_count,
+        "resumed_bytes": packed.resumed_bytes,
+        "fetched_bytes": packed.fetched_bytes,
+        "root": packed.merkle_root.hex(),
+    }
 
 
 def _plan_of(pages: Any, folder: Path) -> Any:
@@ -69,7 +118,6 @@ def _plan_of(pages: Any, folder: Path) -> Any:
         for page in pages:
             writer.add(page)
         snapshot = writer.finish()
-    (folder / "plan").mkdir()
     return write_plan(snapshot.path, folder / "plan", PlanTerms("bench", "0" * 32, 32 << 30, "snapshot", MOMENT))
 
 
@@ -89,7 +137,7 @@ def plan(inventory: str) -> dict[str, Any]:
 def main() -> None:
     """Run the measurement that the arguments name."""
     what, *arguments = sys.argv[1:]
-    result = {"read": read_bare, "pack": pack, "plan": plan, "upload": jackal.upload}[what](*arguments)
+    result = {"read": read_bare, "pack": pack, "resume": resume, "plan": plan, "upload": jackal.upload}[what](*arguments)
     print(json.dumps(result | {"peak_bytes": peak_bytes()}))
 
 

@@ -10,40 +10,58 @@ Not here: cutting plans (`planning`), bodies (`pack`), the staging folder (`stag
 (`sampling`), located chunks (`proofs`, `repair`), checks of what was done (`accounts`), Dagster (`defs`).
 """
 
+import contextlib
 import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_file import ChunkFile, StagedSource, StoredSource
-from caf_pipeline.errors import CafError, ChunkTooLarge, NotProven, ObjectReadFailed, StagingError, StoredChunkMissing, StoreError
+from caf_pipeline.durable import sync_folder
+from caf_pipeline.errors import (
+    CafError,
+    ChunkTooLarge,
+    LedgerError,
+    NotProven,
+    ObjectReadFailed,
+    RootRefused,
+    StagingError,
+    StoredChunkMissing,
+    StoreError,
+)
 from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
 from caf_pipeline.inventory import SkipReason, object_version
+from caf_pipeline.journal import Journal
 from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.manifest import ChunkIdentity
 from caf_pipeline.pack import Packed, Packer, remove_staged
-from caf_pipeline.plan import PlannedObject, read_chunk_objects, read_chunk_plan, read_terms
-from caf_pipeline.sampling import look_at_copy, take_samples, too_few_copies
+from caf_pipeline.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.resuming import find_left, remove_others, take_over
+from caf_pipeline.sampling import look_at_copy, staged_matches, take_samples, too_few_copies
 from caf_pipeline.staging import (
     download,
     give_final_name,
     lease_name,
     let_go,
     make_room,
+    manifest_is_right,
     read_packed,
     read_record,
     remove_all,
+    remove_packing,
     remove_unsealed,
+    staged_has_root,
     staged_is_whole,
     staged_path,
+    was_packed_by,
     write_packed,
 )
-from caf_pipeline.stored_bytes import staging_error
+from caf_pipeline.stored_bytes import PartFile, staging_error
 from caf_pipeline.workplace import Workplace
 
 LARGEST_SHOWN: Final = 10
@@ -54,7 +72,12 @@ _TO_BE_POSTED: Final = (ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTIN
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """A sealed (or empty) chunk. `fill` is its size over the source's target; rates in bytes a second of packing."""
+    """A sealed (or empty) chunk. `fill` is its size over the source's target; rates in bytes a second of packing.
+
+    Attributes:
+        resumed_bytes: of the chunk that an earlier run had packed.
+        not_resumed: why nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong with it.
+    """
 
     chunk: Chunk
     fill: float
@@ -62,6 +85,8 @@ class SealReport:
     bytes_per_second: float
     skipped: Mapping[SkipReason, int]
     largest: Sequence[tuple[str, int]]
+    resumed_bytes: int = 0
+    not_resumed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +152,10 @@ def seal_chunk(work: Workplace, name: str) -> SealReport:
         chunk = _workable(work, name)
         chunk_file = None
         if chunk.state is ChunkState.PACKING:
-            packed = read_packed(work, name) or pack_anew(work, lease, chunk)
-            chunk_file = _seal(work, lease, chunk, packed)
+            if read_packed(work, name) is None:
+                pack_anew(work, lease, chunk)
+            chunk_file = _seal(work, lease, chunk)
+        remove_packing(work, name)  # also where a run was killed between the seal and this
         return _seal_report(work, work.ledger.chunk(name), chunk_file)
 
 
@@ -145,42 +172,86 @@ def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Se
 def pack_anew(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
     """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
 
-    What stands in staging from earlier packings of the chunk is removed first, and where room is short, kept files of
-    located chunks.
+    What an earlier run left of the chunk's packing is gone on with; the rest of it in staging is removed. Where room is
+    short, kept files of located chunks are removed first.
 
     Raises:
-        StagingError: no room. SourceError: the run cannot go on. Nothing is left in staging.
+        StagingError: no room. SourceError: the run cannot go on. What is safe by the journal stays, and the next run goes on
+            with it.
     """
-    folder, staging = Path(chunk.plan_folder), work.staging()
-    plan, terms = read_chunk_plan(folder, chunk.number), read_terms(folder)
-    target_size = int(terms.get("target_size", work.source_settings.target_size))
-    limit_bytes = max(target_size, plan.expected_size_bytes)
-    remove_unsealed(work, chunk.name)
-    packing = work.settings.packing
-    make_room(work, chunk.name, plan.expected_size_bytes)
-    work.ledger.reserve_staging(lease, chunk.name, str(staging), plan.expected_size_bytes, packing.staging_limit)
-    part, spool = staging / f"{chunk.name}.{lease.epoch}.part", staging / f"{chunk.name}.{lease.epoch}.manifest"
-    packer = Packer(
-        plan,
-        _identity(chunk, terms),
-        work.objects,
-        packing,
-        proof_type=work.store.proof_type,
-        limit_bytes=limit_bytes,
-        give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
-        progress=_held_progress(work, lease),
-    )
+    staging, folder = work.staging(), Path(chunk.plan_folder)
+    plan = read_chunk_plan(folder, chunk.number)
+    packer = _packer(work, lease, chunk, plan)
+    part_path, journal_path, spool = (staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest"))
+    part, journal, why = _files_to_pack_into(work, lease, chunk, packer, plan.expected_size_bytes)
     try:
-        packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool)
+        try:
+            packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
+        finally:
+            journal.close()
         lease.check()
-        write_packed(work, chunk.name, lease.epoch, part, packed)
+        write_packed(work, chunk.name, lease.epoch, part_path, replace(packed, not_resumed=packed.not_resumed or why))
     except BaseException:
-        remove_staged(part)
-        work.ledger.release_staging(chunk.name)
+        if not packer.kept_bytes:
+            remove_staged(part_path, journal_path)
+        _reserve_what_stays(work, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes)
         raise
     finally:
         remove_staged(spool)
     return packed
+
+
+def _packer(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
+    terms = read_terms(Path(chunk.plan_folder))
+    target_size = int(terms.get("target_size", work.source_settings.target_size))
+    return Packer(
+        plan,
+        _identity(chunk, terms),
+        work.objects,
+        work.settings.packing,
+        proof_type=work.store.proof_type,
+        limit_bytes=max(target_size, plan.expected_size_bytes),
+        give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
+        progress=_held_progress(work, lease),
+    )
+
+
+def _files_to_pack_into(
+    work: Workplace, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
+) -> tuple[PartFile, Journal, str]:
+    """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
+    name, staging = chunk.name, work.staging()
+    left, why = find_left(work, name, packer.opening, attempt=lease.epoch)
+    try:
+        make_room(work, name, size_bytes, held_bytes=left.held_bytes if left else 0)
+        work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
+    except BaseException:
+        if left:
+            left.part.close()
+        raise
+    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.hold(lease.check)) if left else None
+    remove_others(work, name, attempt=lease.epoch)
+    if taken:
+        return *taken, ""
+    paths = [staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")]
+    remove_staged(*paths)
+    part = PartFile.create(paths[0])
+    try:
+        journal = Journal.create(paths[1], attempt=lease.epoch)
+        sync_folder(staging)
+    except BaseException:
+        part.close()
+        remove_staged(*paths)
+        raise
+    return part, journal, why
+
+
+def _reserve_what_stays(work: Workplace, lease: Lease, name: str, size_bytes: int) -> None:
+    """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
+    with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves anew
+        work.ledger.reserve_staging(lease, name, str(work.staging()), size_bytes, 0)
+        if not size_bytes:
+            work.ledger.release_staging(name)
 
 
 def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
@@ -201,6 +272,9 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan=chunk.plan,
         snapshot=terms["snapshot"],
         inventory_time=datetime.fromisoformat(terms["inventory_time"]),
+        plan_sha256=plan_hash(terms, chunk.plan),
+        planned_objects=chunk.object_count,
+        planned_bytes=chunk.object_bytes,
     )
 
 
@@ -212,12 +286,14 @@ def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: Ob
     return failures >= work.settings.packing.unreadable_after
 
 
-def _seal(work: Workplace, lease: Lease, chunk: Chunk, packed: Packed) -> ChunkFile:
+def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
     """Seal what was packed; return it, opened: an index of a million members is not to be read twice."""
-    record = read_record(work, chunk.name)
-    if record is None:
-        raise StagingError(f"the packed file of chunk {chunk.name} is gone", hint="run the partition again: it is packed anew")
-    file = work.staging() / record["file"]
+    found = read_packed(work, chunk.name)
+    if found is None:
+        raise StagingError(
+            f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed anew"
+        )
+    packed, file = found
     samples = take_samples(file, packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
     seal = Seal(
         caf_size_bytes=packed.caf_size_bytes,
@@ -279,6 +355,8 @@ def _seal_report(work: Workplace, chunk: Chunk, chunk_file: ChunkFile | None) ->
         bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
         skipped=skipped,
         largest=[(key, size_bytes) for size_bytes, key in sorted(largest, reverse=True)],
+        resumed_bytes=record.get("resumed_bytes", 0),
+        not_resumed=record.get("not_resumed", ""),
     )
 
 
@@ -293,7 +371,7 @@ def post_file(work: Workplace, name: str) -> Chunk:
         And what else `ChunkStore.post` raises.
     """
     with working_on(work, name) as lease:
-        chunk = _restored(work, lease, _workable(work, name))
+        chunk = _restored(work, lease, _workable(work, name), to_be_posted=True)
         if chunk.state is ChunkState.SEALED:
             try:
                 # Not beside those that are still packed: each would then wait for the others, and none be posted.
@@ -331,20 +409,30 @@ def upload_chunk(work: Workplace, name: str) -> UploadReport:
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
             work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
             started = time.monotonic()
-            put_staged(work, lease, chunk, posting_of(chunk))
+            put_staged(work, lease, work.ledger.chunk(name), posting_of(chunk))
             seconds = time.monotonic() - started
         chunk = work.ledger.chunk(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
 
 
 def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> None:
-    """Bring the chunk's staged file to the store; a lost lease ends the upload."""
+    """Bring the chunk's staged file to the store; a lost lease ends the upload.
+
+    Where providers say that it is not what was posted, and it is not, it is packed once more and brought then.
+    """
 
     def told(size_bytes: int) -> None:
         lease.check()
         work.upload_progress(size_bytes)
 
-    work.store.put(posting, staged_path(work, chunk.name), told)
+    try:
+        work.store.put(posting, staged_path(work, chunk.name), told)
+    except RootRefused:
+        if staged_has_root(work, chunk):
+            raise
+        remove_staged(staged_path(work, chunk.name))
+        _repeat_or_abandon(work, lease, chunk)
+        work.store.put(posting, staged_path(work, chunk.name), told)
 
 
 def verify_stored(work: Workplace, name: str) -> VerifyReport:
@@ -385,30 +473,51 @@ def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
     )
 
 
-def _restored(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False) -> Chunk:
     """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
 
     Before the post it may come out with other members. After it a plain chunk repeats itself, unless the source has
     changed; then it cannot be completed, and is abandoned.
     """
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed or staged_is_whole(work, chunk):
+    if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
         return chunk
     remove_staged(staged_path(work, chunk.name))
     if chunk.state is ChunkState.SEALED:
         work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        _seal(work, lease, chunk, pack_anew(work, lease, chunk))
+        pack_anew(work, lease, chunk)
+        _seal(work, lease, chunk)
+        remove_packing(work, chunk.name)
         return work.ledger.chunk(chunk.name)
     if chunk.state is ChunkState.POSTING:
         chunk = _post(work, lease, chunk)
-    if not repeat_packing(work, lease, chunk):
-        work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
-        work.ledger.release_staging(chunk.name)
-        raise StoreError(
-            f"chunk {chunk.name} was posted, its staged file is gone, and its objects have changed since",
-            hint="it is abandoned; its objects are planned again by the next plan",
-        )
+    _repeat_or_abandon(work, lease, chunk)
     return chunk
+
+
+def _is_what_was_packed(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the staged file has its root, where it is about to be posted, and paid for, on another run's word.
+
+    A run that packed the file itself has just written it; after the post the provider's own root says as much.
+    """
+    return chunk.state is not ChunkState.SEALED or was_packed_by(work, chunk) == work.holder.run or staged_has_root(work, chunk)
+
+
+def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+    """Pack a posted chunk once more; where that is impossible, it cannot be completed."""
+    if repeat_packing(work, lease, chunk):
+        path = staged_path(work, chunk.name)
+        if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
+            # The samples were taken of a file that was damaged between its packing and the seal.
+            samples = take_samples(path, chunk.stored_size_bytes, chunk.merkle_root)
+            work.ledger.record_samples(lease, chunk.name, samples)
+        return
+    message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
+    if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
+        raise StoreError(message, hint="bring its staged file, or an object as it was, back")
+    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+    work.ledger.release_staging(chunk.name)
+    raise StoreError(message, hint="it is abandoned; its objects are planned again by the next plan")
 
 
 def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
@@ -416,12 +525,13 @@ def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
 
     Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_anew`.
     """
-    packed = pack_anew(work, lease, chunk)
-    record = read_record(work, chunk.name)
-    if packed.merkle_root != chunk.merkle_root or record is None:
+    pack_anew(work, lease, chunk)
+    found = read_packed(work, chunk.name)
+    if found is None or found[0].merkle_root != chunk.merkle_root:
         remove_unsealed(work, chunk.name)
         return False
-    give_final_name(work, chunk.name, work.staging() / record["file"])
+    give_final_name(work, chunk.name, found[1])
+    remove_packing(work, chunk.name)
     return True
 
 
@@ -444,7 +554,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
 
 def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
     """Have the verified chunk's file in staging: rows are claims, and samples say nothing of each byte of a manifest."""
-    if staged_is_whole(work, chunk):
+    if manifest_is_right(work, chunk):
         return
     posting = posting_of(chunk)
     downloaded, said = download(work, lease, chunk, posting, work.store.holders(posting))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from caf_pipeline.brake import Brake
 from caf_pipeline.database import open_database
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.interfaces import ChunkStore, Holder, Ledger
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
@@ -84,6 +84,7 @@ def open_workplace(
     run: str,
     ledger: Ledger | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
+    objects: ObjectSource | None = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
 ) -> Workplace:
@@ -95,12 +96,14 @@ def open_workplace(
         run: who works, e.g. a Dagster run id.
         ledger: an open ledger to use.
         client: a boto3 S3 client to use.
+        objects: an open source to use, so that nothing of S3 is opened.
         progress: see `Workplace`.
         upload_progress: see `Workplace`.
     """
-    from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
+    if objects is None:
+        from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
-    objects = open_s3_source(source, settings.source(source), attempts=settings.packing.request_attempts, client=client)
+        objects = open_s3_source(source, settings.source(source), attempts=settings.packing.request_attempts, client=client)
     opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
     told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}

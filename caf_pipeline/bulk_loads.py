@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from caf_pipeline.database import driver_connection
 from caf_pipeline.errors import ClaimConflict, LedgerError
@@ -20,7 +20,7 @@ from caf_pipeline.lifecycle import IN_GOOD_STANDING
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
-_LOCATION: Final = {
+LOCATION: Final = {
     "source_id": "int4",
     "file_path": "text",
     "object_version": "text",
@@ -35,7 +35,7 @@ _LOCATION: Final = {
 }
 _CLAIM: Final = {"source_id": "int4", "file_path": "text", "object_version": "text", "caf_file_id": "int8"}
 _IDENTITY: Final = {"file_path": "text", "object_version": "text"}
-_SKIP: Final = {
+SKIP: Final = {
     **_IDENTITY,
     "reason": "text",
     "detail": "text",
@@ -109,13 +109,13 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, row
     Raises:
         LedgerError: an object is located in another chunk in good standing; the transaction can only be rolled back.
     """
-    values = _location_values(source_id, caf_file_id, rows)
+    values = location_values(source_id, caf_file_id, rows)
     try:
         if not _has_stale_rows(connection, source_id, caf_file_id):
-            return copy_rows(connection, "file_locations", _LOCATION, values)
+            return copy_rows(connection, "file_locations", LOCATION, values)
         connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE file_locations) ON COMMIT DROP"))
-        count = copy_rows(connection, "loading", _LOCATION, values)
-        written = connection.execute(_REPLACE_STALE, {"good": GOOD}).rowcount
+        count = copy_rows(connection, "loading", LOCATION, values)
+        written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
     except psycopg.errors.UniqueViolation as error:
         raise LedgerError(f"{_duplicate(error)} is located in another chunk already", hint=_TWICE) from error
     if written != count:
@@ -137,16 +137,21 @@ _HAS_STALE_ROWS = text(
         WHERE claims.caf_file_id = :caf_file_id)
     """
 )
-_REPLACE_STALE = text(
-    f"""
-    INSERT INTO file_locations AS old ({", ".join(_LOCATION)}) SELECT {", ".join(_LOCATION)} FROM loading
-    ON CONFLICT (source_id, file_path, object_version, part) DO UPDATE SET
-        caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
-        version_id = excluded.version_id, etag = excluded.etag, last_modified = excluded.last_modified,
-        sha256 = excluded.sha256
-    WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(:good))
-    """
-)
+
+
+def replace_stale(table: str) -> TextClause:
+    """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object."""
+    columns = ", ".join(LOCATION)
+    return text(
+        f"""
+        INSERT INTO file_locations AS old ({columns}) SELECT {columns} FROM {table}
+        ON CONFLICT (source_id, file_path, object_version, part) DO UPDATE SET
+            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
+            version_id = excluded.version_id, etag = excluded.etag, last_modified = excluded.last_modified,
+            sha256 = excluded.sha256
+        WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(:good))
+        """
+    )
 
 
 def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) -> bool:
@@ -155,7 +160,8 @@ def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) ->
     return bool(connection.execute(_HAS_STALE_ROWS, {"caf_file_id": caf_file_id}).scalar_one())
 
 
-def _location_values(source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> Iterator[tuple[Any, ...]]:
+def location_values(source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> Iterator[tuple[Any, ...]]:
+    """Yield locations as tuples in the order of `LOCATION`."""
     for row in rows:
         yield (
             source_id, row.key, row.object_version, row.part, caf_file_id, row.start_byte, row.end_byte,
@@ -191,17 +197,7 @@ _END_RELEASED_CLAIMS = text(
 
 def record_skips(connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]) -> int:
     """Write skips, a newer one in place of the older; end the claims that the chunk has on them. Returns their number."""
-    connection.execute(
-        text(
-            'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
-            " detail text, etag text, size_bytes bigint, retry_after interval) ON COMMIT DROP"
-        )
-    )
-    rows = (
-        (skip.key, skip.object_version, skip.reason.value, skip.detail, skip.etag, skip.size_bytes, _first_wait(skip))
-        for skip in skips
-    )
-    count = copy_rows(connection, "skipping", _SKIP, rows)
+    count = load_skips(connection, skips)
     if count:
         connection.execute(
             _UPSERT_SKIPS,
@@ -215,6 +211,21 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
         if caf_file_id is not None:
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
     return count
+
+
+def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
+    """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
+    connection.execute(
+        text(
+            'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
+            " detail text, etag text, size_bytes bigint, retry_after interval) ON COMMIT DROP"
+        )
+    )
+    rows = (
+        (skip.key, skip.object_version, skip.reason.value, skip.detail, skip.etag, skip.size_bytes, _first_wait(skip))
+        for skip in skips
+    )
+    return copy_rows(connection, "skipping", SKIP, rows)
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> int:

@@ -14,7 +14,7 @@ from caf_pipeline.caf import CafReader, Member, RangeSource
 from caf_pipeline.errors import MalformedArchive, StagingError
 from caf_pipeline.interfaces import ChunkStore, Posting
 from caf_pipeline.inventory import MAX_KEY_BYTES
-from caf_pipeline.manifest import MANIFEST_MEMBER, read_manifest
+from caf_pipeline.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES, MANIFEST_MEMBER, read_manifest
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
 """One range read serves the small reads that a Parquet reader does for its footer and pages."""
@@ -102,18 +102,28 @@ class ChunkFile:
 
     def manifest_rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the manifest's rows in plan order, with these columns."""
-        file = io.BufferedReader(_MemberFile(self._source, self._manifest()), MANIFEST_BUFFER_BYTES)
+        file = io.BufferedReader(_MemberFile(self._source, self.manifest_member()), MANIFEST_BUFFER_BYTES)
         return read_manifest(file, columns=columns)
 
-    def _manifest(self) -> Member:
-        # Objects may have our name; then ours has given way by '~'. It is the last body of the file, and never empty.
+    def head_member(self) -> Member:
+        """Return the member that is our head."""
+        for member in self._ours(HEAD_MEMBER):
+            if (member.start_byte, member.end_byte) == (0, HEAD_SIZE_BYTES):
+                return member
+        raise self._not_ours(f"begin with a member {HEAD_MEMBER}")
+
+    def manifest_member(self) -> Member:
+        """Return the member that is our manifest: the last body of the file, and never empty."""
+        for member in self._ours(MANIFEST_MEMBER):
+            if member.end_byte == self.reader.data_size_bytes and member.size_bytes:
+                return member
+        raise self._not_ours(f"end with a member {MANIFEST_MEMBER}")
+
+    def _ours(self, name: str) -> Iterator[Member]:
+        """Yield the members of this name of ours, or of one by which it gives way, by '~', to objects that have it."""
         for given_way in range(MAX_KEY_BYTES):
-            name = MANIFEST_MEMBER + "~" * given_way
-            if name in self.reader:
-                member = self.reader[name]
-                if member.end_byte == self.reader.data_size_bytes and member.size_bytes:
-                    return member
-        raise MalformedArchive(
-            f"{self.name} does not end with a member {MANIFEST_MEMBER}",
-            hint="it is a CAF file, but not a chunk of this pipeline",
-        )
+            if name + "~" * given_way in self.reader:
+                yield self.reader[name + "~" * given_way]
+
+    def _not_ours(self, what: str) -> MalformedArchive:
+        return MalformedArchive(f"{self.name} does not {what}", hint="it is a CAF file, but not a chunk of this pipeline")

@@ -4,13 +4,14 @@ Functions over the caller's transaction, which has locked the chunk's row. Not h
 (`proofs`), which states allow it (`ledger`).
 """
 
+import json
 from collections.abc import Sequence
 from datetime import UTC
 
 from sqlalchemy import Connection, text
 
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.interfaces import Copy, CopyCheck, KnownCopy
+from caf_pipeline.interfaces import Copy, CopyCheck, KnownCopy, Sample
 
 _VERIFIED = text(
     """
@@ -19,16 +20,21 @@ _VERIFIED = text(
         last_proven = coalesce(excluded.last_proven, old.last_proven)
     """
 )
-# A window counts once, and one that is not later than the last one seen says nothing new.
+# A window counts once, and one that is not later than the last one seen says nothing new. They are counted from the last
+# trouble on: what a copy proved before it was found wrong, or was listed no more, says nothing of what it is now.
 _LOOKED_AT = text(
     """
     INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven, last_window, windows, fault)
-    VALUES (:id, :provider, :proof, :last_proven, :window, CASE WHEN CAST(:window AS bigint) IS NULL THEN 0 ELSE 1 END, :fault)
+    VALUES (:id, :provider, :proof, :last_proven, CASE WHEN :fault = '' THEN CAST(:window AS bigint) END,
+        CASE WHEN :fault = '' AND CAST(:window AS bigint) IS NOT NULL THEN 1 ELSE 0 END, :fault)
     ON CONFLICT (caf_file_id, provider) DO UPDATE SET
         proof = excluded.proof, listed = true, fault = excluded.fault, checked_at = now(),
         last_proven = coalesce(excluded.last_proven, old.last_proven),
-        last_window = greatest(excluded.last_window, old.last_window),
-        windows = old.windows + CASE WHEN excluded.last_window > coalesce(old.last_window, -1) THEN 1 ELSE 0 END
+        last_window = CASE WHEN excluded.fault <> '' THEN NULL WHEN old.listed AND old.fault = ''
+            THEN greatest(excluded.last_window, old.last_window) ELSE excluded.last_window END,
+        windows = CASE WHEN excluded.fault <> '' THEN 0 WHEN old.listed AND old.fault = ''
+            THEN old.windows + CASE WHEN excluded.last_window > coalesce(old.last_window, -1) THEN 1 ELSE 0 END
+            ELSE excluded.windows END
     """
 )
 _KNOWN = text(
@@ -49,7 +55,7 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
 
 def record_look(connection: Connection, caf_file_id: int, checks: Sequence[CopyCheck]) -> None:
     """Write what a look found; copies that it did not find are listed no more."""
-    _unlist(connection, caf_file_id)
+    _unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
     for check in checks:
         connection.execute(
             _LOOKED_AT,
@@ -85,5 +91,14 @@ def known_copies(connection: Connection, chunk: str) -> Sequence[KnownCopy]:
     return [KnownCopy(**{**row._asdict(), "checked_at": row.checked_at.astimezone(UTC)}) for row in rows]
 
 
-def _unlist(connection: Connection, caf_file_id: int) -> None:
-    connection.execute(text("UPDATE copies SET listed = false, checked_at = now() WHERE caf_file_id = :id"), {"id": caf_file_id})
+def samples_as_json(samples: Sequence[Sample]) -> str:
+    """Return what copies are compared with, as `caf_files.samples` holds it."""
+    return json.dumps([{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in samples])
+
+
+def _unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
+    statement = text(
+        "UPDATE copies SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
+        " WHERE caf_file_id = :id AND provider <> ALL(CAST(:but AS text[]))"
+    )
+    connection.execute(statement, {"id": caf_file_id, "but": list(but)})

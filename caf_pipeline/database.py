@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL, make_url
 
 from caf_pipeline.embedded_postgres import SUPERUSER, embedded_server
@@ -22,6 +22,13 @@ from caf_pipeline.settings import Settings
 POOL_SIZE: Final = 2  # a step's statement and the renewal of its lease
 MAX_OVERFLOW: Final = 8  # steps in threads
 CONNECT_SECONDS: Final = 10
+
+STILL_SECONDS: Final = 30  # as long as a lease
+"""After which the server ends a transaction in whose middle its process stands still, suspended or swapped out: the locks that
+it holds would keep every other run waiting, for as long as its machine answers for it."""
+
+# For this transaction only: a session's settings do not belong to us behind a pooler.
+_NOT_FOR_EVER: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}")
 
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
@@ -42,8 +49,9 @@ _HINTS: Final = {
 }
 """What to do, by SQLSTATE or its class."""
 
-_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58")
-"""Classes: connection, rollback (deadlock), resources, object in use (lock timeout), operator intervention, system error."""
+_TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
+"""Classes: connection, rollback (deadlock), resources, object in use (lock timeout), operator intervention, system error. Of
+class 25 only the end of a transaction that stood still."""
 
 # A connection that is refused has no SQLSTATE in libpq, only words; a server that speaks another language gets no hint.
 _REFUSALS: Final = (
@@ -85,6 +93,7 @@ class Database:
             LedgerError: it refused a statement.
         """
         with self._translated(), self.engine.begin() as connection:
+            connection.execute(_NOT_FOR_EVER)
             yield connection
 
     def migrate(self) -> list[str]:

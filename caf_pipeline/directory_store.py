@@ -1,7 +1,7 @@
 """A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at home.
 
     chunks/<merkle root>.caf     the stored bytes
-    posts/<merkle root>.json     owner, start, size: what the chain would list
+    posts/<merkle root>.json     owner, start, size, archive, proof type: what the chain would list
 
 Not here: anything of Jackal. A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 """
@@ -9,17 +9,23 @@ Not here: anything of Jackal. A copy "proves" itself by its length; its bytes ar
 import filecmp
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from caf_pipeline.durable import sync_folder
-from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError
-from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, Posting, TransactionLog
+from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
+from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
+from caf_pipeline.merkle import MerkleTree
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
+
+_PART: Final = ".part-"
+_ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
+_ROOT: Final = re.compile(r"(?:[0-9a-f]{2})+")
 
 
 class DirectoryStore:
@@ -68,20 +74,56 @@ class DirectoryStore:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
         path = self._post_path(chunk.merkle_root)
         if not path.exists():
-            described = {"owner": OWNER, "start": 1, "stored_size_bytes": chunk.stored_size_bytes, "name": chunk.name}
+            described = {
+                "owner": OWNER,
+                "start": 1,
+                "stored_size_bytes": chunk.stored_size_bytes,
+                "name": chunk.name,
+                "archive": chunk.archive_id,
+                "proof_type": chunk.proof_type,
+            }
             self._write(path, iter([json.dumps(described).encode()]))
         return self._posting(chunk.merkle_root)
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
-        """Copy the staged file; an existing copy of the same bytes is left as it is."""
+        """Copy the staged file; an existing copy of the same bytes is left as it is.
+
+        Raises:
+            RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.
+        """
         try:
             if self.copies(posting) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False):
                 progress(posting.stored_size_bytes)
                 return
             with staged.open("rb") as file:
-                self._write(self._chunk_path(posting), _told(iter(lambda: file.read(PIECE_BYTES), b""), progress))
+                pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
+                self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
         except FileNotFoundError as error:
             raise StoreError(f"the staged file {staged} is gone", hint="pack the chunk again") from error
+
+    def owner(self) -> str:
+        """Return the one owner that there is."""
+        return OWNER
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield what was posted under the archive's id, and what was posted before posts told of one.
+
+        Raises:
+            StoreError: a file among the posts is none.
+        """
+        for path in sorted(self._posts.glob("*.json")):
+            try:
+                described = json.loads(path.read_bytes())
+                root = bytes.fromhex(path.stem)
+                posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
+                listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
+                archive = described.get("archive", archive_id)
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                raise StoreError(
+                    f"{path} is not a post of this store: {error}", hint="move it elsewhere, and its chunk with it"
+                ) from error
+            if archive == archive_id:
+                yield listed
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the one copy, where its file has the posted length."""
@@ -89,6 +131,12 @@ class DirectoryStore:
         if path.exists() and path.stat().st_size == posting.stored_size_bytes:
             return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
         return []
+
+    def half_copies(self) -> Sequence[tuple[bytes, Path]]:
+        """Return the files under way, or left by who was killed at it, each with the Merkle root that it is of."""
+        found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
+        named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
+        return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
 
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the folder, where it has the chunk."""
@@ -99,6 +147,10 @@ class DirectoryStore:
         return None
 
     def current_window(self, posting: Posting) -> int | None:
+        """Return None: a folder has no windows."""
+        return None
+
+    def window_ends_in(self, posting: Posting) -> float | None:
         """Return None: a folder has no windows."""
         return None
 
@@ -130,7 +182,7 @@ class DirectoryStore:
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
         # What a killed upload of the same file left. Whoever holds the chunk's lease is the only one who writes it.
-        prefix = f".part-{path.name}-"
+        prefix = f"{_PART}{path.name}-"
         for left in path.parent.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
@@ -149,6 +201,19 @@ class DirectoryStore:
                     f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
                 ) from error
             raise
+
+
+def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:
+    """Pass on pieces that come to this Merkle root, as a provider does; raise RootRefused after the last of others."""
+    tree = MerkleTree(3 if len(merkle_root) == _ROOT_BYTES else 0)
+    for piece in pieces:
+        tree.update(piece)
+        yield piece
+    if tree.root() != merkle_root:
+        raise RootRefused(
+            f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as posted",
+            hint="run the partition again: the chunk is packed anew",
+        )
 
 
 def _told(pieces: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:

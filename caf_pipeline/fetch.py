@@ -48,9 +48,11 @@ class OrderedFetch:
         part_bytes: int,
         threads: int,
         compare_checksums: bool = True,
+        begin_at: int = 0,
     ) -> None:
+        """Fetch `objects` in their order, the first from its byte `begin_at` on."""
         self._source = source
-        self._wanted = _units(objects, part_bytes)
+        self._wanted = _units(objects, part_bytes, begin_at)
         self._window_bytes = window_bytes
         self._compare_checksums = compare_checksums
         self._under_way: deque[_Unit] = deque()
@@ -159,8 +161,9 @@ def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
     )
 
 
-def _units(objects: Iterable[PlannedObject], part_bytes: int) -> Iterator[tuple[PlannedObject, int, int]]:
+def _units(objects: Iterable[PlannedObject], part_bytes: int, begin_at: int) -> Iterator[tuple[PlannedObject, int, int]]:
     for planned in objects:
         size_bytes = planned.object.size_bytes
-        for start_byte in range(0, max(size_bytes, 1), part_bytes):
+        for start_byte in range(begin_at, max(size_bytes, 1), part_bytes):
             yield planned, start_byte, min(start_byte + part_bytes, size_bytes)
+        begin_at = 0

@@ -126,6 +126,14 @@ class Posting:
 
 
 @dataclass(frozen=True, slots=True)
+class PostedFile:
+    """What a store lists under an archive's id. Anybody may post anything under it: only its owner cannot be made up."""
+
+    posting: Posting
+    proof_type: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """One provider's copy, listed by the chain with its proof.
 
@@ -369,6 +377,18 @@ class ChunkStore(Protocol):
         """
         ...
 
+    def owner(self) -> str:
+        """Return who owns what this store posts.
+
+        Raises:
+            MnemonicRefused: nobody, since there is no wallet.
+        """
+        ...
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield the files that are listed under an archive's id, whoever posted them and whatever they hold, in any order."""
+        ...
+
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the copies that the store proves now; an empty sequence for an unknown chunk."""
         ...
@@ -386,6 +406,10 @@ class ChunkStore(Protocol):
 
     def current_window(self, posting: Posting) -> int | None:
         """Return the number of the proof window that the chunk is in now; None where the store has none."""
+        ...
+
+    def window_ends_in(self, posting: Posting) -> float | None:
+        """Return about how many seconds the present proof window of the chunk still lasts; None where the store has none."""
         ...
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
@@ -520,8 +544,9 @@ class Chunk:
 class RestoredChunk:
     """A chunk as the store alone tells of it, to be written into a ledger that does not know it. Sizes in bytes.
 
-    `plan_sha256` is None where the chunk's manifest does not tell it; `released_count` is not known from the store and counts
-    as 0, so that `object_count` is `member_count + skipped_count`.
+    `plan_sha256`, `object_count` and `object_bytes` (what was planned for it) are None where the chunk's manifest does not
+    tell; then nothing counts as released: `object_count` is `member_count + skipped_count`. A `fault` says why the chunk is
+    `damaged`; "" where it is `located`.
     """
 
     name: str
@@ -538,6 +563,9 @@ class RestoredChunk:
     skipped_count: int
     samples: Sequence[Sample]
     copies: Sequence[Copy]
+    object_count: int | None = None
+    object_bytes: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +587,22 @@ class Reservation:
     state: ChunkState
     folder: str
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """How many location rows and claims name a chunk. `chunk` and `state` are None where the ledger has no such chunk.
+
+    A restored chunk may have fewer locations than members: others had some of its objects already.
+    """
+
+    caf_file_id: int
+    chunk: str | None
+    state: ChunkState | None
+    locations: int
+    claims: int
+    member_count: int
+    restored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -594,7 +638,7 @@ class KnownCopy:
         proof: as the chain listed it.
         listed: whether it was listed when last looked at.
         last_proven: block height of its last proof, where known.
-        windows: different proof windows in which a proof was seen.
+        windows: different proof windows in which a proof was seen, since it was last listed anew or found wrong.
         fault: what was wrong with its bytes when last looked at; "" where nothing was.
         checked_at: when that was.
     """
@@ -722,6 +766,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
+        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed again with its root."""
+        ...
+
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted."""
         ...
@@ -759,13 +807,17 @@ class Ledger(Protocol):
         ...
 
     def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
-        """Write a chunk that the ledger does not know as `located`, with its plan where that is missing, rows and skips, at once.
+        """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
 
-        Objects that are located already in a chunk in good standing keep that location. Returns the location rows written.
+        It is `located`, or `damaged` where it has a fault. Objects that are located already in a chunk in good standing keep
+        that location, and are skipped no more. Returns the location rows written; 0 where other chunks have all of its objects:
+        then nothing at all was written.
 
         Raises:
-            LedgerError: the ledger has a chunk of this name, or the rows are not as many as its members; nothing was written.
+            LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
+                object twice; nothing was written.
             ClaimConflict: a chunk under way claims one of its objects; nothing was written.
+            IntegrityError: the plan that it names is another one in the ledger; nothing was written.
         """
         ...
 
@@ -808,11 +860,33 @@ class Ledger(Protocol):
         ...
 
     def end_lease(self, name: str, epoch: int) -> bool:
-        """Give back a lease that its holder left; False where it is another holder's by now, or was given back."""
+        """Give back a lease that its holder left.
+
+        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
+        by one that cannot be seen from here and has not let it run out.
+        """
         ...
 
     def reservations(self) -> Sequence[Reservation]:
         """Return all reservations of staging folders, by chunk."""
+        ...
+
+    def unsettled(self) -> Sequence[SignedTransaction]:
+        """Return the transactions of every account whose fate is not known, by account and sequence."""
+        ...
+
+    def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
+        """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.
+
+        Empty for a source that is not known. Reads both tables once.
+        """
+        ...
+
+    def drop_stray_rows(self, caf_file_id: int) -> int:
+        """Remove claims of a chunk that claims nothing or is unknown, and locations of one that never was located or is unknown.
+
+        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
+        """
         ...
 
     # questions

@@ -7,6 +7,7 @@ Not here: listing a bucket (`s3`), cutting into chunks (`plan`), what the ledger
 Source: "Which objects are to be archived" in docs/design.md.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,6 +142,21 @@ STANDING_SCHEMA: Final = pa.schema(
 )
 """What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""
 
+LOCATED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("object_version", pa.string(), nullable=False),
+        pa.field("part", pa.int32(), nullable=False),
+        pa.field("caf_file_id", pa.int64(), nullable=False),
+        pa.field("start_byte", pa.int64(), nullable=False),  # CAF coordinates
+        pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
+        pa.field("version_id", pa.string()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("sha256", pa.binary(), nullable=False),
+    ]
+)
+"""The locations of a source's objects, as the ledger has them."""
+
 # --- snapshots -------------------------------------------------------------------------------------------------------
 
 _SNAPSHOT_KEY: Final = b"caf.snapshot"
@@ -257,7 +273,7 @@ class SnapshotWriter:
         self._file.close({})
         self._file.publish()
         try:
-            with _inventory_query(self._path, self._budget) as query:
+            with inventory_query(self._path, self._budget) as query:
                 query.table("listed", listed)
                 # Listed twice with the same identity: the same bytes, so one time is as good as another.
                 query.view(
@@ -275,7 +291,7 @@ class SnapshotWriter:
             listed.unlink(missing_ok=True)
 
 
-def _inventory_query(path: Path, budget: QueryBudget) -> Query:
+def inventory_query(path: Path, budget: QueryBudget) -> Query:
     """Return a query that knows `is_supported` and `percent_encode`; a test holds them to those of this module."""
     return Query(
         path,
@@ -345,13 +361,39 @@ def read_objects(path: Path) -> Iterator[S3Object]:
                 yield S3Object(**row)
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def require_whole(path: Path) -> None:
+    """Read every page of a snapshot and compare its checksum; DuckDB, which reads it for a plan, does not.
+
+    The checksums say nothing of the pages' headers: of a page that is passed over, the counts tell.
+
+    Raises:
+        IntegrityError: there is no such file, or it is damaged.
+    """
+    said = read_snapshot(path)
+    object_count = object_bytes = 0
+    with _opened(path) as file:
+        for batch in file.iter_batches():
+            object_count += batch.num_rows
+            object_bytes += sum_of(batch, "size_bytes")
+    if (object_count, object_bytes) != (said.object_count, said.object_bytes):
+        raise IntegrityError(
+            f"{path} says that it has {said.object_count} objects of {said.object_bytes} bytes, and gives {object_count} of"
+            f" {object_bytes}",
+            hint=_AGAIN,
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file; what turns out damaged while it is read is told as the file's."""
     try:
-        return pq.ParquetFile(path)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
     except FileNotFoundError as error:
         raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
-    except (OSError, pa.ArrowException) as error:
-        raise IntegrityError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}", hint=_AGAIN) from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise IntegrityError(f"{path} cannot be read as Parquet: {said}", hint=_AGAIN) from error
 
 
 def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
@@ -413,7 +455,7 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
-    with told_apart(out), _inventory_query(out, budget) as query:
+    with told_apart(out), inventory_query(out, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.view("whole_plan", _NO_PLAN)
@@ -423,7 +465,7 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
 
         def counted() -> Iterator[pa.RecordBatch]:
             nonlocal object_bytes
-            for window in _windows(snapshot):
+            for window in key_windows(snapshot):
                 _show_window(query, window)
                 for batch in query.batches(_TO_PLAN):
                     object_bytes += sum_of(batch, "size_bytes")
@@ -439,10 +481,10 @@ WINDOW_ROWS: Final = 262_144
 """Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs. A join over all of them would take
 whatever its budget allows, so that memory grew with the source until there."""
 
-_Window = tuple[bytes | None, bytes | None]  # keys greater than the first, up to and including the second
+KeyWindow = tuple[bytes | None, bytes | None]  # keys greater than the first, up to and including the second
 
 
-def _windows(snapshot: Path) -> Iterator[_Window]:
+def key_windows(snapshot: Path) -> Iterator[KeyWindow]:
     """Yield windows that cover all keys, each about WINDOW_ROWS of the snapshot where that is sorted."""
     ends: set[bytes] = set()
     rows = 0
@@ -458,7 +500,7 @@ def _windows(snapshot: Path) -> Iterator[_Window]:
         after = until
 
 
-def _show_window(query: Query, window: _Window) -> None:
+def _show_window(query: Query, window: KeyWindow) -> None:
     """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
     after, until = window
     bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
@@ -543,7 +585,7 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
     Raises:
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
-    with told_apart(snapshot), _inventory_query(snapshot, budget) as query:
+    with told_apart(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         if plan:
@@ -551,7 +593,7 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
         else:
             query.view("whole_plan", _NO_PLAN)
         rows: list[tuple[Any, ...]] = []
-        for window in _windows(snapshot):
+        for window in key_windows(snapshot):
             _show_window(query, window)
             rows += query.rows(_PLACES)
         _show_unsupported(query)

@@ -4,19 +4,20 @@ Each method is one transaction. A move is `UPDATE … WHERE name = … AND state
 belongs to it; when it finds no row, nothing of it is written and the reason is looked up.
 
 Its parts: `database` (connection, errors), `migrations`, `embedded_postgres`, `leases`, `bulk_loads` (COPY), `standing`
-(export), `copies`, `transaction_log`, `provider_records`, `switchboard`. Not here: which moves are legal (`lifecycle`), what
-happens in a state (`archive`).
+(export), `restoring`, `copies`, `upkeep`, `transaction_log`, `provider_records`, `switchboard`. Not here: which moves are
+legal (`lifecycle`), what happens in a state (`archive`).
 Source: "Database" and "Promises" in docs/design.md.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
+from caf_pipeline import upkeep
 from caf_pipeline.bulk_loads import (
     GOOD,
     copy_claims,
@@ -26,23 +27,35 @@ from caf_pipeline.bulk_loads import (
     refuse_located,
     release_claims,
 )
-from caf_pipeline.copies import end_listing, known_copies, record_look, record_verified, require_right_copy
+from caf_pipeline.copies import (
+    end_listing,
+    known_copies,
+    record_look,
+    record_verified,
+    require_right_copy,
+    samples_as_json,
+)
 from caf_pipeline.database import Database
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerError, NotLocated, StagingError
 from caf_pipeline.interfaces import (
     Chunk,
+    ChunkRows,
     Copy,
     CopyCheck,
     Holder,
     KnownCopy,
     Lease,
+    LeaseRecord,
     Location,
     LocationRow,
     PlannedChunk,
     PlanRecord,
     Posting,
+    Reservation,
+    RestoredChunk,
     Sample,
     Seal,
+    SignedTransaction,
     Skip,
     SourceAccount,
 )
@@ -50,7 +63,8 @@ from caf_pipeline.inventory import SkipReason, is_supported
 from caf_pipeline.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
 from caf_pipeline.lifecycle import CLAIMING, ChunkState, require_move
 from caf_pipeline.provider_records import PostgresProviderRecords
-from caf_pipeline.standing import write_standing
+from caf_pipeline.restoring import Superseded, restore
+from caf_pipeline.standing import write_located, write_standing
 from caf_pipeline.switchboard import PostgresSwitchboard
 from caf_pipeline.transaction_log import PostgresTransactionLog, before_move, end_waiting
 
@@ -87,15 +101,18 @@ _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
 """
+# S3 tells times to the second. Of two versions of one second that is current which was listed later (a snapshot's name ends
+# with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
 _LOCATE: Final = """
-    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, sha256, part,
+    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
         caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes
-    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+    JOIN sources ON sources.source_id = file_locations.source_id
     WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0 {version}
-    ORDER BY last_modified DESC, caf_file_id DESC LIMIT 1
+    ORDER BY last_modified DESC, snapshot COLLATE "C" DESC, object_version DESC LIMIT 1
 """
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
 _KNOWN = text(
@@ -240,6 +257,8 @@ class PostgresLedger:
         changes = f"reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL"
+        if before in _ON_THE_STORE:  # what came back once says nothing of a chunk that was found damaged since
+            changes += ", read_back_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
             moved = _move(connection, lease, chunk, before, after, changes=changes, facts=facts)
@@ -270,9 +289,7 @@ class PostgresLedger:
             "released_count": seal.released_count,
             "merkle_root": seal.merkle_root,
             "proof_type": seal.proof_type,
-            "samples": json.dumps(
-                [{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in seal.samples]
-            ),
+            "samples": samples_as_json(seal.samples),
         }
         after = _S.SEALED if seal.member_count else _S.EMPTY
         with self._database.transaction() as connection:
@@ -288,6 +305,14 @@ class PostgresLedger:
                     f"chunk {chunk} has {seal.member_count} members, but claims {left} objects after its skips",
                     hint="withdraw the chunk; the next plan has its objects again",
                 )
+
+    def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
+        """Replace the samples of a chunk that is not yet verified; its file was packed again with its root."""
+        with self._database.transaction() as connection:
+            states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
+            caf_file_id = _require_state(connection, lease, chunk, states, "sampled again")
+            statement = text("UPDATE caf_files SET samples = CAST(:samples AS jsonb) WHERE caf_file_id = :id")
+            connection.execute(statement, {"samples": samples_as_json(samples), "id": caf_file_id})
 
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted.
@@ -331,7 +356,8 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             _require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             statement = text(
-                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now() WHERE name = :chunk"
+                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now(), read_back_at = NULL"
+                " WHERE name = :chunk"
                 " RETURNING caf_file_id, merkle_root, stored_size_bytes"
             )
             row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
@@ -343,6 +369,14 @@ class PostgresLedger:
         """Write what a look at a located or damaged chunk's copies found; those that it did not find are listed no more."""
         with self._database.transaction() as connection:
             record_look(connection, _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at"), checks)
+
+    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
+        """Write a chunk that only the store knew, with its plan, rows and skips, at once; return the location rows written."""
+        with suppress(Superseded), self._database.transaction() as connection:
+            # As for a new plan: the two must not take the same object, each unseen by the other.
+            source_id = _source_id(connection, source, lock="FOR NO KEY UPDATE")
+            return restore(connection, source_id, chunk, rows, skips)
+        return 0
 
     def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
@@ -358,6 +392,15 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             rows = connection.execute(statement, {"source": source, "located": _S.LOCATED, "limit": limit})
             return [_chunk(row) for row in rows]
+
+    def record_read_back(self, lease: Lease, chunk: str) -> None:
+        """Remember that all stored bytes of a located or damaged chunk came back just now with its root.
+
+        Forgotten when the chunk becomes damaged, is located again, or is posted again.
+        """
+        with self._database.transaction() as connection:
+            caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "read back")
+            connection.execute(text("UPDATE caf_files SET read_back_at = now() WHERE caf_file_id = :id"), {"id": caf_file_id})
 
     # --- what stores keep here ---
 
@@ -439,7 +482,45 @@ class PostgresLedger:
                 {"chunk": chunk},
             )
 
+    # --- care ---
+
+    def leases(self) -> Sequence[LeaseRecord]:
+        """Return all leases that were not given back, by name."""
+        with self._database.transaction() as connection:
+            return upkeep.leases(connection)
+
+    def end_lease(self, name: str, epoch: int) -> bool:
+        """Give back a lease that its holder left; False where it may still be held, or is not this holding's any more."""
+        with self._database.transaction() as connection:
+            return upkeep.end_lease(connection, name, epoch)
+
+    def reservations(self) -> Sequence[Reservation]:
+        """Return all reservations of staging folders, by chunk."""
+        with self._database.transaction() as connection:
+            return upkeep.reservations(connection)
+
+    def unsettled(self) -> Sequence[SignedTransaction]:
+        """Return the transactions of every account whose fate is not known, by account and sequence."""
+        with self._database.transaction() as connection:
+            return upkeep.unsettled(connection)
+
+    def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
+        """Count a source's location rows and claims by chunk, all at one moment."""
+        with self._database.transaction() as connection:
+            return upkeep.rows_by_chunk(connection, source)
+
+    def drop_stray_rows(self, caf_file_id: int) -> int:
+        """Remove claims and locations that no chunk in its state stands for; return how many there were."""
+        with self._database.transaction() as connection:
+            return upkeep.drop_stray_rows(connection, caf_file_id)
+
     # --- questions ---
+
+    def export_located(self, source: str, path: Path) -> int:
+        """Write every location of the source as Parquet; return the rows written. Constant memory."""
+        source_id = self._source_id(source)
+        with self._database.transaction() as connection:
+            return write_located(connection, source_id, path)
 
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
         """Return the current location of a key in a chunk in good standing, or that of one version."""
@@ -635,6 +716,6 @@ def _chunk(row: Row[Any]) -> Chunk:
     values["samples"] = tuple(
         Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
     )
-    for name in ("updated_at", "located_at", "checked_at"):
+    for name in ("updated_at", "located_at", "checked_at", "read_back_at"):
         values[name] = values[name] and values[name].astimezone(UTC)
     return Chunk(**values)

@@ -9,6 +9,7 @@ Source: "A chunk" in docs/format.md.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
@@ -72,10 +74,24 @@ MANIFEST_SCHEMA: Final = pa.schema(
 
 METADATA_KEY: Final = b"caf-pipeline"
 
+MAX_FOOTER_BYTES: Final = 256 << 20
+"""Of texts and lists in a Parquet footer: a million rows make 250 row groups of 4 KB each, and a bad footer claims any length."""
+
+MAX_TEXT_BYTES: Final = 64 << 10
+"""Of one value: keys have 1,024 bytes, headers 8 KiB in all, and why an object was skipped is a sentence."""
+
+MAX_GROUP_BYTES: Final = 256 << 20
+"""Of a row group as it stands in memory: 4,000 rows of two keys of 1 KiB, eight texts, and S3's 2 KiB of user metadata are
+below 100 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkIdentity:
-    """What the head and the manifest's metadata say of a chunk."""
+    """What the head and the manifest's metadata say of a chunk.
+
+    `plan_sha256` is the plan's full hash, `planned_objects` and `planned_bytes` are the chunk's part of it. Where the plan's
+    files do not tell the hash, the manifest tells none of the three, as those of earlier versions.
+    """
 
     archive_id: str
     source: str
@@ -83,6 +99,9 @@ class ChunkIdentity:
     plan: str
     snapshot: str
     inventory_time: datetime
+    plan_sha256: bytes | None = None
+    planned_objects: int = 0
+    planned_bytes: int = 0
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
@@ -108,7 +127,7 @@ class ManifestWriter:
         self.bound_bytes = MANIFEST_FIXED_BYTES
         self._inventory_time = identity.inventory_time
         self._rows: list[dict[str, Any]] = []
-        described = {
+        described: dict[str, str | int] = {
             "format": CHUNK_FORMAT,
             "archive": identity.archive_id,
             "source": identity.source,
@@ -116,6 +135,12 @@ class ManifestWriter:
             "plan": identity.plan,
             "snapshot": identity.snapshot,
         }
+        if identity.plan_sha256 is not None:
+            described |= {
+                "plan_sha256": identity.plan_sha256.hex(),
+                "planned_objects": identity.planned_objects,
+                "planned_bytes": identity.planned_bytes,
+            }
         self._writer = pq.ParquetWriter(
             path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
         )
@@ -152,8 +177,86 @@ class ManifestWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._writer.is_open:
+        if self._writer.is_open and kind is None:
             self.close()
+        elif self._writer.is_open:
+            with suppress(OSError):  # the error that ended the writing is the one to tell
+                self._writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedManifest:
+    """A manifest that was opened and is of this format; its rows are not yet read.
+
+    Attributes:
+        described: the JSON object in its metadata, as it was found; nothing of it is believed but the format.
+        row_count: as its footer says.
+    """
+
+    described: Mapping[str, Any]
+    row_count: int
+    _parquet: pq.ParquetFile
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows in order, as dicts, one row group in memory at a time.
+
+        Raises:
+            MalformedArchive: a row cannot be read; those before it were yielded.
+        """
+        names = list(columns) if columns else None
+        with _as_malformed():
+            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
+                yield from batch.to_pylist()
+
+
+def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
+    """Open a manifest.
+
+    Raises:
+        MalformedArchive: it is no manifest of a format that this version knows, or one that no packing of ours writes: other
+            columns, row groups too large for memory. Nothing was allocated that the file's own size does not cover.
+    """
+    limits = {"thrift_string_size_limit": MAX_FOOTER_BYTES, "thrift_container_size_limit": MAX_FOOTER_BYTES}
+    with _as_malformed():
+        parquet = pq.ParquetFile(file, **limits)
+        schema = parquet.schema_arrow
+        described = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        row_count = parquet.metadata.num_rows
+    found = described.get("format") if isinstance(described, dict) else None
+    if found != CHUNK_FORMAT:
+        raise MalformedArchive(
+            f"the manifest's format is '{found}', expected '{CHUNK_FORMAT}'",
+            hint="a newer version of caf-pipeline may know it",
+        )
+    if not schema.remove_metadata().equals(MANIFEST_SCHEMA):
+        raise MalformedArchive("the manifest's columns are not those of its format")
+    if any(not 0 <= group.num_rows <= ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
+        raise MalformedArchive("the manifest has a row group that is larger than any that was ever written")
+    return OpenedManifest(described, row_count, parquet)
+
+
+def refuse_bloated(file: Path) -> None:
+    """Raise MalformedArchive where a text is longer than any that is ever written.
+
+    In a Parquet file one long text may stand for thousands of rows; as rows they would fill the memory.
+    """
+    texts = [one.name for one in MANIFEST_SCHEMA if one.type == pa.string()]
+    with _as_malformed():
+        parquet = pq.ParquetFile(file, read_dictionary=texts)
+        for batch in parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=texts):
+            lengths = [pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns]
+            if max(lengths) > MAX_TEXT_BYTES:
+                raise MalformedArchive(f"the manifest has a text of {max(lengths)} bytes")
+
+
+@contextmanager
+def _as_malformed() -> Iterator[None]:
+    """Let what a Parquet reader says of bad bytes, in any of its ways, be said in ours."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:
+        raise MalformedArchive(f"the chunk's manifest cannot be read: {str(error)[:200]}") from error
 
 
 def read_manifest(file: IO[bytes] | Path, *, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -162,15 +265,4 @@ def read_manifest(file: IO[bytes] | Path, *, columns: Sequence[str] | None = Non
     Raises:
         MalformedArchive: it is no manifest of a format that this version knows.
     """
-    try:
-        parquet = pq.ParquetFile(file)
-        described = json.loads((parquet.schema_arrow.metadata or {}).get(METADATA_KEY, b"{}"))
-    except (pa.ArrowInvalid, pa.ArrowException, ValueError, OSError) as error:
-        raise MalformedArchive(f"the chunk's manifest cannot be read: {error}") from error
-    if described.get("format") != CHUNK_FORMAT:
-        raise MalformedArchive(
-            f"the manifest's format is '{described.get('format')}', expected '{CHUNK_FORMAT}'",
-            hint="a newer version of caf-pipeline may know it",
-        )
-    for batch in parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(columns) if columns else None):
-        yield from batch.to_pylist()
+    yield from open_manifest(file).rows(columns)

@@ -125,12 +125,17 @@ class MerkleTree:
         """Return an independent tree that has taken the same bytes."""
         return self.from_state(self.state())
 
-    def state(self) -> bytes:
-        """Return all that is needed to go on later, in another process too: at most some 15 KB."""
+    def state(self, *, open_block: bool = True) -> bytes:
+        """Return all that is needed to go on later, in another process too: at most some 15 KB.
+
+        Without its open block it is at most 4 KB: the tree as it was at the last whole block, which takes the bytes after
+        that once more.
+        """
         self._hash_pending()
         present = sum(1 << level for level, node in enumerate(self._levels) if node is not None)
-        head = _STATE.pack(_STATE_MAGIC, self.proof_type, self._leaf_count, len(self._pending), present)
-        return head + self._pending + b"".join(node for node in self._levels if node is not None)
+        pending = self._pending if open_block else b""
+        head = _STATE.pack(_STATE_MAGIC, self.proof_type, self._leaf_count, len(pending), present)
+        return head + pending + b"".join(node for node in self._levels if node is not None)
 
     @classmethod
     def from_state(cls, state: bytes) -> Self:

@@ -77,7 +77,7 @@ class WholeParquet:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
         self._file = self.temporary.open("wb")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows; a row group is held in memory."""

@@ -12,10 +12,11 @@ Pure over its input: the same delta, source and target give the same files and t
 to be archived (`inventory`), claims and partitions (`planning`). Source: "A chunk" in docs/design.md.
 """
 
+import contextlib
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import chain, pairwise
@@ -43,6 +44,10 @@ from caf_pipeline.manifest import (
 
 MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""
+
+MAX_GENERATIONS: Final = 10_000
+"""How often the same objects may have been planned for a plan's full hash to be found from its short name: a run an hour that
+withdraws all that it planned takes a year for it."""
 
 ROWS_PER_BATCH: Final = 65_536
 """Rows in memory at once, and of a row group: some 10 MB with keys of 100 bytes."""
@@ -115,7 +120,7 @@ class Plan:
 
         The same objects are planned again after their chunk was withdrawn or they were skipped.
         """
-        return hashlib.sha256(self.content_sha256 + b"%d" % generation).digest()
+        return _full_hash(self.content_sha256, generation)
 
     @property
     def object_count(self) -> int:
@@ -126,6 +131,10 @@ class Plan:
     def object_bytes(self) -> int:
         """Bytes of all objects."""
         return sum(chunk.object_bytes for chunk in self.chunks)
+
+
+def _full_hash(content_sha256: bytes, generation: int) -> bytes:
+    return hashlib.sha256(content_sha256 + b"%d" % generation).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +288,10 @@ class _Cutter:
         return self._chunk.number
 
 
+_WRITTEN: Final[dict[str, Any]] = {"compression": "zstd", "write_page_checksum": True}
+"""A page of Parquet has a CRC-32 only where it is asked for; a chunk may be packed weeks after it was planned."""
+
+
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` (`inventory.SNAPSHOT_SCHEMA`, sorted, supported keys only) into `folder`, which exists.
 
@@ -290,8 +303,8 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     places: list[tuple[int, str]] = []
     with (
         pq.ParquetFile(delta) as file,
-        pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), compression="zstd") as objects,
-        pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), compression="zstd") as too_large,
+        pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN) as objects,
+        pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN) as too_large,
     ):
         for place in cutter.cut(_rows(file, waiting)):
             places.append(place)
@@ -299,8 +312,10 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
                 _write_batch(waiting.popleft(), places, objects, too_large)
                 places = []
     content_sha256 = cutter.finish()
+    described = _described(terms) | {"content_sha256": content_sha256.hex()}
+    metadata = {_METADATA_KEY: json.dumps(described).encode()}
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
-    pq.write_table(chunks, folder / CHUNKS_FILE)
+    pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
     return Plan(folder, content_sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count)
 
 
@@ -335,9 +350,10 @@ def _write_batch(
 
 
 def read_terms(folder: Path) -> dict[str, str]:
-    """Return what a plan's files say of it: source, archive, snapshot, inventory_time (ISO 8601), target_size (bytes).
+    """Return what a plan's files say of it.
 
-    Plans that were written before targets were kept have no target_size.
+    That is source, archive, snapshot, inventory_time (ISO 8601), target_size (bytes) and content_sha256 (hex). Plans that were
+    written before these were kept have no target_size, or no content_sha256.
 
     Raises:
         CafError: there is no readable plan in `folder`.
@@ -345,6 +361,18 @@ def read_terms(folder: Path) -> dict[str, str]:
     with _opened(folder / CHUNKS_FILE) as file:
         described: dict[str, str] = json.loads(file.schema_arrow.metadata[_METADATA_KEY])
     return described
+
+
+def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
+    """Return the full hash of the plan of this short name, from what its files say (`read_terms`).
+
+    None for a plan whose files do not tell, as those of earlier versions: what is packed of it must stay as it was.
+    """
+    if "content_sha256" not in terms:
+        return None
+    content_sha256 = bytes.fromhex(terms["content_sha256"])
+    hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
+    return next((found for found in hashes if found.hex().startswith(name)), None)
 
 
 def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
@@ -395,12 +423,16 @@ def read_listed_apart(folder: Path) -> Iterator[S3Object]:
     return read_objects(folder / TOO_LARGE_FILE)
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open one of a plan's files; what turns out damaged while it is read is told as the plan's."""
     try:
-        return pq.ParquetFile(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        said = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise CafError(
-            f"the plan's file {path} cannot be read: {error}",
+            f"the plan's file {path} cannot be read: {said}",
             hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are planned again",
         ) from error
 

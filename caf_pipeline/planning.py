@@ -19,6 +19,7 @@ from typing import Final
 
 from caf_pipeline.durable import sync_file, sync_folder
 from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.in_use import writing_into
 from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
     Accounting,
@@ -31,6 +32,7 @@ from caf_pipeline.inventory import (
     percent_encode,
     read_objects,
     read_snapshot,
+    require_whole,
 )
 from caf_pipeline.inventory import account_for as account_for_files
 from caf_pipeline.lifecycle import ChunkState
@@ -93,7 +95,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     moment = datetime.now(UTC)
     folder = work.inventories()
     path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
-    with SnapshotWriter(path, source=work.source, listed_at=moment, after=after, until=until) as writer:
+    with writing_into(folder), SnapshotWriter(path, source=work.source, listed_at=moment, after=after, until=until) as writer:
         for page in work.objects.list_pages(after=after):
             writer.add(page if until is None else [obj for obj in page if obj.key <= until])
             if until is not None and page and page[-1].key > until:
@@ -160,11 +162,12 @@ def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
     chunk was withdrawn that was larger than what fits now, they have the size that fits.
 
     Raises:
-        HeldByOther: another run plans this source. ClaimConflict: see the ledger.
+        HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
     with work.ledger.lease(f"plan/{work.source}", work.holder):
+        require_whole(snapshot.path)
         target_size, warning = _target_size(work)
         _remove_unnamed(work)
         more = True
@@ -284,7 +287,7 @@ def _too_large(obj: S3Object) -> Skip:
 def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
     """Give a folder for files that nobody needs afterwards, on the disk of the plans so that a plan can be moved there."""
     try:
-        with tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
+        with writing_into(work.plans()), tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
             yield Path(folder)
     except OSError as error:
         raise StagingError(
@@ -296,8 +299,15 @@ def _remove_unnamed(work: Workplace) -> None:
     """Remove what a crash left: folders of plans that were never registered. Only whoever has the plan's lease may."""
     for path in work.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
-            left = datetime.now(UTC).timestamp() - path.stat().st_mtime > _ABANDONED_SECONDS
+            left = _is_abandoned(path)
         else:
             left = path.name.startswith(_CUTTING) or not work.ledger.plan_name_taken(work.source, path.name)
         if left:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return datetime.now(UTC).timestamp() - path.stat().st_mtime > _ABANDONED_SECONDS
+    except FileNotFoundError:  # the run that accounted there has just ended
+        return False

@@ -24,6 +24,8 @@ WINDOWS_BEHIND: Final = 2
 """A listed copy may be this far behind: the chain drops a provider only at the first of its checks after a whole window that was
 missed. One further behind is listed by a chain that does not check, as v5.0.1 does with type 3."""
 
+WHOLE_COPY: Final = "read as a whole: "
+"""What the ledger's word on a copy begins with that was found wrong when all of it was read: no sample can take it back."""
 
 MOST_UNANSWERED: Final = 1000
 """Chunks that a run of the watch passes over because nobody answers; more of them are an outage, which ends it anyhow."""
@@ -76,6 +78,18 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
             work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
         work.ledger.record_checks(lease, name, checks)
         return ProofReport(work.ledger.chunk(name), checks, right, explanation)
+
+
+def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
+    """Let a located chunk be damaged, since copies that were read as a whole gave other bytes; return what is wrong."""
+    posting = posting_of(chunk)
+    found = {finding.copy.provider: finding for finding in findings}
+    unasked = (CopyFinding(copy, unanswered="not asked") for copy in work.store.copies(posting))
+    checks = checks_of(work, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked])
+    explanation = _explanation(checks, work.store.required_copies) or described(findings)
+    work.ledger.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+    work.ledger.record_checks(lease, chunk.name, checks)
+    return explanation
 
 
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
@@ -135,14 +149,23 @@ def look_at_copies(
 
 
 def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
-    """Return what to record of copies. Of a provider that does not answer, what was known before still holds."""
-    before = {copy.provider: copy.fault for copy in work.ledger.known_copies(chunk.name)}
+    """Return what to record of copies.
+
+    Of a provider that does not answer, what was known before still holds; so does, while it stays listed, what only reading
+    all of its bytes can tell.
+    """
+    before = {copy.provider: copy for copy in work.ledger.known_copies(chunk.name)}
     now = work.store.current_window(posting)
     checks = []
     for finding in findings:
         copy = finding.copy
         window = work.store.proof_window(posting, copy)
-        fault = before.get(copy.provider, "") if finding.unanswered else finding.fault
+        fault, known = finding.fault, before.get(copy.provider)
+        beyond_samples = known is not None and known.listed and known.fault.startswith(WHOLE_COPY) and not finding.whole
+        if known is not None and (finding.unanswered or (finding.good and beyond_samples)):
+            fault = known.fault
+        elif fault and finding.whole:
+            fault = f"{WHOLE_COPY}{fault}"
         if not fault and window is not None and now is not None and now - window > WINDOWS_BEHIND:
             fault = f"listed, but not proven since window {window}; it is window {now} now"
         checks.append(CopyCheck(copy, window=window, fault=fault))

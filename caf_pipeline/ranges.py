@@ -38,8 +38,11 @@ MAX_WHOLE_BYTES: Final = 64 << 20
 """A web server that knows no ranges sends the whole file; one of up to this size is taken and kept in memory."""
 
 _BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)  # before each further try of a read that came no further
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+MAX_REDIRECTS: Final = 5
+"""As many as a public file service takes at most: a name that moved, https, a signed address at its store."""
 
 Result = TypeVar("Result")
 
@@ -185,6 +188,8 @@ class _RemoteFile(FileRanges):
                         wanted = piece[: end_byte - position]
                         position, failures = position + len(wanted), 0
                         yield wanted
+                        if position == end_byte:  # the server may go on for ever
+                            break
                 if position < end_byte:
                     raise SourceUnreachable(f"{self.name}: the answer ended at byte {position} of {end_byte}.")
             except SourceUnreachable:
@@ -197,7 +202,7 @@ class _RemoteFile(FileRanges):
         with self._request(f"bytes=-{size_bytes}") as answer:
             if answer.whole and answer.size_bytes <= MAX_WHOLE_BYTES:
                 return self._keep_whole(answer)[-size_bytes:], answer.size_bytes
-            suffix = b"" if answer.whole else b"".join(answer.pieces(PIECE_BYTES))
+            suffix = b"" if answer.whole else _at_most(size_bytes, answer.pieces(PIECE_BYTES))
         if answer.whole:  # some servers know only ranges that have a beginning
             return self.read(max(0, answer.size_bytes - size_bytes), answer.size_bytes), answer.size_bytes
         if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
@@ -205,7 +210,7 @@ class _RemoteFile(FileRanges):
         return suffix, answer.size_bytes
 
     def _keep_whole(self, answer: _Answer) -> bytes:
-        whole = b"".join(answer.pieces(PIECE_BYTES))
+        whole = _at_most(answer.size_bytes, answer.pieces(PIECE_BYTES))
         if len(whole) != answer.size_bytes:
             raise SourceUnreachable(f"{self.name}: the answer ended after {len(whole)} of {answer.size_bytes} bytes.")
         self._whole = whole
@@ -219,6 +224,16 @@ class _RemoteFile(FileRanges):
             )
         if answer.first_byte != first_byte:
             raise SourceError(f"{self.name}: asked for byte {first_byte}, the server sent from byte {answer.first_byte} on.")
+
+
+def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
+    """Return all of the pieces, or what is more than `size_bytes`: an answer may be longer than it says, and have no end."""
+    taken = bytearray()
+    for piece in pieces:
+        taken += piece
+        if len(taken) > size_bytes:
+            break
+    return bytes(taken)
 
 
 def _retried(call: Callable[[], Result]) -> Result:
@@ -251,11 +266,17 @@ def _parse_range(name: str, content_range: str) -> tuple[int, int]:
 
 
 class HttpFile(_RemoteFile):
-    """A file behind an http(s) URL; redirects are followed."""
+    """A file behind an http(s) URL.
+
+    The URL may name any host, on this machine or its network, too. Redirects are followed, five at most, and only to the public
+    network or to an address of the named host itself: see `redirects`.
+    """
 
     def __init__(self, url: str) -> None:
         """Prepare a client; raises UsageError where the URL is none."""
         import httpx  # noqa: PLC0415  a sixth of a second that only URLs need
+
+        from caf_pipeline.redirects import NamedHost  # noqa: PLC0415
 
         try:
             self._url = httpx.URL(url)
@@ -264,7 +285,9 @@ class HttpFile(_RemoteFile):
         if not self._url.host:
             raise UsageError("The URL names no host.")
         super().__init__(str(self._url.copy_with(userinfo=b"", query=None, fragment=None)))
-        self._client = httpx.Client(follow_redirects=True, timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS))
+        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+        self._client = httpx.Client(follow_redirects=False, timeout=timeout)
+        NamedHost(self._client, self._url.raw_host.decode())
         # InvalidURL by way of a redirect, the last two from names and ports that the resolver cannot take.
         self._broken = (httpx.RequestError, httpx.InvalidURL, UnicodeError, OverflowError)
         self._etag = ""
@@ -281,7 +304,7 @@ class HttpFile(_RemoteFile):
             headers["If-Match"] = self._etag
         with contextlib.ExitStack() as stack:
             try:
-                response = stack.enter_context(self._client.stream("GET", self._url, headers=headers))
+                response = self._led_to(headers, stack)
             except self._broken as error:
                 raise self._unreachable(error) from error
             answer = self._answer(response)
@@ -289,6 +312,18 @@ class HttpFile(_RemoteFile):
             if not self._etag and not etag.startswith("W/"):  # a weak one may not stand in If-Match
                 self._etag = etag
             yield answer
+
+    def _led_to(self, headers: Mapping[str, str], stack: contextlib.ExitStack) -> "httpx.Response":
+        """Follow redirects to the answer. Not httpx's own following: it reads what a redirect says, which may have no end."""
+        request = self._client.build_request("GET", self._url, headers=headers)
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._client.send(request, stream=True)
+            if response.next_request is None:
+                stack.callback(response.close)
+                return response
+            response.close()
+            request = response.next_request
+        raise SourceError(f"{self.name}: the server leads on more than {MAX_REDIRECTS} times.")
 
     def _answer(self, response: "httpx.Response") -> _Answer:
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -309,7 +344,7 @@ class HttpFile(_RemoteFile):
             return _Answer(0, 0, False, lambda _: iter(()))
         if response.status_code == 200:
             length = response.headers.get("content-length", "")
-            if not length.isdecimal():
+            if not _LENGTH.fullmatch(length):
                 raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
             return _Answer(0, int(length), True, pieces)
         raise _refused(self.name, response.status_code, response.reason_phrase)
@@ -350,6 +385,8 @@ class S3File(_RemoteFile):
                 signature_version=None if session.get_credentials() else _unsigned(),
             )
             self._client: Any = session.client("s3", config=config)
+            if has_endpoint:
+                self._client.meta.events.register("before-parameter-build.s3", _stay)
         except (BotoCoreError, ValueError) as error:
             raise SourceError(f"{self.name}: no client can be made: {error}.", hint="Check the AWS_ variables.") from error
         self._conditions: Mapping[str, str] = {}
@@ -396,6 +433,11 @@ class S3File(_RemoteFile):
 
 def _code(error: Any) -> str:  # noqa: ANN401
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _stay(context: dict[str, Any], **_: object) -> None:
+    """Take a redirect as an answer: a server that is not AWS has no regions, and botocore would ask it for one without end."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _unsigned() -> Any:  # noqa: ANN401

@@ -17,7 +17,8 @@ from caf_pipeline.interfaces import Chunk, Copy, Lease, Posting
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.merkle import merkle_root
 from caf_pipeline.pack import remove_staged
-from caf_pipeline.proofs import checks_of, located_or_damaged, look_at_copies
+from caf_pipeline.proofs import WHOLE_COPY, checks_of, located_or_damaged, look_at_copies
+from caf_pipeline.reading_back import look_at_whole_copy
 from caf_pipeline.sampling import CopyFinding, described, too_few_copies
 from caf_pipeline.staging import download, let_go, proof_type_of, staged_path
 from caf_pipeline.workplace import Workplace
@@ -56,7 +57,7 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
     with working_on(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
-        findings = look_at_copies(work, lease, chunk, posting, chunk.samples)
+        findings = _look(work, lease, chunk, posting)
         if not any(finding.fault for finding in findings) and len(findings) >= work.store.required_copies:
             if any(finding.unanswered for finding in findings):
                 raise StoreUnreachable(f"chunk {name} lacks nothing but answers ({described(findings)})", hint="try again later")
@@ -68,10 +69,22 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
             origin = _find_bytes(work, lease, chunk, posting, findings)
             now = _posted(work, lease, chunk, posting) if not findings else posting
             put_staged(work, lease, chunk, now)
-            findings = look_at_copies(work, lease, chunk, now, chunk.samples)
+            findings = _look(work, lease, chunk, now)
             return _finish(work, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
         finally:
             work.ledger.release_staging(name)
+
+
+def _look(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
+    """Ask every copy for all samples, and those once found wrong as a whole for all of their bytes."""
+    wrong = {copy.provider for copy in work.ledger.known_copies(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)}
+    findings = look_at_copies(work, lease, chunk, posting, chunk.samples)
+    return [
+        look_at_whole_copy(work, lease, chunk, posting, finding.copy)
+        if finding.good and finding.copy.provider in wrong
+        else finding
+        for finding in findings
+    ]
 
 
 def _finish(

@@ -83,7 +83,7 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
             aws_secret_access_key=_revealed(settings.secret_access_key),
         )
         region = session.region_name or DEFAULT_REGION
-        return session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
+        client = session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
     except ProfileNotFound as error:
         raise SettingsError(
             f"there is no profile '{settings.profile}' in the AWS configuration", hint="`aws configure list-profiles` names them"
@@ -93,6 +93,14 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
             f"endpoint_url '{settings.endpoint_url}' with region '{settings.region}' is of no use: {error}",
             hint="an endpoint is a URL like https://s3.example.org:9000",
         ) from error
+    if settings.endpoint_url:
+        client.meta.events.register("before-parameter-build.s3", _stay)
+    return client
+
+
+def _stay(context: dict[str, Any], **_: object) -> None:
+    """Take a redirect as an answer: a server that is not AWS has no regions, and botocore would ask it for one without end."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _revealed(secret: SecretStr | None) -> str | None:

@@ -47,8 +47,8 @@ MAX_WAIT_SECONDS: Final = 20.0
 T = TypeVar("T")
 
 
-class ShortBody(Exception):
-    """A body that is not as long as was promised; read again."""
+class WrongBody(Exception):
+    """A body that is not what was asked for: of another length than was promised, or another object's. Read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether the same request may succeed later without anybody changing anything."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
-    return isinstance(error, ShortBody | NoConnection | HTTPClientError | IncompleteReadError)
+    return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError)
 
 
 def attempt(call: Callable[[], T], attempts: int) -> T:
@@ -183,7 +183,7 @@ def attempt(call: Callable[[], T], attempts: int) -> T:
     )(call)
 
 
-ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, ShortBody)
+ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBody)
 """What the two functions below translate."""
 
 
@@ -284,7 +284,7 @@ def _reaching(error: Exception) -> str:
 
 def _plain(error: Exception) -> str:
     """Return a failure that is no answer of S3 in its own words; botocore's name hosts and profiles, and no secrets."""
-    if isinstance(error, ShortBody):
+    if isinstance(error, WrongBody):
         return str(error)
     if isinstance(error, SSLError):
         return "cannot be trusted: its certificate is not valid here"

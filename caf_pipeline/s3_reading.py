@@ -23,7 +23,7 @@ from caf_pipeline.inventory import S3Object, SkipReason
 from caf_pipeline.s3_errors import (
     ASKING_FAILED,
     Address,
-    ShortBody,
+    WrongBody,
     attempt,
     concerns_all,
     is_transient,
@@ -108,6 +108,9 @@ class Reading:
             return None
         if len(body) != end_byte - start_byte or result.meta["size"] != obj.size_bytes:
             return None
+        # obstore follows redirects to whichever host and cannot be told not to; boto3 does not follow them.
+        if result.meta["e_tag"] != _quoted(obj.etag):
+            return None
         return ObjectPart(body, _headers_of_obstore(result))
 
     def _by_boto3(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
@@ -118,9 +121,12 @@ class Reading:
             body: bytes = stream.read()
         size_bytes = len(body) if whole else _size_of_range(answer)
         if len(body) != end_byte - start_byte or size_bytes != obj.size_bytes:
-            raise ShortBody(
+            raise WrongBody(
                 f"{len(body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
             )
+        etag = answer.get("ETag")
+        if etag not in (None, _quoted(obj.etag), obj.etag):
+            raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
         return ObjectPart(body, _headers_of_boto3(answer))
 
     def _identity(self, obj: S3Object) -> dict[str, Any]:

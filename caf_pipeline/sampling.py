@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.caf import RangeSource
 from caf_pipeline.chunk_file import StagedSource
 from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
 from caf_pipeline.interfaces import Chunk, ChunkStore, Copy, Posting, Sample
@@ -29,12 +30,14 @@ class CopyFinding:
         fault: what is wrong with its bytes, or that it does not have them; "" where nothing is.
         unanswered: why it could not be asked; "" where it answered.
         samples: how many were compared.
+        whole: whether all of its bytes were asked for, not samples.
     """
 
     copy: Copy
     fault: str = ""
     unanswered: str = ""
     samples: int = 0
+    whole: bool = False
 
     @property
     def good(self) -> bool:
@@ -43,13 +46,17 @@ class CopyFinding:
 
 
 def take_samples(path: Path, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read the samples of a staged file. Their places are a function of the root, so that a new seal takes the same."""
+    """Read the samples of a staged file."""
+    return samples_of(StagedSource(path), size_bytes, merkle_root)
+
+
+def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
+    """Read the samples of stored bytes. Their places are a function of the root, so that who takes them again has the same."""
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):
         seed = hashlib.sha256(merkle_root + number.to_bytes(4, "big")).digest()
         offsets.add(int.from_bytes(seed[:8], "big") % (size_bytes - length + 1))
-    source = StagedSource(path)
     return [Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)]
 
 

@@ -138,6 +138,8 @@ class JackalSettings(_Section):
         warn_days: before the bought space ends, or will be full, the check `storage_plan_lasts` warns.
         keep_staged_windows: proof windows for which a located chunk stays in staging, where space allows.
         prove_per_run: located chunks that one run of the proof watch looks at.
+        allow_private_addresses: whether providers at loopback, link-local, private or other addresses that are not public are
+            connected to. Providers name their own hosts on the chain, so that this is for networks of one's own.
     """
 
     lcd: tuple[str, ...] = ()
@@ -156,6 +158,7 @@ class JackalSettings(_Section):
     warn_days: int = Field(default=7, ge=0)
     keep_staged_windows: int = Field(default=2, ge=0)
     prove_per_run: int = Field(default=100, ge=1)
+    allow_private_addresses: bool = False
 
     @model_validator(mode="after")
     def _required_within_copies(self) -> "JackalSettings":

@@ -1,31 +1,96 @@
 """What stands in the staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
 
-A chunk is `<chunk>.<epoch>.part` while it is packed, `<chunk>.<epoch>.packed` with `<chunk>.packed.json` until it is
-sealed, and `<chunk>.caf` from then on: until it is located, and after that for as long as the store wants it and nobody
-needs the room.
+    <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
+    <chunk>.<epoch>.journal     what of the part is safe (`journal`)                         } failed run, to be resumed
+    <chunk>.<epoch>.manifest    the manifest while it is written; of no use to another run
+    <chunk>.<epoch>.packed      the whole chunk until it is sealed, and
+    <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
+    <chunk>.<epoch>.download    a stored chunk on its way back
+    <chunk>.caf                 the sealed chunk: until it is located, and after that for as long as the store wants it
+                                and nobody needs the room
 
-Not here: writing a chunk (`pack`, `stored_bytes`), reservations (the ledger), when a step needs which file (`archive`).
+The epoch is that of the lease under which a file was made or taken over, so that a run which lost its lease and does not
+know it yet can neither write into another's file nor remove it. A sealed chunk has neither part nor journal.
+
+Not here: writing a chunk (`pack`, `stored_bytes`), taking over what a run left of one (`resuming`), reservations (the
+ledger), when a step needs which file (`archive`).
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
 from caf_pipeline.interfaces import Chunk, Lease, Posting
 from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline.merkle import MerkleTree
+from caf_pipeline.merkle import MerkleTree, merkle_root
 from caf_pipeline.pack import Packed, remove_staged
 from caf_pipeline.sampling import staged_matches
 from caf_pipeline.stored_bytes import staging_error
 from caf_pipeline.workplace import Workplace
 
-_SEALED = ".caf"
+_SEALED: Final = ".caf"
+_CHECK: Final = "check"
+_PIECE_BYTES: Final = 1 << 20
+
+StagedKind = Literal["part", "journal", "manifest", "packed", "json", "download", "record", "sealed", "foreign"]
+
+_OF_AN_EPOCH: Final = ("part", "journal", "manifest", "packed", "json", "download")
+_NAMES: Final = re.compile(
+    rf"(?P<chunk>[a-z0-9-]{{1,50}})\.(?:(?P<epoch>[0-9]{{1,19}})\.(?P<kind>{'|'.join(_OF_AN_EPOCH)})"
+    r"|(?P<record>packed\.json)|(?P<sealed>caf))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One file of the staging folder. `chunk` is "" for a foreign one; `epoch` is None where the name has none."""
+
+    path: Path
+    kind: StagedKind
+    chunk: str
+    epoch: int | None
+    size_bytes: int
+
+
+def leftovers(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
+    """Return every file of the staging folder, or those of one chunk, by name; what has no name of ours is "foreign".
+
+    A file that is removed meanwhile is left out. Folders are foreign, and of size 0.
+    """
+    found = []
+    for path in sorted(work.staging().iterdir()):
+        named = _NAMES.fullmatch(path.name)
+        if path.is_dir() and not path.is_symlink():
+            named = None
+        if chunk is not None and (named is None or named["chunk"] != chunk):
+            continue
+        try:
+            size_bytes = path.lstat().st_size if path.is_symlink() or not path.is_dir() else 0
+        except FileNotFoundError:  # another run has just removed it
+            continue
+        if named is None:
+            found.append(StagedFile(path, "foreign", "", None, size_bytes))
+        else:
+            epoch = int(named["epoch"]) if named["epoch"] else None
+            found.append(StagedFile(path, _kind_of(named), named["chunk"], epoch, size_bytes))
+    return found
+
+
+def _kind_of(named: re.Match[str]) -> StagedKind:
+    if named["record"]:
+        return "record"
+    if named["sealed"]:
+        return "sealed"
+    kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
+    return kind
 
 
 def lease_name(name: str) -> str:
@@ -53,39 +118,105 @@ def staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
 def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Packed) -> None:
     """Make a finished packing durable: first the file under its new name, then the record that points to it."""
     final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(work, name)
-    described = asdict(packed) | {"merkle_root": packed.merkle_root.hex(), "file": final.name}
+    described = asdict(packed) | {
+        "merkle_root": packed.merkle_root.hex(),
+        "tail_sha256": packed.tail_sha256.hex(),
+        "file": final.name,
+        "run": work.holder.run,
+    }
     temporary = record.with_name(f"{name}.{epoch}.json")
     try:
         os.replace(part, final)
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(described, file)
+            json.dump(described | {_CHECK: _check_of(described)}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, record)
         sync_folder(record.parent)
     except OSError as error:
-        remove_staged(final, temporary)
+        remove_staged(temporary)
         raise staging_error(final, error) from error
 
 
 def read_record(work: Workplace, name: str) -> dict[str, Any] | None:
-    """Return the record of a finished packing as it was written; None where there is none."""
+    """Return the record of a finished packing as it was written; None where there is none, or only a damaged one."""
     try:
-        described: dict[str, Any] = json.loads(_record_path(work, name).read_bytes())
+        described = json.loads(_record_path(work, name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
+        return None
+    return described if described.keys() >= _TOLD else None  # another version's
+
+
+_TOLD: Final = {field.name for field in fields(Packed)} | {"file", "run"}
+
+
+def _check_of(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def read_packed(work: Workplace, name: str) -> tuple[Packed, Path] | None:
+    """Return the finished packing of a chunk that is not sealed, and its file, if that is there in full.
+
+    Its manifest and index are what was written; the rest of its bytes is not looked at.
+    """
+    record = read_record(work, name)
+    if record is None:
+        return None
+    packed = _packed_of(record)
+    # Under its final name already, where a run was killed while it sealed.
+    for file in (work.staging() / record["file"], staged_path(work, name)):
+        if file.exists() and file.stat().st_size == packed.caf_size_bytes and _has_tail(file, packed):
+            return packed, file
+    return None
+
+
+def _packed_of(record: Mapping[str, Any]) -> Packed:
+    told = {field.name: record[field.name] for field in fields(Packed)}
+    roots = {name: bytes.fromhex(record[name]) for name in ("merkle_root", "tail_sha256")}
+    return Packed(**(told | roots))
+
+
+def _has_tail(file: Path, packed: Packed) -> bool:
+    """Tell whether manifest, index and footer are still what they were before they went to the disk."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        stream.seek(packed.tail_start)
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.digest() == packed.tail_sha256
+
+
+def was_packed_by(work: Workplace, chunk: Chunk) -> str:
+    """Return the run that packed the chunk as it stands in staging; "" where that is not known."""
+    record = read_record(work, chunk.name)
+    if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
+        return ""
+    return str(record["run"])
+
+
+def staged_has_root(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the sealed file is there with its length and Merkle root: all of it is read, at some 500 MiB/s."""
+    path = staged_path(work, chunk.name)
+    try:
+        return path.stat().st_size == chunk.stored_size_bytes and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
     except FileNotFoundError:
-        return None
-    return described
+        return False
 
 
-def read_packed(work: Workplace, name: str) -> Packed | None:
-    """Return the finished packing of a chunk that is not sealed, if its file is there in full."""
-    described = read_record(work, name)
-    if described is None:
-        return None
-    file = work.staging() / described.pop("file")
-    if not file.exists() or file.stat().st_size != described["caf_size_bytes"]:
-        return None
-    return Packed(**(described | {"merkle_root": bytes.fromhex(described["merkle_root"])}))
+def manifest_is_right(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the sealed file is there and its manifest and index are those that were sealed.
+
+    By the SHA-256 that was taken of them while packing; where its record is gone, by the whole file's Merkle root.
+    """
+    path, record = staged_path(work, chunk.name), read_record(work, chunk.name)
+    if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
+        return staged_has_root(work, chunk)
+    try:
+        return path.stat().st_size == chunk.stored_size_bytes and _has_tail(path, _packed_of(record))
+    except FileNotFoundError:
+        return False
 
 
 def give_final_name(work: Workplace, name: str, file: Path) -> Path:
@@ -96,12 +227,15 @@ def give_final_name(work: Workplace, name: str, file: Path) -> Path:
     return path
 
 
+def remove_packing(work: Workplace, name: str) -> None:
+    """Remove what is of use only until the chunk is sealed; the record stays with the sealed file."""
+    remove_staged(*(file.path for file in leftovers(work, name) if file.kind not in ("sealed", "record")))
+
+
 def remove_unsealed(work: Workplace, name: str) -> None:
     """Remove what a packing or a download left; the sealed file stays."""
-    staging = work.staging()
     remove_staged(_record_path(work, name))
-    for suffix in ("part", "manifest", "packed", "json"):
-        remove_staged(*staging.glob(f"{name}.*.{suffix}"))
+    remove_packing(work, name)
 
 
 def remove_all(work: Workplace, name: str) -> None:
@@ -125,7 +259,7 @@ def download(
 
     Returns whether one had them, and what each of those said that had not. Room is made first.
     """
-    remove_unsealed(work, chunk.name)
+    remove_staged(*(file.path for file in leftovers(work, chunk.name) if file.kind in ("download", "record")))
     make_room(work, chunk.name, chunk.stored_size_bytes)
     said = []
     for provider in providers:
@@ -139,7 +273,7 @@ def download(
 
 
 def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
-    part = work.staging() / f"{chunk.name}.{lease.epoch}.part"
+    part = work.staging() / f"{chunk.name}.{lease.epoch}.download"
     tree = MerkleTree(proof_type_of(chunk))
     try:
         with part.open("wb") as file:
@@ -173,15 +307,16 @@ def let_go(work: Workplace, name: str) -> None:
         remove_all(work, name)
 
 
-def make_room(work: Workplace, name: str, size_bytes: int) -> None:
+def make_room(work: Workplace, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
     """Remove kept files, that of the chunk located first before the others, until this many bytes fit or none is left.
 
-    What then still does not fit is for the reservation, or the disk itself, to refuse.
+    `held_bytes` of them the chunk has on the disk already. What then still does not fit is for the reservation, or the disk
+    itself, to refuse.
     """
-    if _has_room(work, name, size_bytes):
+    if _has_room(work, name, size_bytes, held_bytes):
         return
     for kept in _kept(work):
-        if kept.name != name and _remove_kept(work, kept.name) and _has_room(work, name, size_bytes):
+        if kept.name != name and _remove_kept(work, kept.name) and _has_room(work, name, size_bytes, held_bytes):
             return
 
 
@@ -223,11 +358,11 @@ def _remove_kept(work: Workplace, name: str) -> bool:
         return False
 
 
-def _has_room(work: Workplace, name: str, size_bytes: int) -> bool:
+def _has_room(work: Workplace, name: str, size_bytes: int, held_bytes: int) -> bool:
     """Tell whether the disk and the limit have this many bytes for the chunk, beside all that stands there of others."""
     staging = work.staging()
     disk = os.statvfs(staging)
-    if disk.f_bavail * disk.f_frsize < size_bytes:
+    if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:
         return False
     limit_bytes = work.settings.packing.staging_limit
     if not limit_bytes:

@@ -1,4 +1,4 @@
-"""What the ledger knows of a source's objects, as one Parquet file for joins with a snapshot.
+"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings, and locations in full.
 
 Streams by a server-side cursor in batches: memory does not grow with the number of objects. A binary cursor was faster than
 COPY, which costs a call a row, and than COPY as CSV read by Arrow. Not here: the joins (`inventory`).
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from caf_pipeline.database import driver_connection
 from caf_pipeline.errors import StagingError
-from caf_pipeline.inventory import STANDING_SCHEMA
+from caf_pipeline.inventory import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.lifecycle import IN_GOOD_STANDING
 
 BATCH_ROWS: Final = 50_000
@@ -24,6 +24,11 @@ GOOD: Final = sorted(IN_GOOD_STANDING)
 _LOCATED: Final = """
     SELECT file_path, object_version FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
+"""
+_LOCATIONS: Final = """
+    SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256
+    FROM file_locations JOIN caf_files USING (caf_file_id)
+    WHERE file_locations.source_id = %(source_id)s AND state = ANY(%(good)s)
 """
 _CLAIMED: Final = "SELECT file_path, object_version FROM claims WHERE source_id = %(source_id)s"
 _SKIPPED: Final = """
@@ -44,13 +49,29 @@ def write_standing(connection: Connection, source_id: int, path: Path) -> int:
     """
     # One snapshot for all three statements: an object that becomes located meanwhile would be missing from both.
     connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    return _write(connection, path, STANDING_SCHEMA, _batches(connection, source_id), dictionaries=["standing", "reason"])
+
+
+def write_located(connection: Connection, source_id: int, path: Path) -> int:
+    """Write the locations in chunks in good standing to `path`, as `write_standing` does; return the rows written.
+
+    Rows come as they lie in the table, where those of a chunk lie together.
+    """
+    connection.execute(text("SET TRANSACTION READ ONLY"))
+    return _write(connection, path, LOCATED_SCHEMA, _located_batches(connection, source_id), dictionaries=["object_version"])
+
+
+def _write(
+    connection: Connection, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, dictionaries: list[str]
+) -> int:
+    """Write the batches, which are not asked for before the transaction is set for a whole read."""
     # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
     connection.execute(text("SET LOCAL cursor_tuple_fraction = 1.0"))
     part = path.with_name(path.name + ".part")
     count = 0
     try:
-        with closing(pq.ParquetWriter(part, STANDING_SCHEMA, use_dictionary=["standing", "reason"])) as writer:
-            for batch in _batches(connection, source_id):
+        with closing(pq.ParquetWriter(part, schema, use_dictionary=dictionaries)) as writer:
+            for batch in batches:
                 writer.write_batch(batch)
                 count += batch.num_rows
         part.replace(path)
@@ -68,6 +89,16 @@ def _batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]
             cursor.execute(query, parameters)
             while rows := cursor.fetchmany(BATCH_ROWS):
                 yield _batch(standing, *zip(*rows, strict=True))
+
+
+def _located_batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]:
+    with driver_connection(connection).cursor("located", binary=True) as cursor:
+        cursor.execute(_LOCATIONS, {"source_id": source_id, "good": GOOD})
+        while rows := cursor.fetchmany(BATCH_ROWS):
+            keys, *others = zip(*rows, strict=True)
+            columns = [pa.array(keys, pa.string()).cast(pa.binary())]
+            columns += [pa.array(values, field.type) for values, field in zip(others, list(LOCATED_SCHEMA)[1:], strict=True)]
+            yield pa.record_batch(columns, schema=LOCATED_SCHEMA)
 
 
 def _batch(

@@ -194,6 +194,14 @@ class ChunkStoreContract:
         with pytest.raises(StoredChunkMissing):
             list(store.read(unknown, 0, 10))
 
+    def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
+        chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
+        posting = store.post(chunk, log)
+        (listed,) = [one for one in store.posted(chunk.archive_id) if one.posting.merkle_root == chunk.merkle_root]
+        assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
+        assert posting.owner == store.owner()
+        assert list(store.posted("f" * 32)) == []
+
     def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
         with pytest.raises(IntegrityError):

@@ -10,9 +10,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 
 pytest_plugins = [
     "caf_pipeline_tests.s3_server",
+    "caf_pipeline_tests.unruly_s3",
     "caf_pipeline_tests.postgres",
     "caf_pipeline_tests.disks",
     "caf_pipeline_tests.jackal_network",
+    "caf_pipeline_tests.faults.recording",
+    "caf_pipeline_tests.faults.fixtures",
 ]
 
 

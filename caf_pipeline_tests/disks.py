@@ -1,10 +1,17 @@
 """Small disks for tests of full ones: real file systems, mounted where the machine lets us."""
 
+import os
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 SMALL_DISK_BYTES = 1 << 20
+_FILLER = "filler"
 
 
 @pytest.fixture
@@ -19,3 +26,60 @@ def small_disk(tmp_path):
         pytest.skip("mounting a small file system needs root on Linux")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of its own, that can be filled, emptied and made read-only. What is tested stands beside the filler."""
+
+    folder: Path
+
+    @property
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
+
+    def fill(self, *, leave_bytes: int = 0) -> None:
+        """Take all of the room but so much, in whole pages."""
+        self.make_room()
+        taken = self.free_bytes - leave_bytes
+        if taken > 0:
+            with (self.folder / _FILLER).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, taken)
+
+    def make_room(self) -> None:
+        (self.folder / _FILLER).unlink(missing_ok=True)
+
+    def read_only(self) -> None:
+        """Let nobody write, root neither; nothing may be open for writing."""
+        subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
+
+    def writable(self) -> None:
+        subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
+
+
+@contextmanager
+def a_disk(size_bytes: int) -> Iterator[Disk]:
+    """Mount a file system in memory while the context lasts, or skip the test.
+
+    Not among pytest's folders: of a killed session a mount is left, on which the next one would fail to tidy up.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="caf-disk-"))
+    folder.chmod(0o755)  # Postgres has a user of its own
+    options = f"size={size_bytes},mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False)
+    if mounted.returncode:
+        folder.rmdir()
+        pytest.skip("mounting a small file system needs root on Linux")
+    try:
+        yield Disk(folder)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+
+
+@pytest.fixture
+def new_disk() -> Iterator[Callable[[int], Disk]]:
+    """Makes file systems of a size in bytes."""
+    with ExitStack() as stack:
+        yield lambda size_bytes: stack.enter_context(a_disk(size_bytes))

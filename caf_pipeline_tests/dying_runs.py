@@ -1,14 +1,19 @@
 """Runs a chunk's steps in a process of its own that kills itself, by SIGKILL, at a chosen moment.
 
-A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a transaction of the ledger.
+A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a lock, a transaction of the ledger.
+Checkpoints of the packing journal are made often, so that kills fall before, in and behind them.
 """
 
+import fcntl
 import multiprocessing
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+from caf_pipeline import pack
+from caf_pipeline.checkpoints import Pace
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline_tests.memory_source import MemorySource
@@ -19,11 +24,24 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["caf_pipeline_tests.dying_runs"])
 
 _LEDGER_MOVES = ("move", "seal", "record_posting", "record_copies", "load_locations", "reserve_staging", "release_staging")
-_SYSTEM_CALLS = ("replace", "fsync", "write", "ftruncate", "posix_fallocate")
+_SYSTEM_CALLS = (
+    *("replace", "rename", "unlink", "fsync", "fdatasync", "write", "pwrite", "ftruncate", "posix_fallocate", "copy_file_range"),
+)
+
+OFTEN = Pace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
+"""Checkpoints for chunks of some megabytes."""
 
 
 class SteadySource(MemorySource):
-    """The same objects in every process."""
+    """The same objects in every process. Reads are counted in a file where `log` names one."""
+
+    log: Path | None = None
+
+    def read(self, obj, start_byte, end_byte):
+        if self.log:
+            with self.log.open("ab", buffering=0) as file:
+                file.write(b"%b %d %d\n" % (obj.key, start_byte, end_byte))
+        return super().read(obj, start_byte, end_byte)
 
     def object(self, key):
         from caf_pipeline.inventory import S3Object
@@ -34,6 +52,9 @@ class SteadySource(MemorySource):
 def a_steady_source() -> SteadySource:
     chance = random.Random(7)
     return SteadySource({f"key-{number:03d}": chance.randbytes(chance.randrange(90_000)) for number in range(60)})
+
+
+SourceMaker = Callable[[], SteadySource]
 
 
 def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> None:
@@ -60,29 +81,42 @@ def _run(
     fatal: int,
     store: StoreMaker | None,
     settings: dict,
+    source: SourceMaker,
+    pace: Pace,
     counted: "multiprocessing.Queue[int]",
 ) -> None:
     moments = [0]
+    pack.pace_of = lambda settings: pace
     ledger = PostgresLedger(Database(parse_url(url)))
-    work = a_workplace(Path(folder), a_steady_source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
+    work = a_workplace(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
     for name in _LEDGER_MOVES:
         _count_and_die(ledger, name, moments, fatal)
     for name in _SYSTEM_CALLS:
         if hasattr(os, name):
             _count_and_die(os, name, moments, fatal)
+    _count_and_die(fcntl, "flock", moments, fatal)
     archive_chunk(work, chunk)
     counted.put(moments[0])
 
 
 def run(
-    folder: Path, url: str, chunk: str, *, fatal: int = 0, store: StoreMaker | None = None, settings: dict | None = None
+    folder: Path,
+    url: str,
+    chunk: str,
+    *,
+    fatal: int = 0,
+    store: StoreMaker | None = None,
+    settings: dict | None = None,
+    source: SourceMaker = a_steady_source,
+    pace: Pace = OFTEN,
 ) -> int | None:
     """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
 
-    `store` and `settings` are those of `a_workplace`; a function of a module, since another process is to find it.
+    `store` and `settings` are those of `a_workplace`, `source` makes its source; functions of a module, since another process
+    is to find them.
     """
     counted = _PROCESSES.Queue()
-    named = {"fatal": fatal, "store": store, "settings": settings or {}, "counted": counted}
+    named = {"fatal": fatal, "store": store, "settings": settings or {}, "source": source, "pace": pace, "counted": counted}
     process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk), kwargs=named)
     process.start()
     process.join(120)

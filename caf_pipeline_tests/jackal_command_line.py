@@ -35,6 +35,7 @@ def jackal_command_line(folder: Path, network: LoopbackNetwork, words: str, **mo
         "CAF_JACKAL__LCD": json.dumps(network.lcds),
         "CAF_JACKAL__CHAIN_ID": network.chain_id,
         "CAF_JACKAL__PROOF_SECONDS": "20",
+        "CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES": "true",
         "JACKAL_MNEMONIC": words,
     }
     return CommandLine(folder, S3_KEYS | environment | more)

@@ -30,6 +30,7 @@ def jackal_settings(network: LoopbackNetwork, **changes: Any) -> JackalSettings:
         "proof_type": 3,
         "upload_seconds": 60,
         "proof_seconds": 20,
+        "allow_private_addresses": True,
     }
     return JackalSettings(**settings | changes)
 

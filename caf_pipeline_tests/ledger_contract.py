@@ -35,11 +35,13 @@ from caf_pipeline.interfaces import (
     PlannedChunk,
     PlanRecord,
     Posting,
+    Reservation,
+    RestoredChunk,
     Sample,
     Seal,
     Skip,
 )
-from caf_pipeline.inventory import STANDING_SCHEMA, SkipReason
+from caf_pipeline.inventory import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.processes import this_process
 
@@ -134,6 +136,17 @@ def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, sou
     return chunk
 
 
+def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RestoredChunk:
+    """A chunk of these keys as a store tells of it, posted in the block of its number."""
+    posting = replace(POSTING, start=number)
+    facts = {"number": number, "plan": "0a0b0c0d", "plan_sha256": None, "snapshot": "snap", "plan_folder": "plans/x"}
+    counts = {"caf_size_bytes": 1000, "member_count": len(keys), "member_bytes": 10 * len(keys), "skipped_count": skipped}
+    samples, copies = seal_facts(1).samples, [Copy("p", "proof")]
+    return RestoredChunk(
+        f"src-0a0b0c0d-{number:05d}", posting=posting, proof_type=3, samples=samples, copies=copies, **facts, **counts
+    )
+
+
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
     """Move a chunk along `states`."""
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
@@ -162,6 +175,22 @@ def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str
     rows = table.to_pylist()
     assert all(row["object_version"] == VERSION for row in rows)
     return {(row["key"].decode(), row["standing"], row["reason"], row["due"]) for row in rows}
+
+
+def read_back(ledger: Any, chunk: str) -> None:
+    """Record that all of a chunk came back."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_read_back(lease, chunk)
+
+
+def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
+    """Return the rows of the export of locations, by key."""
+    count = ledger.export_located(SOURCE, path)
+    table = pq.read_table(path)
+    assert table.schema.equals(LOCATED_SCHEMA)
+    assert table.num_rows == count
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return sorted(rows, key=lambda row: row["key"])
 
 
 class LedgerContract:
@@ -574,7 +603,7 @@ class LedgerContract:
     def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
         chunk = archive(ledger, ["a"])
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
-        assert seen(ledger, chunk) == [("new", True, 7, 1, "wrong bytes at 100"), ("provider", False, None, 0, "")]
+        assert seen(ledger, chunk) == [("new", True, 7, 0, "wrong bytes at 100"), ("provider", False, None, 0, "")]
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
         assert ledger.known_copies(chunk)[0].fault == ""
 
@@ -677,6 +706,183 @@ class LedgerContract:
         assert len(ledger.chunks()) == 3
         assert ledger.chunks(states=[]) == []
 
+    # --- what may be deleted at its source ---
+
+    def test_what_a_copy_proved_before_it_was_found_wrong_counts_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window, fault in [(1, ""), (2, ""), (3, "wrong bytes"), (3, ""), (3, "")]:
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window, fault))
+        assert ledger.known_copies(chunk)[0].windows == 1
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 4), 4))
+        assert ledger.known_copies(chunk)[0].windows == 2
+
+    def test_what_a_copy_proved_before_it_was_listed_no_more_counts_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window in (1, 2):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+        look(ledger, chunk)
+        assert ledger.known_copies(chunk)[0].windows == 0
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 2), 2))
+        assert ledger.known_copies(chunk)[0].windows == 1
+
+    def test_windows_of_a_new_post_are_counted_anew(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window in (7, 8):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+        end(ledger, chunk, ChunkState.DAMAGED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
+        for window in (0, 1):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+            assert ledger.known_copies(chunk)[0].windows == window + 1
+
+    def test_a_chunk_knows_when_it_was_read_back(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        assert ledger.chunk(chunk).read_back_at > ledger.chunk(chunk).located_at
+        assert [each.read_back_at for each in ledger.chunks()] == [ledger.chunk(chunk).read_back_at]
+
+    def test_only_a_located_or_damaged_chunk_is_read_back(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with pytest.raises(IllegalMove, match="'verified'"):
+            read_back(ledger, chunk)
+
+    def test_a_run_that_lost_the_chunk_records_no_read_back(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.record_read_back(old, chunk)
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        read_back(ledger, chunk)
+        end(ledger, chunk, ChunkState.DAMAGED)
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
+        end(ledger, chunk, ChunkState.LOCATED)
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_the_export_of_locations_has_every_row_as_it_was_loaded(self, ledger, tmp_path):
+        chunk = archive(ledger, ODD_KEYS)
+        archive(ledger, ["elsewhere"], source="other")
+        rows = located(ledger, tmp_path / "l.parquet")
+        expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
+        assert [(row["key"].decode(), row["sha256"]) for row in rows] == [(one.key, one.sha256) for one in expected]
+        for name in ("object_version", "part", "start_byte", "end_byte", "version_id", "etag"):
+            assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
+        assert {row["caf_file_id"] for row in rows} == {ledger.chunk(chunk).caf_file_id}
+
+    def test_the_export_of_locations_leaves_out_chunks_out_of_good_standing(self, ledger, tmp_path):
+        chunks = [archive(ledger, [key]) for key in "abc"]
+        end(ledger, chunks[1], ChunkState.DAMAGED)
+        end(ledger, chunks[2], ChunkState.EXPIRED)
+        assert [row["key"] for row in located(ledger, tmp_path / "l.parquet")] == [b"a", b"b"]
+
+    # --- restoring ---
+
+    def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"], skipped=1), map(location, ["a", "b"]), [skip("c")]) == 2
+        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
+        assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
+        assert (chunk.object_count, chunk.member_count, chunk.skipped_count, chunk.released_count) == (3, 2, 1, 0)
+        assert chunk.samples == tuple(seal_facts(2).samples)
+        assert ledger.locate(SOURCE, "a").row == location("a")
+        assert [copy.provider for copy in ledger.known_copies(chunk.name)] == ["p"]
+        assert ledger.known_objects(SOURCE, [(key, VERSION) for key in "abcd"]) == {(key, VERSION) for key in "abc"}
+        assert ledger.account(SOURCE).located_objects == 2
+
+    def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50, "fault": "1 of 3 copies"}
+        ledger.restore_chunk(SOURCE, replace(restored(1, ["a"]), **told), [location("a")], [])
+        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
+        assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
+        assert ledger.find_plan(b"h" * 32).name == "0a0b0c0d"
+
+    def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], [])
+        assert ledger.find_plan(b"h" * 32) is None
+        ledger.restore_chunk(SOURCE, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), [location("b")], [])
+        ledger.restore_chunk(SOURCE, restored(3, ["c"]), [location("c")], [])
+        found = ledger.find_plan(b"h" * 32)
+        assert (found.object_count, found.object_bytes) == (3, 30)
+        with pytest.raises(IntegrityError):
+            ledger.restore_chunk(SOURCE, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), [location("d")], [])
+
+    def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
+        (name,) = register(ledger, ["a", "b"])
+        plan = name.split("-")[1]
+        before = ledger.chunk(name)
+        chunk = replace(restored(2, ["c"]), plan=plan, name=f"src-{plan}-00002")
+        assert ledger.restore_chunk(SOURCE, chunk, [location("c")], []) == 1
+        assert ledger.chunk(name) == before
+        assert ledger.chunk(chunk.name).plan == plan
+
+    def test_a_chunk_that_the_ledger_has_is_not_restored(self, ledger):
+        chunk = archive(ledger, ["a"])
+        before = ledger.chunk(chunk)
+        with pytest.raises(LedgerError, match="located"):
+            ledger.restore_chunk(SOURCE, replace(restored(1, ["b"]), name=chunk), [location("b")], [])
+        assert ledger.chunk(chunk) == before
+        assert ledger.locate(SOURCE, "b") is None
+
+    @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "a"]])
+    def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        with pytest.raises(LedgerError):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, keys), [])
+        assert ledger.chunks() == []
+        assert not ledger.plan_name_taken(SOURCE, "0a0b0c0d")
+
+    def test_what_rows_raise_restores_nothing(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+
+        def rows():
+            yield location("a")
+            raise IntegrityError("other bytes")
+
+        with pytest.raises(IntegrityError, match="other bytes"):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), rows(), [])
+        assert ledger.chunks() == []
+        assert ledger.locate(SOURCE, "a") is None
+
+    def test_an_object_that_is_claimed_is_not_restored(self, ledger):
+        register(ledger, ["a"])
+        with pytest.raises(ClaimConflict, match="'a'"):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), [])
+        assert ledger.locate(SOURCE, "b") is None
+
+    def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), []) == 1
+        assert (ledger.locate(SOURCE, "a").chunk, ledger.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
+        assert ledger.restore_chunk(SOURCE, restored(2, ["a"]), [location("a")], []) == 0
+        assert len(ledger.chunks()) == 2
+
+    def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], []) == 1
+        assert ledger.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
+
+    def test_odd_keys_are_restored(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.restore_chunk(SOURCE, restored(1, ODD_KEYS), map(location, ODD_KEYS), [])
+        assert {key for key in ODD_KEYS if ledger.locate(SOURCE, key)} == set(ODD_KEYS)
+
     # --- leases ---
 
     def test_a_held_lease_names_its_run_to_others(self, ledger):
@@ -702,3 +908,49 @@ class LedgerContract:
     def test_an_unknown_chunk_cannot_be_held(self, ledger):
         with pytest.raises(NotLocated):
             ledger.lease("chunk/src-none", holder()).__enter__()
+
+    # --- care ---
+
+    def test_leases_that_were_not_given_back_are_listed_with_their_holder(self, ledger):
+        with ledger.lease("plan/src", holder("run-1")) as lease, ledger.lease("account/x", holder("run-2")):
+            first, second = ledger.leases()
+            assert (first.name, first.holder, first.live) == ("account/x", holder("run-2"), True)
+            assert (second.name, second.epoch) == ("plan/src", lease.epoch)
+        assert ledger.leases() == []
+
+    def test_a_lease_whose_holder_may_live_is_not_ended(self, ledger):
+        far = replace(holder("far"), boot_id="another machine")
+        with ledger.lease("plan/src", holder("run-1")) as here, ledger.lease("plan/other", far) as there:
+            assert not ledger.end_lease("plan/src", here.epoch)
+            assert not ledger.end_lease("plan/other", there.epoch)
+            assert len(ledger.leases()) == 2
+
+    def test_the_lease_of_a_dead_process_is_ended_once_and_by_its_epoch_only(self, ledger):
+        with ledger.lease("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
+            assert not ledger.end_lease("plan/src", lease.epoch + 1)
+            assert ledger.end_lease("plan/src", lease.epoch)
+            assert not ledger.end_lease("plan/src", lease.epoch)
+            assert ledger.leases() == []
+        with ledger.lease("plan/src", holder("next")) as next_:
+            assert next_.epoch == lease.epoch + 1
+
+    def test_reservations_are_listed_with_their_chunks_state(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.reserve_staging(lease, chunk, "/staging", 1000, 0)
+        assert ledger.reservations() == [Reservation(chunk, ChunkState.PLANNED, "/staging", 1000)]
+        ledger.release_staging(chunk)
+        assert ledger.reservations() == []
+
+    def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(self, ledger):
+        located = archive(ledger, ["a", "b"])
+        (claiming,) = register(ledger, ["c"])
+        counted = {rows.chunk: rows for rows in ledger.rows_by_chunk(SOURCE)}
+        assert (counted[located].locations, counted[located].claims, counted[located].member_count) == (2, 0, 2)
+        assert (counted[claiming].locations, counted[claiming].claims, counted[claiming].state) == (0, 1, ChunkState.PLANNED)
+        assert [ledger.drop_stray_rows(rows.caf_file_id) for rows in counted.values()] == [0, 0]
+        assert ledger.known_objects(SOURCE, [(key, VERSION) for key in "abc"]) == {(key, VERSION) for key in "abc"}
+
+    def test_an_unknown_source_and_an_unknown_chunk_have_no_rows(self, ledger):
+        assert ledger.rows_by_chunk("nobody") == []
+        assert ledger.drop_stray_rows(999) == 0

@@ -74,7 +74,7 @@ class Payer:
 
     def settings(self, **changes: Any) -> JackalSettings:
         given = {"lcd": tuple(self.network.lcds), "chain_id": self.network.chain_id, "copies": COPIES, "timeout_blocks": 50}
-        return JackalSettings(**given | changes)
+        return JackalSettings(**given | {"allow_private_addresses": True} | changes)
 
     def chain(self, log: TransactionLog, *urls: str, **changes: Any) -> Chain:
         return self.stack.enter_context(open_chain(self.settings(), log, *urls, **changes))

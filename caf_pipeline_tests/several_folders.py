@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caf_pipeline.directory_store import DirectoryStore
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.interfaces import Copy, Cost, Posting
+from caf_pipeline.interfaces import Copy, Cost, PostedFile, Posting
 
 
 class SeveralFolders:
@@ -20,6 +20,7 @@ class SeveralFolders:
         self.folders = {name: DirectoryStore(folder / name) for name in providers}
         self.required_copies = required
         self.posts: dict[bytes, Posting] = {}
+        self.archives: dict[bytes, str] = {}
         self.away: set[str] = set()
         self.unlisted: set[str] = set()
         self.largest: int | None = None
@@ -62,6 +63,7 @@ class SeveralFolders:
         if chunk.merkle_root not in self.posts:
             posting = Posting(chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes)
             self.posts[chunk.merkle_root] = posting
+            self.archives[chunk.merkle_root] = chunk.archive_id
         return self.posts[chunk.merkle_root]
 
     def put(self, posting, staged, progress):
@@ -76,6 +78,12 @@ class SeveralFolders:
             if file.exists() and file.read_bytes() != right:
                 file.unlink()
             folder.put(posting, staged, progress)
+
+    def owner(self):
+        return "owner"
+
+    def posted(self, archive_id):
+        return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.archives[one.merkle_root] == archive_id)
 
     def copies(self, posting):
         return [Copy(name, f"{name}/{posting.start}", last_proven=posting.start) for name in self._listed(posting)]
@@ -96,6 +104,9 @@ class SeveralFolders:
 
     def current_window(self, posting):
         return self.now
+
+    def window_ends_in(self, posting):
+        return None if self.now is None else 3600.0
 
     def _listed(self, posting):
         if self.posts.get(posting.merkle_root) != posting:

@@ -213,13 +213,26 @@ def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledg
     assert not work.ledger.account("src").skipped
 
 
-def test_a_failed_packing_leaves_the_staging_area_as_it_was(work, source):
+def test_a_failed_packing_leaves_what_is_safe_by_its_journal_and_reserves_no_more(work, source):
     (name, *_) = [chunk.name for chunk in plan(work).chunks]
-    source.failing = {"key-001": 0}
+    source.failing = {"key-003": 0}
+    archive.load_batch(work, name)
+    with pytest.raises(ObjectReadFailed):
+        archive.pack_chunk(work, name)
+    kept = {path.suffix: path.stat().st_size for path in work.staging().iterdir()}
+    assert (sorted(kept), kept[".part"]) == ([".journal", ".part"], 512 + 3 * 40_000)
+    (reserved,) = work.ledger.reservations()
+    assert reserved.size_bytes == kept[".part"] + kept[".journal"]
+
+
+def test_a_packing_that_fails_at_its_first_object_leaves_nothing(work, source):
+    (name, *_) = [chunk.name for chunk in plan(work).chunks]
+    source.failing = {"dir/": -1}
     archive.load_batch(work, name)
     with pytest.raises(ObjectReadFailed):
         archive.pack_chunk(work, name)
     assert staged_files(work) == []
+    assert work.ledger.reservations() == []
 
 
 def test_staging_beyond_its_limit_is_refused_before_a_byte_is_fetched(tmp_path, source, ledger):

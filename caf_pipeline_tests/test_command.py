@@ -9,11 +9,13 @@ from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
 
+from caf_pipeline import archive
 from caf_pipeline.defs.command import run_source
 from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline_tests.jackal_network import jackal_settings
+from caf_pipeline_tests.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home", "caf_pipeline_tests.jackal_network"]
 
@@ -40,6 +42,17 @@ def test_everything_ends_located_and_a_second_run_finds_nothing_new(pipeline, ru
     (again,) = run()
     assert again.chunks == []
     assert "nothing new; the source is complete" in run.printed.getvalue()
+
+
+def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):
+    pipeline.put(12)
+    chunk = pipeline.plan()[0]
+    archive_chunk(pipeline.workplace(), chunk, until=archive.load_locations)
+    (summary,) = run()
+    assert chunk in summary.chunks
+    assert summary.objects == 12 - pipeline.ledger.chunk(chunk).member_count
+    assert pipeline.ledger.reservations() == []
+    assert list(pipeline.settings.staging_folder.iterdir()) == []
 
 
 def test_its_runs_stand_on_their_jobs_pages(pipeline, run):

@@ -10,10 +10,10 @@ from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import dying_runs
 from caf_pipeline_tests.workplaces import a_workplace, plan
 
-EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "5"))
+EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "13"))
 """Every how many moments of a run it is killed once; 1 tries them all."""
 
-MOMENTS = 80
+MOMENTS = 190
 """Moments that a run of this chunk has, at least; a test holds it."""
 
 
@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(work, tmp_pa
 
 def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(work, tmp_path, database_url):
     (chunk,) = plan(work).chunks
-    for fatal in range(5, MOMENTS, 11):
+    for fatal in range(5, MOMENTS, 23):
         dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal)
     dying_runs.run(tmp_path, database_url, chunk.name)
     ends_right(work, chunk.name)

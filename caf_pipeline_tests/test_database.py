@@ -8,6 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy.exc
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from caf_pipeline.database import Database, open_database, parse_url
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
@@ -163,6 +164,21 @@ def test_a_password_in_the_query_is_not_part_of_the_description():
 def test_the_number_of_connections_is_bounded(database):
     with pytest.raises(LedgerUnreachable, match="in use"):
         exhaust(database, 30)
+
+
+def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(database, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.database._NOT_FOR_EVER", text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+    with pytest.raises(LedgerUnreachable):
+        stand_still(database)
+
+
+def stand_still(database):
+    """Hold a lock until another has it."""
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with database.transaction() as connection, psycopg.connect(url) as other:
+        connection.exec_driver_sql("LOCK TABLE leases")
+        other.execute("LOCK TABLE leases")
+        connection.exec_driver_sql("SELECT 1")
 
 
 def exhaust(database, depth):

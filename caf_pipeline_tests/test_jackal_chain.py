@@ -367,6 +367,27 @@ def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
     assert [one.start for one in chain.files_of_root(ROOT)] == [1, 2, 3]
 
 
+def test_a_page_that_is_too_long_is_asked_for_in_smaller_ones(chain, node):
+    """Whoever posts files with long notes must not hide those that stand beside them."""
+    files = [a_file(start) | {"note": "x" * 1_000_000} for start in range(1, 30)]
+
+    def pages(params):
+        at, limit = int(params.get("pagination.key", "0")), int(params["pagination.limit"])
+        following = at + limit if at + limit < len(files) else None
+        return Told({"files": files[at : at + limit], "pagination": {"next_key": following and str(following)}})
+
+    node.answers[f"files/merkle/{IN_PATH}"] = pages
+    assert [one.start for one in chain.files_of_root(ROOT)] == list(range(1, 30))
+
+
+def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
+    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+        {"files": [a_file(1) | {"note": "x" * 5_000_000}], "pagination": {"next_key": None}}
+    )
+    with pytest.raises(ChainUnreachable, match="longer than"):
+        chain.files_of_root(ROOT)
+
+
 def test_a_list_without_an_end_is_given_up(chain, node):
     node.answers[f"files/merkle/{IN_PATH}"] = Told({"files": [a_file(1)], "pagination": {"next_key": "AAE="}})
     with pytest.raises(ChainUnreachable, match="AAE= came twice"):

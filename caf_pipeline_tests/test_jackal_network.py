@@ -104,6 +104,7 @@ def _environment(named: Named, copies: int) -> dict[str, str]:
         "CAF_JACKAL__CHAIN_ID": named.chain_id,
         "CAF_JACKAL__PROOF_TYPE": named.proof_type,
         "CAF_JACKAL__COPIES": str(copies),
+        "CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES": "true",
         "JACKAL_MNEMONIC": named.mnemonic,
     }
 

@@ -15,7 +15,22 @@ GROUPS: list[tuple[str, set[str], bool]] = [
     ("errors", {"errors"}, False),
     (
         "core",
-        {"caf", "caf_index", "merkle", "parquet_queries", "inventory", "manifest", "plan", "lifecycle", "checksums", "durable"},
+        {
+            "caf",
+            "caf_index",
+            "merkle",
+            "parquet_queries",
+            "inventory",
+            "deletable",
+            "manifest",
+            "plan",
+            "lifecycle",
+            "checksums",
+            "durable",
+            "in_use",
+            "addresses",
+            "chunkio",
+        },
         True,
     ),
     ("doors and settings", {"interfaces", "settings"}, True),
@@ -26,6 +41,10 @@ GROUPS: list[tuple[str, set[str], bool]] = [
             "brake",
             "stored_bytes",
             "fetch",
+            "journal",
+            "checkpoints",
+            "replaying",
+            "resuming",
             "pack",
             "chunk_file",
             "sampling",
@@ -35,7 +54,17 @@ GROUPS: list[tuple[str, set[str], bool]] = [
             "retrieve",
             "accounts",
             "proofs",
+            "doctor",
+            "stray_files",
+            "findings",
+            "stray_chunks",
             "repair",
+            "reading_back",
+            "verdicts",
+            "deletion_files",
+            "deletion",
+            "rebuild",
+            "stored_chunk",
         },
         True,
     ),
@@ -59,13 +88,15 @@ ADAPTERS: dict[str, set[str]] = {
         "provider_records",
         "switchboard",
         "copies",
+        "restoring",
+        "upkeep",
     },
     "jackal": {"jackal"},
-    "ranges": {"ranges"},
+    "ranges": {"ranges", "redirects"},
 }
 SURFACES: dict[str, set[str]] = {"dagster": {"definitions", "defs"}, "cli": {"cli"}}
 
-CORE_MAY_USE = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "typing_extensions"}
+CORE_MAY_USE = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions"}
 """What the core may import from outside the standard library: computing, and neither network nor Dagster."""
 
 

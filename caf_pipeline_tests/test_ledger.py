@@ -1,14 +1,8 @@
 """The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
 
 import os
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -38,6 +32,7 @@ from caf_pipeline_tests.ledger_contract import (
     skip,
     standing,
 )
+from caf_pipeline_tests.pgbouncer import running_pooler
 from caf_pipeline_tests.transaction_log_contract import ACCOUNT, ask, commit, settle, signed
 
 
@@ -180,54 +175,13 @@ def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
 # --- behind a transaction-pooling pgbouncer ---
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def pooled_ledger(database_url):
     """A ledger whose statements share two server connections with those of others."""
-    program = shutil.which("pgbouncer")
-    if program is None:
-        pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
-    url, port = parse_url(database_url), _free_port()
-    # Like Postgres it does not run as root, and only the server's own user can reach the server's socket.
-    user = "pgserver" if os.geteuid() == 0 else None
-    with tempfile.TemporaryDirectory(prefix="caf-pgbouncer-") as name:
-        folder = Path(name)
-        (folder / "users.txt").write_text(f'"{url.username}" ""\n')
-        (folder / "pgbouncer.ini").write_text(
-            f"[databases]\n{url.database} = host={url.query['host']} dbname={url.database} user={url.username}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-            f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
-        )
-        if user:
-            for path in (folder, *folder.iterdir()):
-                shutil.chown(path, user)
-        account = {"user": user, "group": user, "extra_groups": []} if user else {}
-        with (folder / "log").open("w") as log:
-            command = [program, "-q", str(folder / "pgbouncer.ini")]
-            process = subprocess.Popen(command, stdout=log, stderr=log, **account)
-        database = Database(parse_url(f"postgresql://postgres@127.0.0.1:{port}/{url.database}"))
-        try:
-            _wait_for(database, process, folder / "log")
-            yield PostgresLedger(database, lease_seconds=1.0)
-        finally:
-            database.close()
-            process.terminate()
-            process.wait()
-
-
-def _wait_for(database, process, log):
-    for _ in range(400):
-        assert process.poll() is None, log.read_text()
-        try:
-            return database.migrate()
-        except LedgerUnreachable:
-            time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    with running_pooler(database_url) as pooler:
+        database = Database(parse_url(pooler.url))
+        yield PostgresLedger(database, lease_seconds=1.0)
+        database.close()
 
 
 def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):

@@ -6,10 +6,12 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from caf_pipeline import archive
 from caf_pipeline.defs import launching
 from caf_pipeline.defs.resources import pipeline_resource
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline_tests.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
 
@@ -76,6 +78,17 @@ def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pi
     assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "k-0999", "until": "k-1000"}
     requests, _, cursor = tick("new_objects_my_source", cursor)
     assert (requests, cursor) == ([], '{"after": ""}')
+
+
+def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk, until=archive.load_locations)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [chunk]
+    archive.release_staging(pipeline.workplace(), chunk)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert not requests
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])

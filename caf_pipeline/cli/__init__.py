@@ -76,7 +76,12 @@ def sentence(error: OSError) -> str:
 
 
 def _fail(message: str, hint: str, status: int) -> int:
-    print(f"caf: error: {message}", file=sys.stderr)
+    print(f"caf: error: {_shown(message)}", file=sys.stderr)
     if hint:
-        print(f"     hint: {hint}", file=sys.stderr)
+        print(f"     hint: {_shown(hint)}", file=sys.stderr)
     return status
+
+
+def _shown(text: str) -> str:
+    """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli import archives, jackal, pipeline
+from caf_pipeline.cli import archives, deletion, doctor, jackal, pipeline, rebuild
 from caf_pipeline.errors import UsageError
 
 app = typer.Typer(
@@ -45,7 +45,10 @@ def _options(
 
 archives.add_to(app)
 pipeline.add_to(app)
+deletion.add_to(app)
+doctor.add_to(app)
 jackal.add_to(app)
+rebuild.add_to(app)
 
 
 def command() -> Any:  # noqa: ANN401  the type that typer builds is not part of its public names

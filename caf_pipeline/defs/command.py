@@ -23,6 +23,7 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.home import prepare_dagster_home
 from caf_pipeline.defs.interrupts import InterruptWatch
+from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import WARNING
 from caf_pipeline.defs.naming import (
     COMMAND_TAG,
@@ -183,8 +184,8 @@ class _Command:
         return planned
 
     def _archive_under_way(self) -> Sequence[Chunk]:
-        """Archive each chunk under way that this command has not tried yet; return them."""
-        chunks = [chunk for chunk in self._ledger.chunks(self._source, UNDER_WAY) if chunk.name not in self._summary.chunks]
+        """Archive each chunk that has work and that this command has not tried yet; return them."""
+        chunks = [chunk for chunk in chunks_with_work(self._ledger, self._source) if chunk.name not in self._summary.chunks]
         if not chunks:
             return chunks
         with self._progress:
@@ -222,9 +223,10 @@ class _Command:
             self._summary.held.append(chunk.name)
             self._console.print(f"chunk {chunk.name} is held by run {holder}", style="yellow")
             return
-        done = self._ledger.chunk(chunk.name)
-        self._summary.objects += done.member_count
-        self._summary.size_bytes += done.member_bytes
+        if chunk.state in UNDER_WAY:  # else it was located before, and only had something left in staging
+            done = self._ledger.chunk(chunk.name)
+            self._summary.objects += done.member_count
+            self._summary.size_bytes += done.member_bytes
 
     def _is_complete(self) -> bool:
         result = self._execute(audit_job(self._source))

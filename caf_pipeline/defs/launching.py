@@ -14,7 +14,7 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from caf_pipeline.defs.naming import ASSETS, PARKED_TAG, PARTITION_TAG, asset_key
 from caf_pipeline.interfaces import Chunk, Ledger
-from caf_pipeline.lifecycle import UNDER_WAY
+from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.settings import ChunkRunSettings
 
 UNFINISHED: Final = [
@@ -62,9 +62,16 @@ class Choice:
     waiting: int
 
 
+def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
+    """Return a source's chunks under way; and those whose run died after their last move, before it gave staging back."""
+    left = [one.chunk for one in ledger.reservations() if one.state in (ChunkState.LOCATED, ChunkState.EMPTY)]
+    unreleased = [chunk for chunk in map(ledger.chunk, left) if chunk.source == source]
+    return [*ledger.chunks(source, UNDER_WAY), *unreleased]
+
+
 def choose_chunks(instance: DagsterInstance, ledger: Ledger, source: str, settings: ChunkRunSettings) -> Choice:
-    """Choose among a source's chunks under way, so that at most `settings.max_in_flight` are going at once."""
-    under_way = ledger.chunks(source, UNDER_WAY)
+    """Choose among a source's chunks that have work, so that at most `settings.max_in_flight` are going at once."""
+    under_way = chunks_with_work(ledger, source)
     active = active_partitions(instance)
     planned_elsewhere = backfilled_partitions(instance, source)
     going = sum(chunk.name in active for chunk in under_way)
@@ -80,7 +87,7 @@ def choose_chunks(instance: DagsterInstance, ledger: Ledger, source: str, settin
         if going + len(launch) >= settings.max_in_flight:
             break
         failed = failed_runs(instance, chunk.name, settings.attempts)
-        if _is_spent(chunk, failed, settings):
+        if chunk.state in UNDER_WAY and _is_spent(chunk, failed, settings):
             give_up.append((chunk.name, failed.runs[0]))
         elif failed.due_at() > time.time():
             waiting += 1

@@ -99,6 +99,8 @@ def seal_metadata(report: SealReport) -> Metadata:
         "fill": round(report.fill, 3),
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
+        "resumed_bytes": report.resumed_bytes,
+        **({"not_resumed": report.not_resumed} if report.not_resumed else {}),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "skipped": chunk.skipped_count,
         "released": chunk.released_count,

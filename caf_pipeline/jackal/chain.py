@@ -8,9 +8,11 @@ Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of 
 """
 
 import base64
+import hashlib
 import json
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, Self, TypeVar
@@ -28,6 +30,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.jackal.deadline import Deadline
 from caf_pipeline.jackal.messages import (
     DENOM,
     NOT_FOUND,
@@ -59,6 +62,7 @@ from caf_pipeline.jackal.messages import (
     parse_providers,
     parse_refusal,
     parse_transaction,
+    quoted,
     root_in_path,
     transaction_hash,
 )
@@ -73,8 +77,9 @@ SILENCE_SECONDS: Final = 10.0
 """A node that says nothing for so long is passed over; answers from its own state take it milliseconds."""
 
 ANSWER_SECONDS: Final = 60.0
-ANSWER_BYTES: Final = 16 * 2**20
-"""The most that an answer may take. A page of files is below 1 MiB; what is longer is none, and would fill the memory."""
+ANSWER_BYTES: Final = 4 * 2**20
+"""The most that an answer may take, from the question to its last byte. A page of files is below 1 MiB; a longer answer is none:
+JSON of 4 MiB may stand for 100 MB in memory."""
 
 HALTED_SECONDS: Final = 300.0
 HALTED_BLOCKS: Final = 50
@@ -88,6 +93,19 @@ _MEASURED_BLOCKS: Final = 100
 _MEASURE_AGAIN_SECONDS: Final = 600.0
 _AVOID_SECONDS: Final = 30.0  # a node that failed is asked last for so long
 _PAGE: Final = 500  # files of about 700 bytes
+_SMALLER: Final = 8  # three steps to a page of one
+
+MAX_PAGES: Final = 50_000
+LIST_SECONDS: Final = 6 * 3600.0
+"""The most that a list may take. The list of all files is the longest, which a chain that cannot look for notes is asked for: a
+page is some 50 ms, and 25 million files are more than twice what these pages hold of chunks that fill the network."""
+
+MAX_KEPT: Final = 20_000
+MAX_KEPT_PAGES: Final = 16
+"""Of a list that is kept in memory as a whole, providers and posts of one root: there are hundreds, and a few."""
+
+_MAX_KEY: Final = 4096  # characters of where a page begins; the chain's are a root, an address and a height
+_HEIGHT: Final = re.compile(r"[0-9]{1,18}")  # below 2^63
 
 LEAST_DAYS: Final = 30
 LEAST_BYTES: Final = 10**9
@@ -109,7 +127,7 @@ class _Refused(ChainUnreachable):
     def __init__(self, query: str, status: int, refusal: Refusal) -> None:
         foreign = status == httpx.codes.NOT_IMPLEMENTED
         super().__init__(
-            f"{query}: refused with status {status}, code {refusal.code}: {refusal.message[:200]}",
+            f"{query}: refused with status {status}, code {refusal.code}: {quoted(refusal.message)}",
             hint="the node knows no such query: check that jackal.lcd names nodes of Jackal"
             if foreign
             else "wait, or name another node",
@@ -132,6 +150,10 @@ class _Refused(ChainUnreachable):
         """Whether it would say the same again."""
         at_fault = httpx.codes.is_client_error(self.status) and self.status != httpx.codes.TOO_MANY_REQUESTS
         return at_fault or self.status == httpx.codes.NOT_IMPLEMENTED or self.no_index
+
+
+class _TooLong(ChainUnreachable):
+    """An answer that is longer than one may be."""
 
 
 class _Node:
@@ -157,6 +179,8 @@ class Chain:
         first_wait_seconds: float = FIRST_WAIT_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
+        list_seconds: float = LIST_SECONDS,
+        max_pages: int = MAX_PAGES,
         halted_seconds: float = HALTED_SECONDS,
     ) -> None:
         """Name the nodes, the best first; nothing is asked yet.
@@ -169,7 +193,9 @@ class Chain:
             attempts: how often a call goes through all nodes.
             first_wait_seconds: the wait after the first time, about; it doubles.
             silence_seconds: for how long a node may say nothing.
-            answer_seconds: how long a whole answer may take.
+            answer_seconds: how long an exchange may take, to the answer's last byte.
+            list_seconds: how long all pages of a list may be waited for.
+            max_pages: how many pages a list may have.
             halted_seconds: the age of a newest block from which on the chain may stand still.
 
         Raises:
@@ -189,6 +215,8 @@ class Chain:
         self._attempts = attempts
         self._first_wait_seconds = first_wait_seconds
         self._answer_seconds = answer_seconds
+        self._list_seconds = list_seconds
+        self._max_pages = max_pages
         self._halted_seconds = halted_seconds
         self._block_seconds = (BLOCK_SECONDS, 0.0)  # measured, until when it counts
         self._knows_single_proofs = True
@@ -198,6 +226,7 @@ class Chain:
             timeout=silence_seconds,
             headers={"Accept": "application/json", "Accept-Encoding": "identity"},
         )
+        self._deadline = Deadline(self._client)
 
     def __enter__(self) -> Self:
         return self
@@ -274,20 +303,25 @@ class Chain:
         found = self._one_or_none(f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_file)
         if found is not None:
             return found
-        return next((one for one in self.files_of_root(merkle_root) if (one.owner, one.start) == (owner, start)), None)
+        listed = (one for page in self._pages_of_root(merkle_root) for one in page)
+        return next((one for one in listed if (one.owner, one.start) == (owner, start)), None)
 
-    def files_of_root(self, merkle_root: bytes) -> Sequence[ChainFile]:
-        """Return all files of a root, of whichever owner."""
+    def files_of_root(self, merkle_root: bytes, owner: str | None = None) -> Sequence[ChainFile]:
+        """Return all files of a root, of this owner or of whichever: anybody may post a root again, and again."""
+        pages = self._pages_of_root(merkle_root)
+        return self._kept([one for one in page if owner in (None, one.owner)] for page in pages)
+
+    def _pages_of_root(self, merkle_root: bytes) -> Iterator[list[ChainFile]]:
         path = f"{_STORAGE}/files/merkle/{root_in_path(merkle_root)}"
         try:
-            return [one for page in self._pages(path, parse_files) for one in page if one.merkle_root == merkle_root]
+            for page in self._pages(path, parse_files):
+                yield [one for one in page if one.merkle_root == merkle_root]
         except _Refused as refused:
-            if refused.not_found:
-                return []
-            raise
+            if not refused.not_found:
+                raise
 
-    def files_of_archive(self, owner: str, archive_id: str) -> Iterator[ChainFile]:
-        """Yield the files that an owner posted for an archive; where a chain cannot look for notes, from all its files."""
+    def files_of_archive(self, owner: str | None, archive_id: str) -> Iterator[ChainFile]:
+        """Yield the files that an owner (None: whoever) posted for an archive; where a chain cannot look for notes, from all."""
         path = f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}"
         pages = self._pages(path, parse_files)
         try:
@@ -305,11 +339,11 @@ class Chain:
 
     def providers(self) -> Sequence[Provider]:
         """Return all providers that ever registered."""
-        return [one for page in self._pages(f"{_STORAGE}/providers", parse_providers) for one in page]
+        return self._kept(self._pages(f"{_STORAGE}/providers", parse_providers))
 
     def active_providers(self) -> Sequence[Provider]:
         """Return the providers that hold a proof; empty on a young chain."""
-        active = {one for page in self._pages(f"{_STORAGE}/active_providers", parse_active_providers) for one in page}
+        active = set(self._kept(self._pages(f"{_STORAGE}/active_providers", parse_active_providers)))
         return [one for one in self.providers() if one.address in active] if active else []
 
     def last_proven(self, provider: str, merkle_root: bytes, owner: str, start: int) -> int | None:
@@ -374,18 +408,48 @@ class Chain:
     def _pages(self, path: str, parse: Callable[[object, str], list[T]]) -> Iterator[list[T]]:
         """Yield the pages of a list; one may be empty and not the last."""
         key: str | None = None
-        keys: set[str] = set()
+        keys: set[bytes] = set()
+        waited = 0.0
+        size = _PAGE
         while True:
-            params = {"pagination.limit": str(_PAGE)} | ({"pagination.key": key} if key else {})
-            page, key = self._one(path, lambda value, query: (parse(value, query), parse_next_key(value, query)), params)
+            params = {"pagination.limit": str(size)} | ({"pagination.key": key} if key else {})
+            asked = time.monotonic()
+            try:
+                page, key = self._one(path, lambda value, query: (parse(value, query), parse_next_key(value, query)), params)
+            except _TooLong:
+                if size == 1:
+                    raise
+                size = max(1, size // _SMALLER)  # somebody wrote long notes; they must not hide what stands beside them
+                continue
+            size = min(_PAGE, 2 * size)
+            waited += time.monotonic() - asked  # what is done with a page is not the chain's time
             yield page
             if key is None:
                 return
-            if key in keys:
+            named = hashlib.sha256(key.encode()).digest()  # a node may make up keys of any length
+            if named in keys:
+                raise _endless(path, f"key {quoted(key, 40)} came twice")
+            keys.add(named)
+            if len(key) > _MAX_KEY:
+                raise _endless(path, f"a key has {len(key)} characters")
+            if len(keys) >= self._max_pages:
+                raise _endless(path, f"there are more than {self._max_pages} pages")
+            if waited > self._list_seconds:
+                raise _endless(path, f"{len(keys)} pages took more than {self._list_seconds:g} s")
+
+    @staticmethod
+    def _kept(pages: Iterable[list[T]]) -> list[T]:
+        """Return all that a list has."""
+        kept: list[T] = []
+        kept_pages = 0
+        for page in pages:
+            kept += page
+            kept_pages += bool(page)
+            if len(kept) > MAX_KEPT or kept_pages > MAX_KEPT_PAGES:
                 raise ChainUnreachable(
-                    f"{path}: the list of pages has no end: key {key[:40]} came twice", hint="name another node"
+                    f"the chain lists more than {len(kept) - 1} of what there are few", hint="name another node"
                 )
-            keys.add(key)
+        return kept
 
     def _asked(self, ask: Callable[[_Node, Block], T]) -> T:
         """Return what the first good node answers.
@@ -442,7 +506,7 @@ class Chain:
     def _check_chain(self, node: _Node, found: str) -> None:
         if found != self.chain_id:
             raise SettingsError(
-                f"jackal.lcd: {node.url} is a node of chain '{found}', not of '{self.chain_id}'",
+                f"jackal.lcd: {node.url} is a node of chain '{quoted(found, 60)}', not of '{self.chain_id}'",
                 hint="correct jackal.lcd or jackal.chain_id",
             )
 
@@ -471,37 +535,53 @@ class Chain:
         """Return an answer as JSON, and the height of its state where the node tells it."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
+        asked = time.monotonic()
         try:
-            with self._client.stream(method, query, params=params, content=content, headers=headers) as response:
-                body = self._body(response, query)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-            told = str(error) or type(error).__name__
+            with (
+                self._deadline.within(self._answer_seconds),
+                self._client.stream(method, query, params=params, content=content, headers=headers) as response,
+            ):
+                body = _body(response, query)
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
+            told = quoted(str(error)) or type(error).__name__
+            if time.monotonic() - asked >= self._answer_seconds:
+                told = f"it took longer than {self._answer_seconds:g} s"
             raise ChainUnreachable(f"{query}: no answer: {told}", hint="check jackal.lcd and the network, or wait") from error
         try:
             value = json.loads(body)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, MemoryError) as error:
             raise ChainUnreachable(
                 f"{query}: status {response.status_code} and no JSON: {body[:60]!r}", hint="check jackal.lcd, or wait"
             ) from error
         if response.status_code != httpx.codes.OK:
             raise _Refused(query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}"))
         told_height = response.headers.get(_HEIGHT_HEADER, "")
-        return value, int(told_height) if told_height.isdecimal() else None
+        return value, int(told_height) if _HEIGHT.fullmatch(told_height) else None
 
-    def _body(self, response: httpx.Response, query: str) -> bytes:
-        ends = time.monotonic() + self._answer_seconds
-        body = bytearray()
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > ANSWER_BYTES:
-                raise ChainUnreachable(f"{query}: the answer is longer than {ANSWER_BYTES} bytes")
-            if time.monotonic() > ends:
-                raise ChainUnreachable(f"{query}: the answer took longer than {self._answer_seconds:g} s")
-        return bytes(body)
+
+def _body(response: httpx.Response, query: str) -> bytes:
+    """Return the answer's bytes as they are sent: what a few of them unpack to has no limit."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ChainUnreachable(f"{query}: the answer is encoded as {encoding[:40]!a}, which was not asked for")
+    body = bytearray()
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > ANSWER_BYTES:
+            raise _TooLong(f"{query}: the answer is longer than {ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def _endless(path: str, sign: str) -> ChainUnreachable:
+    return ChainUnreachable(f"{path}: the list of pages has no end: {sign}", hint="name another node")
 
 
 def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, StoreUnreachable) and not (isinstance(error, _Refused) and error.final)
+    return (
+        isinstance(error, StoreUnreachable)
+        and not isinstance(error, _TooLong)
+        and not (isinstance(error, _Refused) and error.final)
+    )
 
 
 def _host_of(url: str) -> str:
@@ -515,8 +595,8 @@ def _part(text: str) -> str:
     return quote(text, safe="")
 
 
-def _of_archive(files: Sequence[ChainFile], owner: str, archive_id: str) -> Iterator[ChainFile]:
-    return (one for one in files if one.owner == owner and archive_of(one.note) == archive_id)
+def _of_archive(files: Sequence[ChainFile], owner: str | None, archive_id: str) -> Iterator[ChainFile]:
+    return (one for one in files if owner in (None, one.owner) and archive_of(one.note) == archive_id)
 
 
 def _behind(node: _Node, height: int, seen: int) -> ChainBehind:
@@ -527,8 +607,8 @@ def _behind(node: _Node, height: int, seen: int) -> ChainBehind:
 
 
 def _the_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
-    """Return the one that says most: what a node refused, then that the chain stands still, then that nodes are behind."""
-    for kind in (_Refused, ChainHalted, ChainBehind):
+    """Return the one that says most: what a node refused, an answer that is too long, a chain that stands still, nodes behind."""
+    for kind in (_Refused, _TooLong, ChainHalted, ChainBehind):
         for fault in faults:
             if isinstance(fault, kind):
                 return fault

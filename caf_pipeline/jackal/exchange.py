@@ -3,7 +3,9 @@
 http.client and not httpx, for three things: a body goes from the file to the socket by sendfile, without passing through
 Python; a time limit is one for the whole answer, while httpx has one for each read, which a byte now and then keeps alive; and
 whoever waits looks at `check` about every second, so that a lost lease or a broken sibling ends a transfer at once.
-Connections go straight to the provider; proxy variables of the environment are not looked at.
+Connections go straight to the provider; proxy variables of the environment are not looked at. A provider names its own host,
+which is looked up once, when the socket is opened; this machine's addresses and its network's are not connected to unless the
+settings permit it.
 
 Not here: what is asked (`provider`). Source: RFC 9110, RFC 9112.
 """
@@ -26,12 +28,16 @@ from urllib.parse import urlsplit
 import httpx
 from typing_extensions import Buffer
 
+from caf_pipeline.addresses import is_public
 from caf_pipeline.errors import StoreError, StoreUnreachable
 
 STEP_SECONDS: Final = 0.5
 """The longest wait between two looks at `check`."""
 
 CONNECT_SECONDS: Final = 10.0
+MAX_ADDRESSES: Final = 4
+"""Of one host that are tried: a name may stand for any number of addresses at which nobody answers."""
+
 ANSWER_SECONDS: Final = 30.0
 """For an answer to a question; providers were seen to take 12 s to say that they do not know a root."""
 
@@ -53,12 +59,18 @@ def no_check() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a provider listens. `path` is what stands before every route: "" or "/prefix"."""
+    """Where a provider listens.
+
+    Attributes:
+        path: what stands before every route: "" or "/prefix".
+        may_be_private: whether its host may stand at an address that is not public.
+    """
 
     scheme: str
     host: str
     port: int
     path: str
+    may_be_private: bool = False
 
     @property
     def authority(self) -> str:
@@ -71,8 +83,8 @@ class Address:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def parse_address(url: str) -> Address:
-    """Return the address that a provider gave the chain.
+def parse_address(url: str, *, may_be_private: bool = False) -> Address:
+    """Return the address that a provider gave the chain. Where its host stands is seen when it is connected to.
 
     Raises:
         StoreError: it is no plain http(s) address; credentials, control characters and the like are refused.
@@ -85,7 +97,8 @@ def parse_address(url: str) -> Address:
     plain = url.strip().isascii() and url.strip().isprintable() and " " not in url.strip()
     if not plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise StoreError(f"a provider's address is not one: {url[:100]!r}")
-    return Address(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), parts.path.rstrip("/"))
+    port = port or (443 if parts.scheme == "https" else 80)
+    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private)
 
 
 # --- waiting ---------------------------------------------------------------------------------------------------------------
@@ -202,6 +215,10 @@ class _Received(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         return self._wire.receive(memoryview(buffer).cast("B"))
 
+    def readall(self) -> bytes:
+        # http.client reads to the end where a chunk's length is -1; whatever is read here has a limit.
+        raise http.client.HTTPException("a part of the answer has no length")
+
     def close(self) -> None:
         self._held.close()
         super().close()
@@ -224,7 +241,7 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         """Open the socket, with TLS where the address says so."""
-        sock = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_SECONDS)
+        sock = self._reached()
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.address.scheme == "https":
@@ -233,6 +250,39 @@ class Connection(http.client.HTTPConnection):
             sock.close()
             raise
         self.sock = cast(socket.socket, Wire(sock, self.patience))
+
+    def _reached(self) -> socket.socket:
+        """Return a socket to one of the host's addresses, as they are looked up now and not again.
+
+        Raises:
+            StoreUnreachable: none of them may be connected to. OSError: none of them answers.
+        """
+        host, port = self.address.host, self.address.port
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        permitted = [one for one in found if self.address.may_be_private or is_public(str(one[4][0]))]
+        if not permitted:
+            stands_at = ", ".join(dict.fromkeys(str(place[0]) for *_, place in found[:MAX_ADDRESSES]))
+            raise StoreUnreachable(
+                f"provider {self.address} is not asked: it stands at {stands_at}, which is no public address, and"
+                " jackal.allow_private_addresses is false",
+                hint="set it to true only for a network of your own, whose providers are on this machine or beside it",
+            )
+        failure = OSError(f"no address of {host} answers")
+        for family, kind, protocol, _, place in permitted[:MAX_ADDRESSES]:
+            self.patience.step()
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(CONNECT_SECONDS)
+                sock.connect(place)
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return sock
+        raise failure
 
     @property
     def wire(self) -> Wire:
@@ -279,13 +329,13 @@ def read_answer(response: http.client.HTTPResponse, address: Address) -> Answer:
     return Answer(response.status, body)
 
 
-def ask(address: Address, path: str, *, seconds: float = ANSWER_SECONDS, check: Callable[[], None] = no_check) -> Answer:
-    """Return the answer to a GET, whatever its status.
+def ask(address: Address, path: str, *, seconds: float | None = None, check: Callable[[], None] = no_check) -> Answer:
+    """Return the answer to a GET, whatever its status, within so many seconds or `ANSWER_SECONDS`.
 
     Raises:
         StoreUnreachable: there is none, none in time, or none with an end.
     """
-    connection = Connection(address, Patience(seconds, check))
+    connection = Connection(address, Patience(ANSWER_SECONDS if seconds is None else seconds, check))
     with unreachable(address):
         try:
             connection.send_head("GET", path, {"Connection": "close"})
@@ -304,5 +354,7 @@ def unreachable(address: Address) -> Iterator[None]:
         raise StoreUnreachable(f"provider {address} does not answer in time") from error
     except OSError as error:
         raise StoreUnreachable(f"provider {address} is not reached: {error.strerror or error}") from error
+    except ValueError as error:  # a host name that cannot be looked up, a length below zero
+        raise StoreUnreachable(f"provider {address} breaks the protocol: {str(error)[:100]}") from error
     except http.client.HTTPException as error:
-        raise StoreUnreachable(f"provider {address} broke off: {type(error).__name__} {error}".rstrip()) from error
+        raise StoreUnreachable(f"provider {address} broke off: {type(error).__name__} {str(error)[:100]!a}") from error

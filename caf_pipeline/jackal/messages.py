@@ -10,6 +10,7 @@ import binascii
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -246,6 +247,7 @@ NOT_FOUND: Final = 5
 """The gRPC code by which a node says that it has no such thing; over REST with status 404."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _LARGEST: Final = 2**63 - 1
 """Of int64; the few uint64 among the answers are heights and counts, which never come near it."""
 
@@ -392,18 +394,27 @@ class Answer:
 
     def text(self, name: str) -> str:
         """Return a member that is text."""
-        return str(self._member(name, str, "text"))
+        return self._plain(name, str(self._member(name, str, "text")))
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return a member that is a list of texts."""
         found = self._member(name, list, "a list")
         if not all(isinstance(one, str) for one in found):
             raise _no_answer(self._query, f"'{name}' should hold texts only")
-        return tuple(found)
+        return tuple(self._plain(name, one) for one in found)
+
+    def _plain(self, name: str, text: str) -> str:
+        # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text takes.
+        if not text.isascii() and _HALF_PAIR.search(text):
+            raise _no_answer(self._query, f"'{name}' is no text: {_shown(text)}")
+        return text
 
     def number(self, name: str) -> int:
         """Return a 32-bit integer, which comes as a JSON number."""
-        return int(self._member(name, int, "a number"))
+        found = int(self._member(name, int, "a number"))
+        if not 0 <= found < 1 << 32:
+            raise _no_answer(self._query, f"'{name}' should be a number of 32 bits, not {_shown(found)}")
+        return found
 
     def integer(self, name: str) -> int:
         """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it elsewhere."""
@@ -430,6 +441,11 @@ class Answer:
             raise _no_answer(self._query, f"'{name}' should be a time, not {_shown(found)}") from error
 
 
+def quoted(text: str, most: int = 200) -> str:
+    """Return what a stranger said so that it can be part of a sentence: short, on one line, and without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text[:most])
+
+
 def _no_answer(query: str, fault: str) -> ChainUnreachable:
     return ChainUnreachable(
         f"{query}: the answer is not one of a chain: {fault}", hint="check that jackal.lcd names REST servers of nodes"
@@ -437,7 +453,7 @@ def _no_answer(query: str, fault: str) -> ChainUnreachable:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:60]
+    return reprlib.repr(value)[:60]  # of a deep or large value, only what is shown
 
 
 def parse_refusal(value: object) -> Refusal | None:

@@ -242,8 +242,8 @@ class Poster:
 
     def _ours(self, merkle_root: bytes) -> list[ChainFile]:
         """Return our posts of a root that last as long as the plan, the first first."""
-        listed = self._chain.files_of_root(merkle_root)
-        return sorted((one for one in listed if one.owner == self._wallet.address and not one.expires), key=lambda one: one.start)
+        listed = self._chain.files_of_root(merkle_root, self._wallet.address)
+        return sorted((one for one in listed if not one.expires), key=lambda one: one.start)
 
     def _posted(self, merkle_root: bytes, size_bytes: int) -> Posting | None:
         """Return our post of a root that the chain has, which costs nothing more.

@@ -31,7 +31,7 @@ from caf_pipeline.jackal.exchange import (
     read_answer,
     unreachable,
 )
-from caf_pipeline.jackal.messages import job_id
+from caf_pipeline.jackal.messages import job_id, quoted
 
 PIECE_BYTES: Final = 1 << 20
 
@@ -45,14 +45,15 @@ STATUS_SECONDS: Final = 2.0
 """Between two looks at a job while the answer to an upload is waited for."""
 
 MAX_RESUMED: Final = 3
-"""Attempts in a row at a download that come no further, before it is left to another provider."""
+"""Attempts in a row at a download that come no piece further, before it is left to another provider: one that breaks off after
+each byte would else never end."""
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
 MAX_IDLE: Final = 4
 """Connections kept for the next range read: one object is one read, and a handshake costs more than it."""
 
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
@@ -136,7 +137,7 @@ class Sending:
         staged: the file; `posting.stored_size_bytes` of it are sent.
         pace: told each piece.
         proof_type: of the root.
-        answer_seconds: how long to wait for the answer once everything is sent.
+        answer_seconds: how long a provider reads, and how long to wait for the answer once everything is sent.
         known_before: the provider was sent this file before, so that a job's end may be that of the last time.
     """
 
@@ -196,14 +197,19 @@ class ProviderClient:
     """A provider at an address. Safe for several threads.
 
     Every method raises StoreUnreachable where the provider does not answer, or not as a provider would.
+
+    Attributes:
+        url: as the provider gave it to the chain.
+        may_be_private: whether its host may stand at an address that is not public.
     """
 
     url: str
+    may_be_private: bool = False
     _idle: list[Connection] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
-        self.address = parse_address(self.url)
+        self.address = parse_address(self.url, may_be_private=self.may_be_private)
 
     def close(self) -> None:
         """Close what is idle."""
@@ -218,7 +224,8 @@ class ProviderClient:
         Raises:
             StoreUnreachable: it does not answer.
         """
-        return str(_json(ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)).get("version", ""))
+        told = _json(ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)).get("version")
+        return quoted(told) if isinstance(told, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
         """Ask what room it has; None where it does not tell, or not in time: it goes through all its proofs for that."""
@@ -226,7 +233,7 @@ class ProviderClient:
             told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
         except StoreUnreachable:
             return None
-        return told if isinstance(told, int) else None
+        return told if isinstance(told, int) and not isinstance(told, bool) else None
 
     def job(self, posting: Posting, check: Callable[[], None] = no_check) -> Job | None:
         """Return what it says of the upload of this file; None where it knows of none, or of a body that is not through."""
@@ -236,9 +243,10 @@ class ProviderClient:
             return None
         told = _json(answer)
         progress = told.get("progress")
-        if answer.status != 200 or not isinstance(progress, int | float) or abs(progress) > _MOST_PROGRESS:
+        if answer.status != 200 or not isinstance(progress, int | float) or not abs(progress) <= _MOST_PROGRESS:  # NaN
             raise StoreUnreachable(f"provider {self.address} says {answer.status} of an upload's status")
-        return Job(float(progress), str(told.get("status", "")))
+        status = told.get("status")
+        return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
 
     def upload(self, sending: Sending) -> Job:
         """Send the file and return what it says of it: done, an error, or accepted, and then `job` tells more.
@@ -259,7 +267,8 @@ class ProviderClient:
             return ACCEPTED
         if answer.status == 200:
             return DONE
-        told = str(_json(answer).get("error", ""))[:300]
+        error = _json(answer).get("error")
+        told = quoted(error, 300) if isinstance(error, str) else ""
         job = Job(0, f"{_ERROR_PREFIX}: {told}")
         if answer.status == 500 and (job.refuses_bytes or job.finds_no_slot or job.sees_no_post or job.has_no_room):
             return job
@@ -274,6 +283,7 @@ class ProviderClient:
         }
         patience = Patience(STALL_SECONDS, pace.check)
         connection = Connection(self.address, patience)
+        reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
         with sending.staged.open("rb", buffering=0) as file, unreachable(self.address):
             try:
                 connection.send_head("POST", path, headers)
@@ -281,6 +291,8 @@ class ProviderClient:
                     connection.send(form.head)
                     position = 0
                     while position < size_bytes:
+                        if time.monotonic() > reads_until:
+                            raise TimeoutError("it reads longer than any provider does")
                         patience.renew(STALL_SECONDS)
                         end_byte = min(position + pace.piece_bytes(), size_bytes)
                         connection.wire.send_file(file, position, end_byte)
@@ -336,7 +348,7 @@ class ProviderClient:
                     position += len(piece)
                     yield piece
             except StoreUnreachable:
-                in_vain = in_vain + 1 if position == before else 0
+                in_vain = in_vain + 1 if position - before < PIECE_BYTES else 0
                 if in_vain >= MAX_RESUMED:
                     raise
                 time.sleep(RESUME_SECONDS[in_vain])
@@ -409,7 +421,7 @@ class ProviderClient:
 
     def _refused(self, response: http.client.HTTPResponse) -> NoReturn:
         answer = read_answer(response, self.address)
-        text = answer.body.decode("utf-8", "replace")[:300]
+        text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
         if answer.status == 404 or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
             raise StoredChunkMissing(f"provider {self.address} does not have the file")
         if answer.status == 416:

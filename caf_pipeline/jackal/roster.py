@@ -36,8 +36,24 @@ RATE_MARGIN: Final = 0.9
 class Roster:
     """Who keeps files, with a client for each. Safe for several threads."""
 
-    def __init__(self, chain: Chain, records: ProviderRecords, *, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        records: ProviderRecords,
+        *,
+        chance: random.Random | None = None,
+        allow_private_addresses: bool = False,
+    ) -> None:
+        """Join the two; nothing is asked yet.
+
+        Args:
+            chain: lists the providers.
+            records: what was measured of them.
+            chance: in which unmeasured providers are drawn.
+            allow_private_addresses: see the setting.
+        """
         self._chain = chain
+        self._allow_private_addresses = allow_private_addresses
         self._records = records
         self._chance = chance or random.Random()
         self._lock = threading.Lock()
@@ -69,7 +85,7 @@ class Roster:
             client = self._clients.get(address)
             if client is None or client.url != provider.url:
                 try:
-                    client = ProviderClient(provider.url)
+                    client = ProviderClient(provider.url, may_be_private=self._allow_private_addresses)
                 except StoreError:
                     return None
                 self._clients[address] = client

@@ -18,6 +18,7 @@ from caf_pipeline.interfaces import (
     Cost,
     Holder,
     Ledger,
+    PostedFile,
     Posting,
     ProviderRecords,
     TransactionLog,
@@ -62,7 +63,7 @@ class JackalStore:
         self.poster = poster
         self.required_copies = settings.copies_required
         self.proof_type: int = settings.proof_type
-        self._roster = Roster(chain, records)
+        self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
         self._uploads = Uploads(chain, settings, records, self._roster, brake)
         self._reading = Reading(chain, records, self._roster)
 
@@ -178,6 +179,12 @@ class JackalStore:
         """Return the number of the proof window that the file is in now."""
         return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
 
+    def window_ends_in(self, posting: Posting) -> float | None:
+        """Return how long the blocks that are left of the window take, at the present pace."""
+        blocks = self._window_blocks(posting)
+        passed = max(self.chain.height() - posting.start, 0) % blocks
+        return (blocks - passed) * self.chain.block_seconds()
+
     def _window_blocks(self, posting: Posting) -> int:
         """Return how long a window of this file is: it keeps the one that it was posted with."""
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
@@ -186,6 +193,16 @@ class JackalStore:
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
         return self._reading.read(posting, start_byte, end_byte, provider=provider)
+
+    def owner(self) -> str:
+        """Return the wallet's address."""
+        return self.wallet.address
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield what the chain lists under the archive's note, of any owner."""
+        for file in self.chain.files_of_archive(None, archive_id):
+            posting = Posting(file.merkle_root, file.owner, file.start, file.size_bytes)
+            yield PostedFile(posting, file.proof_type)
 
     def listed(self, archive_id: str) -> Iterator[ChainFile]:
         """Yield what the chain lists for this owner and archive."""

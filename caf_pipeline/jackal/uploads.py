@@ -369,8 +369,12 @@ class _Upload:
         return bool(job and not job.error and self._followed(client, job).done)
 
     def _followed(self, client: ProviderClient, job: Job) -> Job:
-        """Return the job's end, or its last state once nothing moved for as long as a proof may take."""
-        while not (job.done or job.error):
+        """Return the job's end, or its last state once nothing moved for as long as a proof may take.
+
+        It also ends where it goes on moving for longer than an upload and a proof together may take.
+        """
+        until = time.monotonic() + self._settings.upload_seconds + self._settings.proof_seconds
+        while not (job.done or job.error) and time.monotonic() < until:
             before, after = job, None
             for _ in self._polls(self._settings.proof_seconds):
                 after = client.job(self._posting, self.check)

@@ -18,7 +18,7 @@ from coincurve import PrivateKey
 from Crypto.Hash import RIPEMD160
 from mnemonic import Mnemonic
 
-from caf_pipeline.errors import MnemonicRefused
+from caf_pipeline.errors import MnemonicRefused, UsageError
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
@@ -72,6 +72,21 @@ def address_of(public_key: bytes) -> str:
     """Return the account address of a compressed public key."""
     digest = RIPEMD160.new(hashlib.sha256(public_key).digest()).digest()
     return str(bech32.bech32_encode(ADDRESS_PREFIX, bech32.convertbits(digest, 8, 5) or []))
+
+
+def require_address(text: str) -> str:
+    """Return an account's address, `jkl1…`, as it was given.
+
+    Raises:
+        UsageError: it is none; its checksum tells of a mistyped letter.
+    """
+    prefix, words = bech32.bech32_decode(text)
+    digest = bech32.convertbits(words, 5, 8, False) if words else None
+    if prefix != ADDRESS_PREFIX or digest is None or len(digest) != RIPEMD160.digest_size or text != text.lower():
+        raise UsageError(
+            f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal account' shows it."
+        )
+    return text
 
 
 def read_mnemonic(given: str | None, file: Path | None) -> str:

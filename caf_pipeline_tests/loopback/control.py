@@ -10,6 +10,8 @@
     POST /loopback/spend-sequence  {"address"}              another program uses one up, in the next block
     POST /loopback/drop-proofs     {"merkle", "provider"?}  takes proofs off the files of a root; hex
     POST /loopback/delete-blob     {"provider", "merkle"}   a provider loses the bytes of a root; it does not know it
+    POST /loopback/kill-provider   {"provider"}             it is gone in the middle of everything, its uploads with it
+    POST /loopback/start-provider  {"provider"}             it is there again, with what it had on its disk
 
 Every order answers with the height after it.
 """
@@ -49,6 +51,8 @@ class Control:
             "spend-sequence": self._spend_sequence,
             "drop-proofs": self._drop_proofs,
             "delete-blob": self._delete_blob,
+            "kill-provider": self._kill_provider,
+            "start-provider": self._start_provider,
         }
 
     def serve(self, request: Request) -> None:
@@ -120,6 +124,17 @@ class Control:
 
     def _delete_blob(self, order: Mapping[str, Any]) -> None:
         self._providers[int(order["provider"])].blobs.delete(bytes.fromhex(order["merkle"]).hex())
+
+    def _kill_provider(self, order: Mapping[str, Any]) -> None:
+        index = int(order["provider"])
+        self._chain.orders.order({"provider": index, "refuse": True, "never_prove": True})
+        self.provider_listeners[index].close(reset=True)
+        self._providers[index].forget()
+
+    def _start_provider(self, order: Mapping[str, Any]) -> None:
+        index = int(order["provider"])
+        self._chain.orders.order({"provider": index, "refuse": False, "never_prove": False})
+        self.obey()
 
     # --- state -------------------------------------------------------------------------------------------------------
 

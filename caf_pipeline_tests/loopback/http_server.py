@@ -3,9 +3,11 @@
 Not here: what is answered (`lcd`, `provider`, `control`).
 """
 
+import contextlib
 import http.client
 import json
 import socket
+import struct
 import sys
 import threading
 import time
@@ -200,6 +202,28 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int, application: Callable[[Request], None]) -> None:
         super().__init__(("127.0.0.1", port), Request)
         self.application = application
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Note the connection: `reset` ends those that are open."""
+        with self._lock:
+            self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget the connection."""
+        with self._lock:
+            self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def reset(self) -> None:
+        """End every open connection in its middle, as the death of a process does."""
+        with self._lock:
+            for connection in self._connections:
+                with contextlib.suppress(OSError):  # the other side was first
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what is wrong with this program; a client that gives up is none of that."""
@@ -230,10 +254,12 @@ class Listener:
                 self.port = self._server.server_address[1]
                 threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
 
-    def close(self) -> None:
-        """Take none; those that are open are the application's."""
+    def close(self, *, reset: bool = False) -> None:
+        """Take none; those that are open are the application's, or end with `reset`."""
         with self._lock:
             if self._server is not None:
                 self._server.shutdown()
+                if reset:
+                    self._server.reset()
                 self._server.server_close()
                 self._server = None

@@ -160,6 +160,14 @@ class LoopbackNetwork:
         """Let a provider lose the bytes of a root."""
         return self._order("delete-blob", provider=provider, merkle=merkle_root.hex())
 
+    def kill_provider(self, provider: int) -> int:
+        """Let a provider be gone, its open connections, uploads and jobs with it; its disk stays."""
+        return self._order("kill-provider", provider=provider)
+
+    def start_provider(self, provider: int) -> int:
+        """Let a killed provider be there again."""
+        return self._order("start-provider", provider=provider)
+
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

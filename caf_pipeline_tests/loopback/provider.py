@@ -139,6 +139,11 @@ class Provider:
             answer = job.answer() if job else {"error": "could not job from id"}
         _answer(request, 200 if job else 404, answer)
 
+    def forget(self) -> None:
+        """Forget all jobs: what stands in memory is gone with a process."""
+        with self._lock:
+            self._jobs.clear()
+
     def _forget_jobs(self) -> None:
         """Forget what went well some time ago; what failed stays."""
         before = time.monotonic() - self._chain.options.job_seconds

@@ -1,0 +1,238 @@
+"""The command doctor: says what crashes left, and mends it.
+
+Not here: what is looked for and how it is mended (`caf_pipeline.doctor`).
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+import typer
+
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store
+from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceUnreachable
+from caf_pipeline.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from caf_pipeline.doctor import Payer
+    from caf_pipeline.findings import Finding, Mended, Turn
+    from caf_pipeline.interfaces import Checksum, ChunkStore, Ledger, ObjectPart, TransactionLog
+    from caf_pipeline.inventory import S3Object
+    from caf_pipeline.jackal.store import JackalStore
+    from caf_pipeline.workplace import Workplace
+
+RUN: Final = "caf doctor"
+"""Who holds what the doctor holds for a moment, as a run that meets it is told."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(help=help_of(doctor))(doctor)
+
+
+def doctor(
+    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is found and would be done.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    r"""Find what crashes left, and mend it.
+
+    Leases of dead runs, files and reservations in staging that nobody needs, transactions that were signed and not settled,
+    chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
+    killed inventories and plans left, chunks that no run goes on with. May be run at any moment, also beside runs: what a live
+    one holds is left alone. Nothing is paid anew, nothing is deleted on Jackal, S3 is not asked.
+
+    A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in JSON is "mended"; "doctor"
+    where it was not mended, or only looked at; "run" for the next `caf run`; "operator"; or "nobody".
+
+    \b
+    Examples:
+      caf doctor --dry-run
+      caf doctor demo
+      caf doctor --json | jq 'select(.turn == "operator")'
+
+    Exit status: 0 nothing was found, or all of it is mended or waits for the next run; 1 something needs an operator or, with
+    --dry-run, would be mended; 3 a setting is wrong or there is no such source; 6 the database or 7 the store failed: what
+    needs it was not looked at; 8 a folder cannot be read or changed; 130 interrupted.
+    """
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        known = known_sources(settings, ledger)
+        if source is not None and source not in known:
+            settings.source(source)
+        rounds = _Rounds(dry_run=dry_run, json=json)
+        with opened_store(settings, ledger) as store:
+            for name in [source] if source else known:
+                rounds.make(settings, ledger, store, name)
+    rounds.close()
+
+
+class _Rounds:
+    """Findings as they are told, mended and counted."""
+
+    def __init__(self, *, dry_run: bool, json: bool) -> None:
+        self._dry_run = dry_run
+        self._json = json
+        self._told: set[tuple[str, str]] = set()  # what sources share is found with each of them
+        self._turns: Counter[Turn] = Counter()
+        self._errors: list[CafError] = []
+
+    def make(self, settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> None:
+        """Look at one source, and mend what can be mended as it is found."""
+        from caf_pipeline.doctor import examine  # noqa: PLC0415  loaded by the command that uses it
+        from caf_pipeline.processes import is_alive  # noqa: PLC0415
+
+        work = _workplace(settings, ledger, store, source)
+        payer = _payer(settings, store, ledger.transactions(work.holder))
+        for finding in examine(
+            work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), payer=payer
+        ):
+            if (finding.kind, finding.name) not in self._told:
+                self._told.add((finding.kind, finding.name))
+                self._treat(finding)
+
+    def close(self) -> None:
+        """Say how many things were found, and end as they demand.
+
+        Raises:
+            CafError: what could not be looked at or mended, or that something waits for an operator.
+        """
+        from caf_pipeline.findings import Turn  # noqa: PLC0415
+
+        turns = self._turns
+        if not self._json:
+            typer.echo(_sentence(turns))
+        if self._errors:
+            raise self._errors[0]
+        operator = turns[Turn.OPERATOR]
+        waiting = turns[Turn.DOCTOR] if self._dry_run else 0
+        if operator or waiting:
+            hint = "the lines above say what to do" if operator else "run it without --dry-run"
+            raise CafError(_needs(operator, waiting), hint=hint)
+
+    def _treat(self, finding: "Finding") -> None:
+        from caf_pipeline.findings import Mended, Turn  # noqa: PLC0415
+
+        outcome: Mended | None = None
+        error = finding.error
+        if finding.mend is not None and not self._dry_run:
+            note(f"{finding.kind} {printable(finding.name)}: {printable(finding.found)} …")
+            try:
+                outcome = finding.mend()
+            except LedgerUnreachable:
+                raise
+            except HeldByOther as held:
+                outcome = Mended(f"left: {held}", Turn.NOBODY)
+            except CafError as failed:
+                error = failed
+        self._turns[outcome.turn if outcome else finding.turn] += 1
+        if error is not None:
+            self._errors.append(error)
+        self._print(finding, outcome, error)
+
+    def _print(self, finding: "Finding", outcome: "Mended | None", error: CafError | None) -> None:
+        turn = outcome.turn if outcome else finding.turn
+        if self._json:
+            print_json(
+                {
+                    "kind": str(finding.kind),
+                    "name": finding.name,
+                    "found": finding.found,
+                    "remedy": finding.remedy or None,
+                    "done": outcome.done if outcome else None,
+                    "error": str(error) if error else None,
+                    "turn": str(turn),
+                }
+            )
+            return
+        if outcome:
+            then = outcome.done
+        elif finding.mend is None:
+            then = finding.remedy
+        else:
+            then = f"not mended: {error}" if error else f"would be {finding.remedy}"
+        typer.echo(printable(f"{finding.kind}  {finding.name}: {finding.found}") + (f"; {printable(then)}" if then else ""))
+
+
+def _sentence(turns: "Counter[Turn]") -> str:
+    """Count what was found, by whose turn it is."""
+    from caf_pipeline.findings import Turn  # noqa: PLC0415
+
+    words = {
+        Turn.MENDED: "mended",
+        Turn.DOCTOR: "not mended",
+        Turn.RUN: "for the next run",
+        Turn.OPERATOR: "for an operator",
+        Turn.NOBODY: "left as they are",
+    }
+    total = sum(turns.values())
+    if not total:
+        return "nothing was found"
+    counts = ", ".join(f"{turns[turn]} {word}" for turn, word in words.items() if turns[turn])
+    return f"{counted(total, 'thing')} found: {counts}"
+
+
+def _needs(operator: int, waiting: int) -> str:
+    parts = []
+    if operator:
+        parts.append(f"{counted(operator, 'thing')} {'needs' if operator == 1 else 'need'} an operator")
+    if waiting:
+        parts.append(f"{counted(waiting, 'thing')} would be mended")
+    return ", ".join(parts)
+
+
+# --- what is looked at -----------------------------------------------------------------------------------------------
+
+
+def _workplace(settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
+    """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
+    from caf_pipeline.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
+    from caf_pipeline.workplace import Workplace  # noqa: PLC0415
+
+    return Workplace(source, settings, _NoObjects(), store, ledger, this_process(RUN))
+
+
+class _NoObjects:
+    """The objects of a source that is not asked."""
+
+    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> "Iterator[Sequence[S3Object]]":
+        """Refuse."""
+        raise _not_asked()
+
+    def read(self, obj: "S3Object", start_byte: int, end_byte: int) -> "ObjectPart":
+        """Refuse."""
+        raise _not_asked()
+
+    def full_object_checksum(self, obj: "S3Object") -> "Checksum | None":
+        """Refuse."""
+        raise _not_asked()
+
+
+def _not_asked() -> SourceUnreachable:
+    return SourceUnreachable("the doctor does not ask S3", hint="run the partition")
+
+
+@dataclass(frozen=True, slots=True)
+class _JackalPayer:
+    """Settles what the wallet of the settings signed."""
+
+    store: "JackalStore"
+    log: "TransactionLog"
+
+    @property
+    def account(self) -> str:
+        """The wallet's name in the ledger."""
+        return self.store.poster.account
+
+    def settle(self) -> None:
+        """Wait until the fate of all that is pending is known."""
+        self.store.poster.settle(self.log)
+
+
+def _payer(settings: Settings, store: "ChunkStore", log: "TransactionLog") -> "Payer | None":
+    if settings.store.kind != "jackal":
+        return None
+    return _JackalPayer(cast("JackalStore", store), log)

@@ -1,0 +1,172 @@
+"""`caf rebuild`: the ledger back from what the store lists.
+
+Not here: what is believed of it (`rebuild` of the steps), commands on a ledger that is there (`pipeline`, `jackal`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from caf_pipeline.cli.doors import RUN, opened_ledger
+from caf_pipeline.cli.pipeline import JsonOption
+from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
+from caf_pipeline.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger import PostgresLedger
+    from caf_pipeline.rebuild import Outcome
+    from caf_pipeline.workplace import Workplace
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(help=help_of(rebuild))(rebuild)
+
+
+def rebuild(
+    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="ADDRESS", help="Who posted the chunks, instead of the wallet: jkl1…")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be restored; restore nothing.")] = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Restore a lost ledger from what the store lists, by range reads only.
+
+    Needs the settings of the sources and the wallet's address; no mnemonic where --owner gives the address, and nothing of S3.
+    Each file that is listed is told of: a chunk that is restored, one that the ledger knows, or why it is none of ours. A chunk
+    with fewer copies than required comes back as damaged; `caf jackal repair` mends it. May be run on a ledger that is not
+    empty, and again at any time: what the ledger knows stays as it is.
+
+    The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again by
+    the next run: wait until its providers answer. Before the first run, wait as many blocks as jackal.timeout_blocks: a
+    transaction that the lost ledger sent may still be included.
+
+    \b
+    Examples:
+      caf rebuild --dry-run
+      caf rebuild demo --owner jkl1…
+
+    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2 ADDRESS is none; 3 a setting
+    or the wallet is wrong; 6 the database, 7 the store or 8 the staging folder failed; 10 another run plans or rebuilds.
+    """
+    settings = load_settings()
+    if source is not None:
+        settings.source(source)
+    owner = _require_owner(settings, owner)
+    left_out = 0
+    with opened_ledger(settings) as ledger:
+        for name in [source] if source else sorted(settings.sources):
+            left_out += _rebuild(settings, ledger, name, owner=owner, dry_run=dry_run, json=json)
+    if not json:
+        _print_not_known(settings)
+    if left_out:
+        raise CafError(
+            f"{counted(left_out, 'file')} of what is listed {'is' if left_out == 1 else 'are'} not in the ledger: see above why",
+            hint="their objects would be archived again by 'caf run': where a provider did not answer, rebuild again first",
+        )
+
+
+def _require_owner(settings: Settings, owner: str | None) -> str | None:
+    if owner is None:
+        return None
+    if settings.store.kind != "jackal":
+        raise UsageError("--owner is for chunks on Jackal.", hint=f"store.kind is '{settings.store.kind}': leave it out.")
+    from caf_pipeline.jackal.wallet import require_address  # noqa: PLC0415  loaded by the commands that use it
+
+    return require_address(owner)
+
+
+def _rebuild(settings: Settings, ledger: "PostgresLedger", name: str, *, owner: str | None, dry_run: bool, json: bool) -> int:
+    """Rebuild one source; return how many files are left out."""
+    from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
+
+    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=steps.NotAsked())
+    kinds: Counter[str] = Counter()
+    left_out = 0
+    try:
+        for outcome in _outcomes(work, owner, dry_run):
+            kinds[outcome.finding.kind] += 1
+            left_out += not outcome.complete
+            if json:
+                print_json(_described(name, outcome))
+            else:
+                _print(outcome, dry_run)
+    finally:
+        close_store(work.store)
+    if json:
+        print_json(
+            {"source": name, "files": dict(sorted(kinds.items())), "left_out": left_out, "not_known": dict(steps.NOT_KNOWN)}
+        )
+    else:
+        said = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+        typer.echo(f"{name}: {said or 'nothing is listed'}")
+    return left_out
+
+
+def _outcomes(work: "Workplace", owner: str | None, dry_run: bool) -> "Iterator[Outcome]":
+    from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
+
+    try:
+        yield from steps.rebuild(work, owner=owner, dry_run=dry_run)
+    except MnemonicRefused as error:
+        raise MnemonicRefused(str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…") from None
+
+
+def _described(source: str, outcome: "Outcome") -> dict[str, Any]:
+    finding = outcome.finding
+    posting, chunk = finding.file.posting, finding.chunk
+    return {
+        "source": source,
+        "kind": str(finding.kind),
+        "chunk": finding.name or None,
+        "restored": outcome.rows is not None,
+        "rows": outcome.rows,
+        "objects": chunk.member_count if chunk else None,
+        "skipped": chunk.skipped_count if chunk else None,
+        "damaged": outcome.fault or None,
+        "copies": [copy.provider for copy in chunk.copies] if chunk else None,
+        "read_from": list(chunk.read_from) if chunk else None,
+        "unanswered": dict(chunk.silent) if chunk else None,
+        "wrong": dict(chunk.wrong) if chunk else None,
+        "why": finding.why or None,
+        "merkle_root": posting.merkle_root.hex(),
+        "owner": posting.owner,
+        "start": posting.start,
+    }
+
+
+def _print(outcome: "Outcome", dry_run: bool) -> None:
+    finding = outcome.finding
+    chunk, posting = finding.chunk, finding.file.posting
+    if chunk is None:
+        if finding.why:
+            which = f"{posting.merkle_root.hex()[:16]}… of block {posting.start}{f' ({finding.name})' if finding.name else ''}"
+            typer.echo(printable(f"{which}: {str(finding.kind).replace('_', ' ')}: {finding.why}"))
+        return
+    done = "to be restored" if dry_run else "restored"
+    rows = "" if outcome.rows in (None, chunk.member_count) else f", {outcome.rows:,} of them not located before"
+    typer.echo(
+        f"{chunk.name}: {done}, {counted(chunk.member_count, 'object')}{rows}, {chunk.skipped_count:,} skipped,"
+        f" read from {len(chunk.read_from)} of {_copies(len(chunk.copies))}"
+    )
+    if outcome.fault:
+        typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
+
+
+def _copies(count: int) -> str:
+    return "1 listed copy" if count == 1 else f"{count} listed copies"
+
+
+def _print_not_known(settings: Settings) -> None:
+    from caf_pipeline.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
+
+    typer.echo("What no chunk tells, and is not restored:")
+    for what, sentence in NOT_KNOWN.items():
+        typer.echo(f"  {what}: {sentence}")
+    if settings.store.kind == "jackal":
+        note(f"wait {settings.jackal.timeout_blocks} blocks before the first run: what was signed before may still be on its way")
