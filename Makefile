@@ -5,6 +5,7 @@
 #   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
 #   make test    run the tests            make lint types   what CI checks besides
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
+#   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure                  make docs         write the generated pages
 #   make lock    resolve the dependencies anew
 
@@ -22,7 +23,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup demo ui network test test-jackal lint types bench docs lock clean
+.PHONY: help setup demo ui network test test-jackal reliability soak lint types bench docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,6 +53,18 @@ test: $(READY)
 
 test-jackal: $(READY)
 	$(BIN)/pytest caf_pipeline_tests/test_jackal_network.py $(ARGS)
+
+# The tests of the fault matrix and their counts. FAULTS_GO_ON=1 leaves out what passed in the last, interrupted one.
+FAULT_LOG := .caf/fault-log
+FAULT_TESTS = $(BIN)/pytest --numprocesses auto --dist load --faults --fault-log $(FAULT_LOG) $(if $(FAULTS_GO_ON),--go-on)
+
+reliability: $(READY)
+	$(FAULT_TESTS) $(ARGS)
+	@$(BIN)/python -m caf_pipeline_tests.faults.report $(FAULT_LOG) docs/reliability.md
+
+soak: $(READY)
+	$(FAULT_TESTS) --soak --verbose $(ARGS)
+	@$(BIN)/python -m caf_pipeline_tests.faults.report --soak $(FAULT_LOG) docs/reliability.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

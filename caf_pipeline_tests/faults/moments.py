@@ -1,0 +1,133 @@
+"""What counts as a moment of a run: any call that leaves a trace or asks another machine, before it and after it.
+
+Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its commit, after it. HTTP: each
+request to S3, a chain or a provider; and each piece that is packed or uploaded. Not here: who is killed (`runner`).
+"""
+
+import fcntl
+import functools
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+_FILE_CALLS: Final = (
+    "write",
+    "writev",
+    "pwrite",
+    "fsync",
+    "fdatasync",
+    "replace",
+    "rename",
+    "ftruncate",
+    "truncate",
+    "posix_fallocate",
+    "unlink",
+    "copy_file_range",
+)
+AT_ITS_END: Final = -1
+
+_write = os.write
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """When a run is to get a signal: at the n-th moment of a step, 0 before the first; where it has fewer, at its end.
+
+    Attributes:
+        step: a step's name; "" for the whole run.
+        moment: 0 before it, `AT_ITS_END` after it.
+        signal: SIGKILL, or SIGSTOP to be paused.
+    """
+
+    step: str
+    moment: int
+    signal: int = signal.SIGKILL
+
+
+@dataclass
+class Moments:
+    """Counts the moments of a run, tells each to a listener, and sends this process the signal at the fatal one."""
+
+    fatal: Fatal | None = None
+    listener: int | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._whole = itertools.count(1)
+        self._step = ""
+        self._in_step = itertools.count(1)
+
+    def passing(self) -> None:
+        """One moment passes."""
+        number, in_step = next(self._whole), next(self._in_step)
+        self.counts[self._step] = max(self.counts.get(self._step, 0), in_step)
+        if self.listener is not None:
+            _write(self.listener, b".")
+        if self.fatal and self.fatal.step in ("", self._step) and self.fatal.moment == (in_step if self.fatal.step else number):
+            self._strike()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Count the moments of a step by themselves."""
+        self._step, self._in_step = name, itertools.count(1)
+        mine = self.fatal is not None and self.fatal.step == name
+        if mine and self.fatal and self.fatal.moment == 0:
+            self._strike()
+        yield
+        self._step = ""
+        if mine and self.fatal and (self.fatal.moment == AT_ITS_END or self.fatal.moment > self.counts.get(name, 0)):
+            self._strike()
+
+    def _strike(self) -> None:
+        assert self.fatal
+        os.kill(os.getpid(), self.fatal.signal)
+
+    def watch(self) -> None:
+        """Let the calls of this process count, from now on; for a process that ends with its run."""
+        for name in _FILE_CALLS:
+            if hasattr(os, name):
+                self._watch(os, name)
+        self._watch(fcntl, "flock")
+        self._watch_the_ledger()
+        self._watch_http()
+
+    def _watch(self, owner: Any, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(original)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.passing()
+            result = original(*arguments, **named)
+            self.passing()
+            return result
+
+        setattr(owner, name, counted)
+
+    def _watch_the_ledger(self) -> None:
+        from caf_pipeline.database import Database
+
+        original = Database.transaction
+
+        @contextmanager
+        def counted(database: Database) -> Iterator[Any]:
+            self.passing()
+            with original(database) as connection:
+                yield connection
+                self.passing()
+            self.passing()
+
+        Database.transaction = counted  # type: ignore[method-assign]
+
+    def _watch_http(self) -> None:
+        import botocore.httpsession
+        import httpx
+
+        from caf_pipeline.s3 import S3Source
+
+        self._watch(httpx.Client, "send")
+        self._watch(botocore.httpsession.URLLib3Session, "send")
+        self._watch(S3Source, "read")

@@ -1,0 +1,136 @@
+"""The fixture `fault`: counts what was tried and what was survived, over all test processes of a session.
+
+Each case is one line of JSON in a file that all processes append to. Not here: the page (`report`).
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from caf_pipeline_tests.faults.matrix import known
+from caf_pipeline_tests.faults.world import Verdict, World
+
+LOG_VARIABLE: Final = "CAF_TEST_FAULT_LOG"
+"""Where the session's cases are written; test processes of pytest-xdist inherit it."""
+
+
+@dataclass
+class Case:
+    """One fault and what came of it; sums over everything that was checked. A case of many inputs says how many."""
+
+    group: str
+    what: str
+    tried: int = 1
+    survived: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    lost: int = 0
+    double: int = 0
+    overcharged_bytes: int = 0
+
+    def check(self, world: World) -> Verdict:
+        """Look at everything in a world; raises AssertionError where anything is not as it should be."""
+        verdict = world.examine()
+        self.add(verdict)
+        verdict.require()
+        return verdict
+
+    def add(self, verdict: Verdict) -> None:
+        """Count what was looked at."""
+        self.objects += verdict.objects
+        self.size_bytes += verdict.size_bytes
+        self.lost += verdict.lost
+        self.double += verdict.double
+        self.overcharged_bytes += verdict.overcharged_bytes
+
+
+FaultMaker = Callable[[str, str], AbstractContextManager[Case]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("faults", "the fault matrix")
+    group.addoption("--soak", action="store_true", help="the long form: 1,000 kills, 10^6 hostile inputs")
+    group.addoption("--faults", action="store_true", help="only tests of the fault matrix")
+    group.addoption("--fault-log", metavar="FILE", help="keep the counts of the fault matrix in this file")
+    group.addoption("--go-on", action="store_true", help="leave out tests that passed by the file of --fault-log")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist, which inherited the variable
+        return
+    named = config.getoption("--fault-log")
+    if named:
+        path = Path(named).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if config.getoption("--go-on"):
+            _drop_failed(path)
+        else:
+            path.write_bytes(b"")
+    else:
+        descriptor, name = tempfile.mkstemp(prefix="caf-faults-", suffix=".jsonl")
+        os.close(descriptor)
+        path = Path(name)
+        config.add_cleanup(lambda: path.unlink(missing_ok=True))
+    os.environ[LOG_VARIABLE] = str(path)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    passed = {case["test"] for case in _cases(Path(os.environ[LOG_VARIABLE]))} if config.getoption("--go-on") else set()
+    only = config.getoption("--faults")
+    kept = {item for item in items if item.nodeid not in passed and (not only or "fault" in getattr(item, "fixturenames", ()))}
+    if dropped := [item for item in items if item not in kept]:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item in kept]
+
+
+def _cases(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _drop_failed(path: Path) -> None:
+    """Keep the cases of tests all of whose cases were survived."""
+    cases = _cases(path)
+    failed = {case["test"] for case in cases if case["survived"] < case["tried"]}
+    path.write_text("".join(json.dumps(case) + "\n" for case in cases if case["test"] not in failed))
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    line = json.dumps(record).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line)  # one write: lines of several processes do not mix
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form is asked for."""
+    return bool(request.config.getoption("--soak"))
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> FaultMaker:
+    """Makes cases: `with fault("group", "what") as case:`. Survived is what ends without an error."""
+
+    @contextmanager
+    def made(group: str, what: str) -> Iterator[Case]:
+        assert known(group, what), f"'{group}': '{what}' is not in faults/matrix.py"
+        case = Case(group, what)
+        try:
+            yield case
+            case.survived = case.tried
+        except pytest.skip.Exception:
+            case.tried = 0
+            raise
+        finally:
+            _append(Path(os.environ[LOG_VARIABLE]), vars(case) | {"test": request.node.nodeid})
+
+    return made

@@ -1,0 +1,369 @@
+"""Processes that do a chunk's steps, or everything from the inventory on, and are killed or paused while they do.
+
+`python -m caf_pipeline_tests.faults.runner ORDER.json` does one order. `python -m caf_pipeline_tests.faults.runner` imports
+everything, then makes a process for each order whose path it reads from standard input: beginning costs a fork. It tells of
+each process as it begins and ends, in lines of JSON. `Template` is the other end of that.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from caf_pipeline.errors import CafError
+from caf_pipeline_tests.faults.moments import Fatal, Moments
+
+WITH_TRACEBACK: Final = 70
+"""The exit status of a run that ended by anything but a CafError; the errors' own are below it."""
+
+PATIENCE_SECONDS: Final = 120
+"""For one run. Past it the test fails; nothing else is measured in time."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a process is to do.
+
+    Attributes:
+        settings: values of `Settings`, secrets included.
+        source: the source's name.
+        chunk: whose steps are run; "" for inventory, plan and every chunk under way.
+        run: the holder's name.
+        lease_seconds: of every lease.
+        fatal: when it is to be killed or paused.
+        told: a FIFO that gets a byte a moment, or "".
+        answer: the file that gets what came of it.
+    """
+
+    settings: dict[str, Any]
+    source: str
+    chunk: str
+    run: str
+    lease_seconds: float
+    answer: str
+    fatal: Fatal | None = None
+    told: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        values = json.loads(path.read_text())
+        values["fatal"] = Fatal(**values["fatal"]) if values["fatal"] else None
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of an order: the error's class and sentence where it failed, and the moments of each step."""
+
+    error: str = ""
+    sentence: str = ""
+    moments: dict[str, int] = field(default_factory=dict)
+
+
+# --- the process ---------------------------------------------------------------------------------------------------
+
+
+def perform(order: Order) -> int:
+    """Do an order in this process; return its exit status."""
+    listener = os.open(order.told, os.O_WRONLY) if order.told else None
+    moments = Moments(order.fatal, listener)
+    moments.watch()
+    status, answer = 0, Answer()
+    try:
+        _perform(order, moments)
+    except CafError as error:
+        status, answer = error.exit_code, Answer(type(error).__name__, str(error))
+    Path(order.answer).write_text(json.dumps(asdict(answer) | {"moments": moments.counts}))
+    return status
+
+
+def _perform(order: Order, moments: Moments) -> None:
+    from caf_pipeline import pack, planning
+    from caf_pipeline.assembly import close_store, open_workplace
+    from caf_pipeline.checkpoints import Pace
+    from caf_pipeline.database import open_database
+    from caf_pipeline.ledger import PostgresLedger
+    from caf_pipeline.lifecycle import UNDER_WAY
+    from caf_pipeline.settings import Settings
+    from caf_pipeline_tests.s3_server import client_for
+    from caf_pipeline_tests.workplaces import CHUNK_STEPS
+
+    # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
+    pack.pace_of = lambda settings: Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
+    settings = Settings.model_validate(order.settings)
+    database = open_database(settings)
+    ledger = PostgresLedger(database, lease_seconds=order.lease_seconds)
+    endpoint = settings.source(order.source).endpoint_url
+    work = open_workplace(
+        settings,
+        order.source,
+        run=order.run,
+        ledger=ledger,
+        client=client_for(endpoint),
+        progress=lambda objects, size_bytes: moments.passing(),
+        upload_progress=lambda size_bytes: moments.passing(),
+    )
+    with contextlib.closing(database), contextlib.ExitStack() as stack:
+        stack.callback(close_store, work.store)
+        names = [order.chunk]
+        if not order.chunk:
+            with moments.step("take_inventory"):
+                snapshot = planning.take_inventory(work)
+            with moments.step("cut_plan"):
+                planning.cut_plan(work, snapshot)
+            names = [chunk.name for chunk in ledger.chunks(order.source, UNDER_WAY)]
+        for name in names:
+            for step in CHUNK_STEPS:
+                with moments.step(step.__name__):
+                    step(work, name)
+
+
+def _warm_up() -> None:
+    """Import what every run needs, once: a fork has it at once."""
+    import caf_pipeline.archive
+    import caf_pipeline.assembly
+    import caf_pipeline.directory_store
+    import caf_pipeline.jackal.store
+    import caf_pipeline.planning
+    import caf_pipeline.s3  # noqa: F401
+    import caf_pipeline_tests.workplaces  # noqa: F401
+
+
+def _begin(path: str) -> int:
+    order = Order.read(Path(path))
+    from caf_pipeline_tests.s3_server import client_for
+
+    client_for(order.settings["sources"][order.source]["endpoint_url"])  # 0.1 s; it sends nothing before it is asked
+    child = os.fork()
+    if child:
+        return child
+    status = WITH_TRACEBACK
+    try:
+        errors = os.open(f"{order.answer}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(errors, 2)
+        os.dup2(errors, 1)
+        os.close(0)
+        status = perform(order)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _serve() -> None:
+    """Begin a process for each line of standard input; tell when one ends."""
+    _warm_up()
+    waking, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    print(json.dumps({"ready": True}), flush=True)
+    unread = b""
+    while True:
+        ready, _, _ = select.select([0, waking], [], [])
+        if waking in ready:
+            os.read(waking, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    print(json.dumps({"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}), flush=True)
+        if 0 in ready:
+            data = os.read(0, 65536)
+            if not data:
+                return
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                print(json.dumps({"begun": _begin(line.decode())}), flush=True)
+
+
+# --- the other end -------------------------------------------------------------------------------------------------
+
+
+class Template:
+    """The process that makes one for each order."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "caf_pipeline_tests.faults.runner"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._statuses: dict[int, int] = {}
+        self._unread = b""
+        self._next(lambda line: "ready" in line)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def begin(self, path: Path) -> int:
+        """Begin a process for the order in this file; return its pid."""
+        assert self._process.stdin
+        self._process.stdin.write(f"{path}\n".encode())
+        self._process.stdin.flush()
+        return int(self._next(lambda line: "begun" in line)["begun"])
+
+    def status(self, pid: int, *, wait: bool = True) -> int | None:
+        """Return the exit status of a process, negative for a signal; None where it goes on and is not waited for."""
+        while pid not in self._statuses:
+            if wait:
+                self._next(lambda line: line.get("ended") == pid)
+            elif self._read(0) is None:
+                break
+        return self._statuses.get(pid)
+
+    def _next(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            line = self._read(max(0.0, deadline - time.monotonic()))
+            assert line is not None, "a run does not end"
+            if wanted(line):
+                return line
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        assert self._process.stdout
+        while b"\n" not in self._unread:
+            if not select.select([self._process.stdout], [], [], seconds)[0]:
+                return None
+            data = os.read(self._process.stdout.fileno(), 65536)
+            assert data, "the process that begins runs has ended"
+            self._unread += data
+        first, _, self._unread = self._unread.partition(b"\n")
+        line: dict[str, Any] = json.loads(first)
+        if "ended" in line:
+            self._statuses[line["ended"]] = line["status"]
+        return line
+
+
+@dataclass
+class Run:
+    """A process that does an order, under the test's control."""
+
+    template: Template
+    order: Order
+    pid: int
+    listener: int | None = None
+    seen: int = 0
+
+    def __str__(self) -> str:
+        """Say what it was to do, so that it can be done again."""
+        what = f"{self.order.run} of {self.order.chunk or 'everything'}"
+        return f"{what}, {self.order.fatal or f'left alone after {self.seen} moments'}, ended with {self.wait()},"
+
+    def kill(self) -> int:
+        """Kill it, wherever it is; return its exit status, which is another where it had ended before."""
+        self._signal(signal.SIGKILL)
+        return self.wait()
+
+    def pause(self) -> None:
+        """Stop it, as a machine that is suspended does; returns when it stands still."""
+        self._signal(signal.SIGSTOP)
+        self.wait_until_paused()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit status, negative for a signal."""
+        status = self.template.status(self.pid)
+        assert status is not None
+        if self.listener is not None:
+            os.close(self.listener)
+            self.listener = None
+        return status
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Wait for its end; tell whether it did its work or failed with an error of ours, not by a signal or a traceback."""
+        return 0 <= self.wait() < WITH_TRACEBACK
+
+    def wait_until_paused(self) -> None:
+        """Wait until it stands still, or has ended."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.runs and _state_of(self.pid) not in "Tt":
+            assert time.monotonic() < deadline, "it was not paused"
+            time.sleep(0.005)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.template.status(self.pid, wait=False) is None
+
+    def wait_for_moments(self, count: int) -> int:
+        """Return once so many more moments have passed, or it has ended; return how many have in all."""
+        assert self.listener is not None, "start it with told=True"
+        wanted = self.seen + count
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.seen < wanted and time.monotonic() < deadline:
+            if select.select([self.listener], [], [], 0.05)[0]:
+                data = os.read(self.listener, wanted - self.seen)
+                self.seen += len(data)
+                if data:
+                    continue
+            if not self.runs:
+                break
+        return self.seen
+
+    @property
+    def answer(self) -> Answer:
+        """What came of it; of a run that was not killed."""
+        return Answer(**json.loads(Path(self.order.answer).read_text()))
+
+    @property
+    def said(self) -> str:
+        """What it wrote to its standard error: nothing, in a run as it should be."""
+        return Path(f"{self.order.answer}.err").read_text()
+
+    def _signal(self, number: int) -> None:
+        if self.runs:
+            os.kill(self.pid, number)
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "T"  # gone; the caller asks whether it runs
+
+
+def start(template: Template, order: Order, folder: Path, number: int, *, told: bool = False) -> Run:
+    """Write an order down and begin its process."""
+    listener = None
+    if told:
+        fifo = folder / f"{number}.fifo"
+        os.mkfifo(fifo)
+        listener = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        order = replace(order, told=str(fifo))
+    path = folder / f"{number}.json"
+    path.write_text(json.dumps(asdict(order)))
+    return Run(template, order, template.begin(path), listener)
+
+
+@contextlib.contextmanager
+def running_template() -> Iterator[Template]:
+    """A template while the context lasts."""
+    with Template() as template:
+        yield template
+
+
+def main() -> None:
+    """Do one order, or those of standard input."""
+    if len(sys.argv) > 1:
+        sys.exit(perform(Order.read(Path(sys.argv[1]))))
+    _serve()
+
+
+if __name__ == "__main__":
+    main()

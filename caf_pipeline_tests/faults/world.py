@@ -1,0 +1,394 @@
+"""One bucket, one database, one Jackal network with a wallet of its own, one home; and whether all is as it should be.
+
+`World.examine` looks at everything from the outside: the bucket's listing, the tables, the network's own state, the staging
+folder, and every object read back through the product. Not here: what breaks (the tests), the processes (`runner`).
+"""
+
+import hashlib
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from mnemonic import Mnemonic
+
+from caf_pipeline import planning
+from caf_pipeline.accounts import account_for_chunk
+from caf_pipeline.assembly import close_store, open_workplace
+from caf_pipeline.database import open_database
+from caf_pipeline.errors import CafError
+from caf_pipeline.interfaces import Chunk
+from caf_pipeline.inventory import S3Object
+from caf_pipeline.jackal.wallet import Wallet
+from caf_pipeline.ledger import PostgresLedger
+from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
+from caf_pipeline.processes import is_alive
+from caf_pipeline.retrieve import fetch
+from caf_pipeline.settings import Settings
+from caf_pipeline.workplace import Workplace
+from caf_pipeline_tests.faults.moments import Fatal
+from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
+from caf_pipeline_tests.faults.runner import start as start_run
+from caf_pipeline_tests.jackal_network import jackal_settings
+from caf_pipeline_tests.loopback.network import LoopbackNetwork
+from caf_pipeline_tests.s3_server import KEY_ID, SECRET, Bucket, client_for
+from caf_pipeline_tests.workplaces import CHUNK_STEPS
+
+SOURCE: Final = "src"
+COINS: Final = 10**12
+SPACE: Final = 10**12
+COPIES: Final = 3
+LEASE_SECONDS: Final = 30.0
+TARGET_SIZE: Final = 700_000  # of a chunk; three of the objects below
+ONE_CHUNK: Final = 8_000_000
+"""A target size that has room for all of the objects below."""
+
+RUN_AGAIN: Final = (ChunkState.LOCATED, ChunkState.EMPTY)
+"""A run that died in its last step leaves its chunk in one of these; the partition is run again all the same."""
+
+ROUNDS: Final = 5
+"""Inventory, plan and chunks are done so often at most until nothing is left: what a chunk had no room for is planned again."""
+
+_wallets = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was looked at, and what was wrong.
+
+    Attributes:
+        objects: located and read back right; `size_bytes` of them.
+        lost: objects of the bucket that are neither located nor skipped with a reason, or do not read back.
+        double: objects located twice, and posts of a root beyond the first.
+        overcharged_bytes: charged by the network beyond the copies of the located chunks.
+        complaints: all of it in sentences, and what else is not as it should be.
+    """
+
+    objects: int
+    size_bytes: int
+    lost: int
+    double: int
+    overcharged_bytes: int
+    complaints: Sequence[str]
+
+    def require(self) -> None:
+        """Raise AssertionError, with every complaint, unless all is well."""
+        assert not self.complaints, "\n".join(self.complaints)
+
+
+@dataclass
+class _Findings:
+    """What an examination gathers."""
+
+    lost: int = 0
+    double: int = 0
+    overcharged_bytes: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+    def complain(self, sentence: str) -> None:
+        self.complaints.append(sentence)
+
+
+class World:
+    """Everything that a source needs to be archived on Jackal.
+
+    Attributes:
+        folder: where its home is; `staging` the staging folder.
+        objects: the bodies that the bucket has now, by key.
+        bucket: a bucket with a client that may do anything.
+        network: with other worlds' wallets on it, too.
+        address: of this world's wallet.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        bucket: Bucket,
+        database_url: str,
+        network: LoopbackNetwork,
+        template: Template,
+        lease_seconds: float = LEASE_SECONDS,
+        **sections: Any,
+    ) -> None:
+        """Make one. `sections` change settings, e.g. `packing={"staging_limit": …}`, `source={"target_size": …}`."""
+        self.folder = folder
+        self.bucket = bucket
+        self.database_url = database_url
+        self.network = network
+        self.objects: dict[str, bytes] = {}
+        self.runs: list[Run] = []
+        self._template = template
+        self._lease_seconds = lease_seconds
+        self._sections = sections
+        self._ever_put: dict[str, set[bytes]] = {}
+        self._orders = folder / "orders"
+        self._orders.mkdir(parents=True)
+        number = (next(_wallets) << 32 | os.getpid()).to_bytes(16, "big")
+        self._words = Mnemonic("english").to_mnemonic(number)
+        self.address = Wallet(self._words).address
+        network.fund(self.address, COINS)
+        network.grant(self.address, SPACE)
+
+    # --- the bucket --------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, body: bytes = b"", **options: Any) -> dict[str, Any]:
+        """Put an object; S3's answer."""
+        self.objects[key] = body
+        self._ever_put.setdefault(key, set()).add(hashlib.sha256(body).digest())
+        return self.bucket.put(key, body, **options)
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        del self.objects[key]
+        self.bucket.delete(key)
+
+    def fill(self, seed: int = 7, *, small: int = 18, large: int = 3) -> None:
+        """Put small objects, empty ones, and some that are fetched by several ranged GETs: chunks of three sizes."""
+        chance = random.Random(seed)
+        for number in range(small):
+            self.put(f"some/key-{number:03d}", chance.randbytes(chance.randrange(1, 30_000)))
+        for number in range(large):
+            self.put(f"large/{number}", chance.randbytes(chance.randrange(250_000, 400_000)))
+        self.put("empty")
+        self.put("folder/")
+        self.put("changed/twice", chance.randbytes(5_000))
+        self.put("changed/twice", chance.randbytes(6_000))
+
+    # --- its parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings' values, as a file and the environment would give them."""
+        keys = {"access_key_id": KEY_ID, "secret_access_key": SECRET}
+        bucket = {"bucket": self.bucket.name, "endpoint_url": self.bucket.endpoint, "public": True, "target_size": TARGET_SIZE}
+        settings = jackal_settings(self.network, copies=COPIES, keep_staged_windows=0, proof_seconds=60)
+        jackal = settings.model_dump(mode="json") | {"mnemonic": self._words}
+        packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4}
+        sections = {"jackal": jackal, "packing": packing, "store": {"kind": "jackal"}}
+        changes = dict(self._sections)
+        source = bucket | keys | changes.pop("source", {})
+        values: dict[str, Any] = {"home": str(self.folder / "home"), "database_url": self.database_url}
+        values |= {"sources": {SOURCE: source}}
+        values |= {name: section | changes.pop(name, {}) for name, section in sections.items()}
+        return values | changes
+
+    @property
+    def staging(self) -> Path:
+        """The staging folder."""
+        return Settings.model_validate(self.values).staging_folder
+
+    @contextmanager
+    def workplace(self, run: str = "this test") -> Iterator[Workplace]:
+        """Open the product's parts in this process."""
+        settings = Settings.model_validate(self.values)
+        database = open_database(settings)
+        try:
+            ledger = PostgresLedger(database, lease_seconds=self._lease_seconds)
+            client = client_for(settings.source(SOURCE).endpoint_url)
+            work = open_workplace(settings, SOURCE, run=run, ledger=ledger, client=client)
+            try:
+                yield work
+            finally:
+                close_store(work.store)
+        finally:
+            database.close()
+
+    # --- runs --------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> list[str]:
+        """Take an inventory and cut a plan; return the new chunks."""
+        with self.workplace() as work:
+            return [chunk.name for chunk in planning.cut_plan(work, planning.take_inventory(work)).chunks]
+
+    def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
+        """Begin a process that runs a chunk's steps, by default everything from the inventory on.
+
+        Args:
+            chunk: its name, or "".
+            fatal: when it is killed or paused.
+            told: let `Run.wait_for_moments` count.
+        """
+        number = len(self.runs) + 1
+        order = Order(
+            settings=self.values,
+            source=SOURCE,
+            chunk=chunk,
+            run=f"run-{number}",
+            lease_seconds=self._lease_seconds,
+            answer=str(self._orders / f"{number}.answer"),
+            fatal=fatal,
+        )
+        run = start_run(self._template, order, self._orders, number, told=told)
+        self.runs.append(run)
+        return run
+
+    def run(self, chunk: str = "", *, fatal: Fatal | None = None) -> int:
+        """Run one process to its end; return its exit status, negative for a signal."""
+        return self.start(chunk, fatal=fatal).wait()
+
+    def finish(self) -> None:
+        """Do inventory, plan and all chunks until everything is located or skipped, as the next runs would.
+
+        A partition whose run was killed or failed is run again, whatever its chunk's state.
+        """
+        failed = {run.order.chunk for run in self.runs if run.wait()}
+        again = {chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed}
+        for _ in range(ROUNDS):
+            with self.workplace("the next run") as work:
+                planned = planning.cut_plan(work, planning.take_inventory(work))
+                names = {chunk.name for chunk in work.ledger.chunks(SOURCE, UNDER_WAY)} | again
+                for name in sorted(names):
+                    for step in CHUNK_STEPS:
+                        step(work, name)
+                if not planned.chunks and not names:
+                    return
+                again = set()
+        raise AssertionError(f"after {ROUNDS} rounds there is still something to archive")
+
+    def end_runs(self) -> None:
+        """Kill every process that goes on."""
+        for run in self.runs:
+            run.kill()
+
+    def chunks(self, *states: ChunkState) -> Sequence[Chunk]:
+        """Return its chunks as the ledger has them."""
+        with self.workplace() as work:
+            return work.ledger.chunks(SOURCE, states or None)
+
+    def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Ask the database itself."""
+        with psycopg.connect(self.database_url) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    # --- the examination ---------------------------------------------------------------------------------------------
+
+    def check(self) -> Verdict:
+        """Examine; raise AssertionError unless all is well."""
+        verdict = self.examine()
+        verdict.require()
+        return verdict
+
+    def examine(self) -> Verdict:
+        """Look at everything, now that all is said to be done; see `Verdict`."""
+        found = _Findings()
+        with self.workplace("the examination") as work:
+            listed = [obj for page in work.objects.list_pages() for obj in page]
+            self._look_for_lost(listed, found)
+            self._look_at_plans(work, found)
+            self._read_back(work, listed, found)
+            self._look_at_chunks(work, found)
+            self._look_at_the_network(work, found)
+            self._look_at_what_is_left(work, found)
+        self._look_at_runs(found)
+        numbers = (found.objects, found.size_bytes, found.lost, found.double, found.overcharged_bytes)
+        return Verdict(*numbers, complaints=found.complaints)
+
+    def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
+        """Each object of the bucket is located in exactly one chunk in good standing, or skipped with a reason."""
+        rows = self.query(
+            "SELECT file_path, object_version, count(*) FROM file_locations l JOIN caf_files c USING (caf_file_id)"
+            " WHERE c.state IN ('located', 'damaged') GROUP BY 1, 2"
+        )
+        located = {(path, version): count for path, version, count in rows}
+        skipped = set(self.query("SELECT file_path, object_version FROM skipped_objects WHERE reason <> ''"))
+        for obj in listed:
+            identity = obj.key.decode(), obj.object_version
+            if identity not in located and identity not in skipped:
+                found.lost += 1
+                found.complain(f"lost: {identity} is neither located nor skipped")
+        for identity, count in located.items():
+            if count > 1:
+                found.double += count - 1
+                found.complain(f"double: {identity} is located {count} times")
+        ((members,),) = self.query("SELECT coalesce(sum(member_count), 0) FROM caf_files WHERE state = 'located'")
+        if members != sum(located.values()):
+            found.double += max(0, int(members) - sum(located.values()))
+            found.complain(f"double: located chunks have {members} members, and there are {sum(located.values())} locations")
+
+    def _look_at_plans(self, work: Workplace, found: _Findings) -> None:
+        accounting = planning.account_for(work, planning.take_inventory(work))
+        if not accounting.holds or accounting.claimed:
+            found.complain(f"the accounting does not agree: {accounting}")
+
+    def _read_back(self, work: Workplace, listed: Sequence[S3Object], found: _Findings) -> None:
+        """Every location reads back with its SHA-256, as a body that its key has or had; the bucket's own, byte by byte."""
+        current = {(obj.key.decode(), obj.object_version) for obj in listed}
+        for key, version, sha256 in self.query("SELECT file_path, object_version, sha256 FROM file_locations ORDER BY 1, 2"):
+            try:
+                body = b"".join(fetch(work.ledger, work.store, SOURCE, key, version).pieces)
+            except CafError as error:
+                found.lost += 1
+                found.complain(f"lost: {key!r} ({version}) does not read back: {error}")
+                continue
+            right = hashlib.sha256(body).digest() == sha256 and sha256 in self._ever_put.get(key, ())
+            if not right or ((key, version) in current and body != self.objects.get(key)):
+                found.lost += 1
+                found.complain(f"lost: {key!r} ({version}) reads back as other bytes than the bucket has")
+                continue
+            found.objects += 1
+            found.size_bytes += len(body)
+
+    def _look_at_chunks(self, work: Workplace, found: _Findings) -> None:
+        for chunk in work.ledger.chunks(SOURCE):
+            if chunk.state is ChunkState.WITHDRAWN:
+                continue
+            if chunk.state not in (ChunkState.LOCATED, ChunkState.EMPTY):
+                found.complain(f"chunk {chunk.name} is '{chunk.state}': {chunk.reason}")
+                continue
+            try:
+                explanation = account_for_chunk(work, chunk.name).explanation
+            except CafError as error:
+                explanation = str(error)
+            if explanation:
+                found.complain(f"chunk {chunk.name}: {explanation}")
+
+    def _look_at_the_network(self, work: Workplace, found: _Findings) -> None:
+        """Each chunk's root was posted once, nothing else was, and the space that it takes was charged once."""
+        chunks = work.ledger.chunks(SOURCE, [ChunkState.LOCATED])
+        state = self.network.state()
+        expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
+        files = Counter(one["merkle"] for one in state["files"] if one["owner"] == self.address)
+        posts = Counter({root: state["posts_by_root"].get(root, 0) for root in files | expected})
+        for what, counted in (("files", files), ("posts", posts)):
+            if counted != expected:
+                found.double += (counted - expected).total()
+                found.complain(f"double: the network's {what} of this wallet are {dict(counted)}, the ledger's {dict(expected)}")
+        due = COPIES * sum(chunk.stored_size_bytes for chunk in chunks)
+        charged = int(state["plans"][self.address]["used_bytes"])
+        if charged != due:
+            found.overcharged_bytes += max(0, charged - due)
+            found.complain(f"charged: {charged} bytes of space, where {due} were due")
+
+    def _look_at_what_is_left(self, work: Workplace, found: _Findings) -> None:
+        """Nothing is in staging, reserved or claimed, and nobody alive holds a lease, but for what this process does itself."""
+        if left := sorted(path.name for path in work.staging().iterdir()):
+            found.complain(f"left in staging: {', '.join(left)}")
+        for table in ("staging_reservations", "claims"):
+            ((count,),) = self.query(f"SELECT count(*) FROM {table}")
+            if count:
+                found.complain(f"left: {count} rows of {table}")
+        leases = "SELECT name, boot_id, pid, process_started FROM leases WHERE expires_at > clock_timestamp()"
+        for name, boot_id, pid, started in self.query(leases):
+            if is_alive(boot_id, pid, started) is not False:
+                found.complain(f"left: {name} is held by process {pid}")
+        unsettled = self.query("SELECT hash FROM transactions WHERE outcome IS NULL")
+        if unsettled:
+            found.complain(f"left: transactions whose fate is not known: {unsettled}")
+
+    def _look_at_runs(self, found: _Findings) -> None:
+        """No run ended with anything but a result or an error of ours, or said anything."""
+        for run in self.runs:
+            status = run.wait()
+            if status == WITH_TRACEBACK or run.said:
+                found.complain(f"{run.order.run} ended with {status} and said:\n{run.said}")
+        if found.complaints:
+            found.complaints += [f"{run} was before" for run in self.runs]

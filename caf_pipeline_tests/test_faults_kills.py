@@ -1,0 +1,99 @@
+"""Runs of a chunk are killed by SIGKILL: before, inside and after each step, and at random moments. The next run ends right.
+
+In the long form (`make soak`) each random test is done with many seeds; a failed one is done again by its seed's name.
+"""
+
+import random
+import signal
+
+import pytest
+
+from caf_pipeline_tests.faults.moments import AT_ITS_END, Fatal
+from caf_pipeline_tests.faults.world import ONE_CHUNK
+
+KILLED = -signal.SIGKILL
+
+MOMENTS = {
+    "load_batch": 40,
+    "pack_chunk": 115,
+    "seal_chunk": 20,
+    "post_file": 120,
+    "upload_chunk": 90,
+    "verify_stored": 50,
+    "load_locations": 14,
+    "release_staging": 15,
+}
+"""About as many as a step has when a chunk of this world runs alone. Where it has fewer, it is killed at its end."""
+
+PHASES = {
+    "packing": ("pack_chunk",),
+    "sealing": ("seal_chunk",),
+    "posting": ("post_file",),
+    "uploading": ("upload_chunk", "verify_stored"),
+    "loading": ("load_locations", "release_staging"),
+}
+KILLS_OF_A_CHUNK = 4
+"""The world has three chunks: a dozen kills of each phase."""
+
+KILLS_OF_A_SOURCE = 12
+SOAK_SEEDS = 12
+"""In the long form each test has so many: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and those of the whole way."""
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(SOAK_SEEDS if metafunc.config.getoption("--soak") else 1))
+
+
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
+def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(fault, new_world, where, seed):
+    world = new_world(source={"target_size": ONE_CHUNK})
+    world.fill(small=10, large=2)
+    with fault("A run is killed", f"{where} each of its eight steps") as case:
+        chance = random.Random(f"{where} {seed}")
+        (chunk,) = world.plan()
+        case.tried = len(MOMENTS)
+        for step, most in MOMENTS.items():
+            moment = {"before": 0, "inside": chance.randrange(1, most), "after": AT_ITS_END}[where]
+            assert world.run(chunk, fatal=Fatal(step, moment)) == KILLED, world.runs[-1].said
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(fault, world, phase, seed):
+    with fault("A run is killed", f"at random moments of {phase}") as case:
+        chance = random.Random(f"{phase} {seed}")
+        chunks = world.plan()
+        case.tried = 0
+        for _ in range(KILLS_OF_A_CHUNK):
+            for chunk in chunks:
+                step = chance.choice(PHASES[phase])
+                status = world.run(chunk, fatal=Fatal(step, chance.randrange(1, MOMENTS[step])))
+                assert status == KILLED, world.runs[-1].said
+                case.tried += 1
+        world.finish()
+        case.check(world)
+
+
+def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_next(fault, world, seed):
+    with fault("A run is killed", "at random moments of inventory and planning") as case:
+        chance = random.Random(f"planning {seed}")
+        case.tried = 0
+        for step, most in (("take_inventory", 10), ("cut_plan", 60)) * (KILLS_OF_A_SOURCE // 2):
+            assert world.run(fatal=Fatal(step, chance.randrange(most))) == KILLED, world.runs[-1].said
+            case.tried += 1
+        world.finish()
+        case.check(world)
+
+
+def test_a_run_killed_from_outside_again_and_again_is_finished_in_the_end(fault, world, seed):
+    with fault("A run is killed", "again and again, at random moments of its whole way") as case:
+        chance = random.Random(f"whole way {seed}")
+        case.tried = 0
+        for _ in range(KILLS_OF_A_SOURCE):
+            run = world.start(told=True)
+            run.wait_for_moments(chance.randrange(1, 260))
+            case.tried += run.kill() == KILLED
+        world.finish()
+        case.check(world)

@@ -1,0 +1,91 @@
+"""Two runs of one chunk: at once, one of them killed, one of them paused until the other has taken its lease."""
+
+import signal
+
+import pytest
+
+from caf_pipeline.errors import HeldByOther
+from caf_pipeline_tests.faults.moments import Fatal
+from caf_pipeline_tests.faults.world import ONE_CHUNK
+
+KILLED = -signal.SIGKILL
+HELD = HeldByOther.exit_code
+
+PAUSED_AT = {
+    "packing": Fatal("pack_chunk", 60, signal.SIGSTOP),
+    "posting": Fatal("post_file", 60, signal.SIGSTOP),
+    "uploading": Fatal("upload_chunk", 40, signal.SIGSTOP),
+    "loading": Fatal("load_locations", 7, signal.SIGSTOP),
+}
+GROUP = "Two runs of one chunk"
+
+
+@pytest.fixture
+def hasty(new_world):
+    """A world whose leases run out soon, so that a paused run's is taken over."""
+    world = new_world(lease_seconds=2.0, source={"target_size": ONE_CHUNK})
+    world.fill(small=10, large=2)
+    return world
+
+
+def test_of_two_runs_at_once_one_ends_the_work_and_the_other_says_who_holds_it(fault, world):
+    with fault(GROUP, "at once") as case:
+        for chunk in world.plan():
+            runs = world.start(chunk), world.start(chunk)
+            statuses = {run.wait() for run in runs}
+            assert 0 in statuses
+            assert statuses <= {0, HELD}
+        case.check(world)
+
+
+def test_a_run_beside_one_that_is_killed_ends_the_work_or_says_who_held_it(fault, world):
+    with fault(GROUP, "at once, the first killed in its middle") as case:
+        for chunk in world.plan():
+            first, second = world.start(chunk, told=True), world.start(chunk)
+            first.wait_for_moments(200)
+            assert first.kill() in (KILLED, 0, HELD)
+            assert second.wait() in (0, HELD)
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.parametrize("phase", PAUSED_AT)
+def test_a_run_that_wakes_after_another_has_finished_its_work_changes_nothing(fault, hasty, phase):
+    with fault(GROUP, f"the first paused while {phase}, awake after the second has ended") as case:
+        (chunk,) = hasty.plan()
+        first = hasty.start(chunk, fatal=PAUSED_AT[phase])
+        first.wait_until_paused()
+        assert hasty.start(chunk).ended_in_order  # by a lost lease at worst, where the machine has no time for it
+        first.resume()
+        assert first.ended_in_order
+        hasty.finish()
+        case.check(hasty)
+
+
+@pytest.mark.parametrize("phase", PAUSED_AT)
+def test_a_run_that_wakes_while_another_does_its_work_changes_nothing(fault, hasty, phase):
+    with fault(GROUP, f"the first paused while {phase}, awake in the middle of the second") as case:
+        (chunk,) = hasty.plan()
+        first = hasty.start(chunk, fatal=PAUSED_AT[phase])
+        first.wait_until_paused()
+        second = hasty.start(chunk, fatal=PAUSED_AT[phase])
+        second.wait_until_paused()
+        first.resume()
+        assert first.ended_in_order
+        second.resume()
+        assert second.ended_in_order
+        hasty.finish()
+        case.check(hasty)
+
+
+def test_a_run_that_is_paused_in_a_transaction_does_not_keep_its_locks_for_ever(fault, hasty):
+    with fault(GROUP, "the first paused in the middle of a transaction, its locks held") as case:
+        (chunk,) = hasty.plan()
+        first = hasty.start(chunk, fatal=Fatal("load_batch", 2, signal.SIGSTOP))  # it has taken the lease and not committed
+        first.wait_until_paused()
+        assert hasty.start(chunk).ended_in_order
+        first.resume()
+        assert first.ended_in_order
+        assert first.answer.error == "LedgerUnreachable"
+        hasty.finish()
+        case.check(hasty)

@@ -1,0 +1,66 @@
+"""The examination of a world finds what is wrong: a matrix that could not fail would prove nothing."""
+
+import psycopg
+import pytest
+
+from caf_pipeline_tests.faults.world import ONE_CHUNK
+
+
+@pytest.fixture
+def located(new_world):
+    world = new_world(source={"target_size": ONE_CHUNK})
+    world.fill(small=3, large=0)
+    world.finish()
+    return world
+
+
+def change(world, statement):
+    with psycopg.connect(world.database_url) as connection:
+        assert connection.execute(statement).rowcount == 1
+
+
+def test_a_world_in_which_nothing_went_wrong_has_no_complaints(located):
+    verdict = located.check()
+    assert (verdict.objects, verdict.size_bytes) == (len(located.objects), sum(map(len, located.objects.values())))
+
+
+def test_an_object_without_a_location_is_lost(located):
+    change(located, "DELETE FROM file_locations WHERE file_path = 'empty'")
+    assert located.examine().lost == 1
+
+
+def test_an_object_that_reads_back_as_other_bytes_is_lost(located):
+    change(
+        located, "UPDATE file_locations SET start_byte = start_byte + 1, end_byte = end_byte + 1 WHERE file_path LIKE 'some/%0'"
+    )
+    assert located.examine().lost == 1
+
+
+def test_an_object_that_came_after_the_last_run_is_lost(located):
+    located.put("late", b"late")
+    assert located.examine().lost == 1
+
+
+def test_a_member_of_two_chunks_is_double(located):
+    change(located, "UPDATE caf_files SET member_count = member_count + 1 WHERE state = 'located'")
+    assert located.examine().double == 1
+
+
+def test_space_that_was_not_due_is_charged_twice(located):
+    change(located, "UPDATE caf_files SET stored_size_bytes = stored_size_bytes - 1 WHERE state = 'located'")
+    assert located.examine().overcharged_bytes == 3
+
+
+def test_a_file_left_in_staging_is_complained_of(located):
+    (located.staging / "left.part").touch()
+    with pytest.raises(AssertionError, match=r"left in staging: left\.part"):
+        located.check()
+
+
+def test_a_traceback_of_a_run_is_complained_of(located):
+    run = located.start("src-00000000-00001")
+    run.wait()
+    with open(f"{run.order.answer}.err", "a") as said:
+        said.write("Traceback")
+    with pytest.raises(AssertionError, match="Traceback"):
+        located.check()
