@@ -10,25 +10,21 @@ Not here: cutting plans (`planning`), bodies (`pack`), the staging folder (`stag
 (`sampling`), located chunks (`proofs`, `repair`), checks of what was done (`accounts`), Dagster (`defs`).
 """
 
-import contextlib
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_file import ChunkFile, StagedSource, StoredSource
-from caf_pipeline.durable import sync_folder
+from caf_pipeline.chunk_packing import pack_anew
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
-    LedgerError,
     NotProven,
-    ObjectReadFailed,
     RootRefused,
     StagingError,
     StoredChunkMissing,
@@ -36,19 +32,15 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
 from caf_pipeline.inventory import SkipReason, object_version
-from caf_pipeline.journal import Journal
 from caf_pipeline.lifecycle import ChunkState, has_reached
-from caf_pipeline.manifest import ChunkIdentity
-from caf_pipeline.pack import Packed, Packer, remove_staged
-from caf_pipeline.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
-from caf_pipeline.resuming import find_left, remove_others, take_over
+from caf_pipeline.pack import Packed, remove_staged
+from caf_pipeline.plan import read_chunk_objects
 from caf_pipeline.sampling import look_at_copy, staged_matches, take_samples, too_few_copies
 from caf_pipeline.staging import (
     download,
     give_final_name,
     lease_name,
     let_go,
-    make_room,
     manifest_is_right,
     read_packed,
     read_record,
@@ -59,9 +51,8 @@ from caf_pipeline.staging import (
     staged_is_whole,
     staged_path,
     was_packed_by,
-    write_packed,
 )
-from caf_pipeline.stored_bytes import PartFile, staging_error
+from caf_pipeline.stored_bytes import staging_error
 from caf_pipeline.workplace import Workplace
 
 LARGEST_SHOWN: Final = 10
@@ -167,123 +158,6 @@ def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Se
         stored_size_bytes=size_bytes,
         waiting_bytes=sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name != chunk.name),
     )
-
-
-def pack_anew(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
-    """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
-
-    What an earlier run left of the chunk's packing is gone on with; the rest of it in staging is removed. Where room is
-    short, kept files of located chunks are removed first.
-
-    Raises:
-        StagingError: no room. SourceError: the run cannot go on. What is safe by the journal stays, and the next run goes on
-            with it.
-    """
-    staging, folder = work.staging(), Path(chunk.plan_folder)
-    plan = read_chunk_plan(folder, chunk.number)
-    packer = _packer(work, lease, chunk, plan)
-    part_path, journal_path, spool = (staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest"))
-    part, journal, why = _files_to_pack_into(work, lease, chunk, packer, plan.expected_size_bytes)
-    try:
-        try:
-            packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
-        finally:
-            journal.close()
-        lease.check()
-        write_packed(work, chunk.name, lease.epoch, part_path, replace(packed, not_resumed=packed.not_resumed or why))
-    except BaseException:
-        if not packer.kept_bytes:
-            remove_staged(part_path, journal_path)
-        _reserve_what_stays(work, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes)
-        raise
-    finally:
-        remove_staged(spool)
-    return packed
-
-
-def _packer(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
-    terms = read_terms(Path(chunk.plan_folder))
-    target_size = int(terms.get("target_size", work.source_settings.target_size))
-    return Packer(
-        plan,
-        _identity(chunk, terms),
-        work.objects,
-        work.settings.packing,
-        proof_type=work.store.proof_type,
-        limit_bytes=max(target_size, plan.expected_size_bytes),
-        give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
-        progress=_held_progress(work, lease),
-    )
-
-
-def _files_to_pack_into(
-    work: Workplace, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
-) -> tuple[PartFile, Journal, str]:
-    """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
-    name, staging = chunk.name, work.staging()
-    left, why = find_left(work, name, packer.opening, attempt=lease.epoch)
-    try:
-        make_room(work, name, size_bytes, held_bytes=left.held_bytes if left else 0)
-        work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
-    except BaseException:
-        if left:
-            left.part.close()
-        raise
-    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.hold(lease.check)) if left else None
-    remove_others(work, name, attempt=lease.epoch)
-    if taken:
-        return *taken, ""
-    paths = [staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")]
-    remove_staged(*paths)
-    part = PartFile.create(paths[0])
-    try:
-        journal = Journal.create(paths[1], attempt=lease.epoch)
-        sync_folder(staging)
-    except BaseException:
-        part.close()
-        remove_staged(*paths)
-        raise
-    return part, journal, why
-
-
-def _reserve_what_stays(work: Workplace, lease: Lease, name: str, size_bytes: int) -> None:
-    """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
-    with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves anew
-        work.ledger.reserve_staging(lease, name, str(work.staging()), size_bytes, 0)
-        if not size_bytes:
-            work.ledger.release_staging(name)
-
-
-def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
-    """Return a `progress` that ends the packing where the lease is lost, and waits while everything is paused."""
-
-    def told(objects: int, size_bytes: int) -> None:
-        work.hold(lease.check)
-        work.progress(objects, size_bytes)
-
-    return told
-
-
-def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
-    return ChunkIdentity(
-        archive_id=terms["archive"],
-        source=terms["source"],
-        chunk=chunk.name,
-        plan=chunk.plan,
-        snapshot=terms["snapshot"],
-        inventory_time=datetime.fromisoformat(terms["inventory_time"]),
-        plan_sha256=plan_hash(terms, chunk.plan),
-        planned_objects=chunk.object_count,
-        planned_bytes=chunk.object_bytes,
-    )
-
-
-def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: ObjectReadFailed) -> bool:
-    """Count a run that failed on this object; True once enough of them did. A source that is down counts for nothing."""
-    next(iter(work.objects.list_pages(max_pages=1)), None)
-    obj = planned.object
-    failures = work.ledger.count_read_failure(chunk.name, obj.key.decode(), obj.object_version, work.holder.run)
-    return failures >= work.settings.packing.unreadable_after
 
 
 def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
@@ -657,7 +531,10 @@ def held(work: Workplace, name: str) -> Iterator[Lease]:
     with work.ledger.lease(lease_name(name), work.holder) as lease:
         try:
             yield lease
-        except OSError as error:
+        except (OSError, StagingError) as error:
+            lease.check()  # whoever lost it finds files gone that are another run's by now
+            if isinstance(error, StagingError):
+                raise
             raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
 
 

@@ -25,6 +25,10 @@ LEAST_AHEAD_BYTES: Final = 64 << 20
 """How far packing may always be ahead of the journal: a checkpoint's worth, so that it need not wait for each."""
 
 
+LARGEST_PART_BYTES: Final = 32 << 20
+"""A GET that a kill ends is lost as a whole: two of these, the least ahead and a window of four are `LOST_BYTES`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """When a checkpoint is due, and when packing waits for it.
@@ -48,13 +52,21 @@ class Pace:
 
 def pace_of(settings: PackingSettings) -> Pace:
     """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way included."""
-    in_hands = 2 * settings.part_size  # a part that has left the window, and the one that is written when packing waits
-    return Pace(ahead_bytes=max(LOST_BYTES - window_of(settings) - in_hands, LEAST_AHEAD_BYTES))
+    return Pace(ahead_bytes=LOST_BYTES - window_of(settings) - _in_hands(settings))
 
 
 def window_of(settings: PackingSettings) -> int:
     """Return the window of GETs under way: as set, but no more than may be lost."""
-    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES)
+    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _in_hands(settings))
+
+
+def part_of(settings: PackingSettings) -> int:
+    """Return the size of one ranged GET: as set, but no more than what may be lost has room for, beside window and pace."""
+    return min(settings.part_size, LARGEST_PART_BYTES)
+
+
+def _in_hands(settings: PackingSettings) -> int:
+    return 2 * part_of(settings)  # a part that has left the window, and the one that is written when packing waits
 
 
 class RunningSha256(Protocol):
@@ -112,6 +124,11 @@ class Checkpoints:
         self._digest = digest
         self.kept_bytes = self._sink.size_bytes
         self.holds = True
+
+    @property
+    def resumable_bytes(self) -> int:
+        """So many bytes of the staged file a next run would go on behind; 0 where it would begin anew."""
+        return self.kept_bytes if self.holds else 0
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -235,4 +252,5 @@ def _text_bytes(headers: Headers | None) -> int:
     if headers is None:
         return 0
     pairs = sum(len(name) + len(value) for name, value in headers.user_metadata.items())
-    return 64 + pairs + len(headers.content_disposition) + len(headers.cache_control)
+    described = len(headers.content_type) + len(headers.content_encoding) + len(headers.content_language) + len(headers.expires)
+    return 64 + pairs + described + len(headers.content_disposition) + len(headers.cache_control)

@@ -33,6 +33,7 @@ class Unsafe(StrEnum):
     NOT_LOOKED_AT = "not_looked_at"
     NOT_READ_BACK = "not_read_back"
     DISAGREES = "disagrees"
+    NOT_TOLD_APART = "not_told_apart"
     NOT_EXPRESSIBLE = "not_expressible"
 
 
@@ -70,8 +71,9 @@ _VERDICT_SCHEMA: Final = pa.schema(
     ]
 )
 
-# A key that is listed twice without version ids changed while it was listed: which of the two is there now is not known. A
-# version id other than of these characters would have to be encoded, and whether S3 decodes that column is not documented.
+# A key that is listed twice without version ids changed while it was listed: which of the two is there now is not known. An
+# empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes change. A version id other than of these characters would
+# have to be encoded, and whether S3 decodes that column is not documented.
 _DECIDED: Final = """WITH listed AS (
         SELECT *, version_id IS NULL AND count(*) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
     ), known AS (
@@ -88,6 +90,7 @@ _DECIDED: Final = """WITH listed AS (
                 WHEN verdict.caf_file_id IS NULL THEN 'not_looked_at'
                 WHEN verdict.reason IS NOT NULL THEN verdict.reason
                 WHEN whole.end_byte - whole.start_byte <> listed.size_bytes THEN 'disagrees'
+                WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag, 'W/')) THEN 'not_told_apart'
                 WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
             WHEN known.claimed THEN 'claimed'
             WHEN known.skipped IS NOT NULL THEN 'skipped'

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.archive import posting_of
 from caf_pipeline.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.deletion_files import BatchManifest, Report, require_manifest, require_report
-from caf_pipeline.errors import IntegrityError, SettingsError, StagingError
+from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory import Snapshot, percent_decode
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.planning import take_inventory
@@ -91,14 +91,17 @@ def find_deletable(
         watcher: who is told how it goes.
 
     Raises:
-        UsageError: a file exists and is something else. SettingsError: the store proves nothing over time. HeldByOther: the
-            same is under way. SourceError. StoreUnreachable: the chain is out of reach. IntegrityError: the accounting does
-            not hold. StagingError: no room. After any of them neither file was touched.
+        UsageError: a file exists and is something else, or both are one. SettingsError: the store proves nothing over time.
+            HeldByOther: the same is under way. SourceError. StoreUnreachable: the chain is out of reach. LedgerError: also
+            where a chunk changed meanwhile. IntegrityError: the accounting does not hold. StagingError: no room. After any of
+            them neither file was touched.
     """
     bucket = work.source_settings.bucket
     require_manifest(manifest, bucket)
     if report:
         require_report(report)
+        if report.resolve() == manifest.resolve():
+            raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
     _require_proofs(work)
     with work.ledger.lease(f"deletion/{work.source}", work.holder) as lease, _folder(work) as folder:
         chunks = Chunks(work, lease, folder, watcher or Watcher())
@@ -108,11 +111,14 @@ def find_deletable(
         snapshot = take_inventory(work)
         standing = folder / "standing.parquet"
         work.ledger.export_standing(work.source, standing)
-        decisions = Decisions(snapshot.path, chunks.located, standing, as_they_are_now(work, verdicts))
+        said = list(as_they_are_now(work, verdicts))
+        decisions = Decisions(snapshot.path, chunks.located, standing, said)
         with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
             for batch in decisions.batches(examples=EXAMPLES):
                 lists.take(batch)
             lists.require_all_of(snapshot)
+            if list(as_they_are_now(work, verdicts)) != said:
+                raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
             lease.check()
             lists.publish()
         return DeletionReport(

@@ -7,7 +7,6 @@ deleted at a store.
 Not here: files (`stray_files`), chunks that only the store knows (`stray_chunks`), who calls and what is printed (`cli`).
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,10 +24,6 @@ from caf_pipeline.stray_files import half_copies, home_leftovers, reservations, 
 from caf_pipeline.workplace import Workplace
 
 _S = ChunkState
-
-BETWEEN_STEPS_SECONDS: Final = 1.0
-"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two looks so far apart, and has
-not gone on, is gone."""
 
 _GOES_ON: Final[Mapping[ChunkState, str]] = {
     _S.PACKING: "goes on packing where the journal ends",
@@ -76,11 +71,14 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], payer: P
     yield from _leases(ward)
     yield from _transactions(ward, payer)
     yield from _rows(ward)
-    yield from listed_files(ward)
+    all_known = True  # the ledger has every chunk that the store may have
+    for finding in listed_files(ward):
+        all_known = all_known and finding.turn in (Turn.NOBODY, Turn.RUN) and finding.kind is not Kind.UNSEEN
+        yield finding
     yield from _unlisted(ward)
     yield from staged_files(ward)
     yield from reservations(ward)
-    yield from home_leftovers(ward)
+    yield from home_leftovers(ward, all_known=all_known)
     yield from half_copies(ward)
     yield from _chunks(ward)
 
@@ -250,19 +248,6 @@ def _chunks(ward: Ward) -> Iterator[Finding]:
     if planned:
         found = "1 chunk is planned and not begun" if planned == 1 else f"{planned} chunks are planned and not begun"
         yield told(Kind.CHUNK, work.source, found, f"{next_run} archives them", Turn.RUN)
-    for chunk in _left(ward, [chunk for chunk in chunks if chunk.state in _GOES_ON]):
+    for chunk in ward.left([chunk for chunk in chunks if chunk.state in _GOES_ON]):
         found = f"a run left it as '{chunk.state}'"
         yield told(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Turn.RUN)
-
-
-def _left(ward: Ward, chunks: list[Chunk]) -> Iterator[Chunk]:
-    """Yield those that no run has at two looks, and that have not gone on between them."""
-    held = ward.in_hands()
-    free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if lease_name(chunk.name) not in held}
-    if not free:
-        return
-    time.sleep(BETWEEN_STEPS_SECONDS)
-    held = ward.in_hands()
-    for chunk in ward.work.ledger.chunks(ward.work.source, _GOES_ON):
-        if lease_name(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
-            yield chunk

@@ -3,14 +3,21 @@
 Not here: what is looked for (`doctor`, `stray_files`), giving leases (the ledger).
 """
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.interfaces import Holder, Lease, LeaseRecord
+from caf_pipeline.interfaces import Chunk, Holder, Lease, LeaseRecord
+from caf_pipeline.staging import lease_name
 from caf_pipeline.workplace import Workplace
+
+BETWEEN_STEPS_SECONDS: Final = 1.0
+"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two looks so far apart, and has
+not gone on, is gone."""
 
 
 class Kind(StrEnum):
@@ -93,6 +100,18 @@ class Ward:
     def in_hands(self) -> dict[str, LeaseRecord]:
         """Return, by name, the leases that live runs may have at this moment."""
         return {lease.name: lease for lease in self.work.ledger.leases() if self.may_be_held(lease)}
+
+    def left(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks that no run has at two looks, and that have not gone on between them."""
+        held = self.in_hands()
+        free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if lease_name(chunk.name) not in held}
+        if not free:
+            return
+        time.sleep(BETWEEN_STEPS_SECONDS)
+        held = self.in_hands()
+        for chunk in self.work.ledger.chunks(self.work.source, {state for state, _ in free.values()}):
+            if lease_name(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
+                yield chunk
 
     @contextmanager
     def taken(self, name: str) -> Iterator[Lease]:

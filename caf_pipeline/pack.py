@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import Buffer
 
 from caf_pipeline.caf_index import FOOTER_SIZE_BYTES, IndexBuilder
-from caf_pipeline.checkpoints import Checkpoints, Pace, pace_of, window_of
+from caf_pipeline.checkpoints import Checkpoints, Pace, pace_of, part_of, window_of
 from caf_pipeline.checksums import Digest, new_digest
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.fetch import OrderedFetch, checksum_differs
@@ -210,11 +210,11 @@ class Packer:
         except BaseException as error:
             # A disk that is full takes no more; who lost the lease writes nothing that the next run would wait for.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
-            self.kept_bytes = checkpoints.kept_bytes if checkpoints.holds else 0
             with contextlib.suppress(OSError):  # the error that ended the packing is the one to tell
-                os.ftruncate(sink.part.descriptor, self.kept_bytes)
+                os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)
             raise
-        finally:
+        finally:  # also where a second Ctrl-C ends the saving
+            self.kept_bytes = checkpoints.resumable_bytes
             checkpoints.close()
 
     def _fetching(self, queue: ObjectQueue, begun: Begun) -> OrderedFetch:
@@ -223,7 +223,7 @@ class Packer:
             self._source,
             queue,
             window_bytes=window_of(settings) if self._checkpoints else settings.window_size,
-            part_bytes=settings.part_size,
+            part_bytes=part_of(settings),
             threads=settings.fetch_threads,
             compare_checksums=settings.compare_checksums,
             begin_at=begun.open.size_bytes if begun.open else 0,
@@ -247,7 +247,7 @@ class Packer:
     def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
-        mark = opened.mark if opened else sink.mark() if planned.object.size_bytes > self._settings.part_size else None
+        mark = opened.mark if opened else sink.mark() if planned.object.size_bytes > part_of(self._settings) else None
         try:
             added = self._add_member(planned, fetch, sink, manifest, mark=mark, opened=opened)
         except ObjectUnavailable as error:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import IntegrityError, StagingError
+from caf_pipeline.in_use import writing_into
 
 ROWS_PER_GROUP: Final = 65_536
 """Rows of a row group, which are held in memory at once: some 10 MB with keys of 100 bytes."""
@@ -154,6 +155,7 @@ class Query:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(writing_into(self._path.parent))  # who tidies up there leaves the folder alone meanwhile
             spill = stack.enter_context(tempfile.TemporaryDirectory(prefix=".caf-spill-", dir=self._path.parent))
             config: dict[str, str | bool | int | float | list[str]] = {
                 "memory_limit": f"{max(1, self._budget.memory_bytes >> 20)}MiB",

@@ -43,6 +43,9 @@ from caf_pipeline.workplace import Workplace
 
 _PREFIX: Final = ".restoring-"
 
+ELSEWHERE: Final = "every object of it is located in other chunks, e.g. since it was withdrawn and they were archived again"
+"""Why a chunk that was found is not restored though nothing is wrong with it."""
+
 
 class FindingKind(StrEnum):
     """What a file turned out to be."""
@@ -129,12 +132,13 @@ class NotAsked:
 # --- what the store lists ------------------------------------------------------------------------------------------
 
 
-def find_chunks(work: Workplace, *, owner: str | None = None) -> Iterator[Finding]:
+def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[Finding]:
     """Yield one finding for each file that is listed under the source's archive; chunks with enough copies before the others.
 
     Args:
         work: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
+        whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
@@ -157,7 +161,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None) -> Iterator[Findin
             yield Finding(file, FindingKind.KNOWN, name=chunk.name)
     copies = {file: _copies(work, file) for file in unknown}
     posted_once = yield from _without_doubles(unknown, copies, {root: chunk for (root, _), chunk in known.items() if root})
-    named = yield from _with_heads(work, posted_once, copies)
+    named = yield from _with_heads(work, posted_once, copies, whole=whole)
     wanted = yield from _with_names(work, named)
     required = work.store.required_copies
     for file, source, head in sorted(wanted, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
@@ -192,7 +196,7 @@ _Opened = tuple[PostedFile, AgreedSource, Head]
 
 
 def _with_heads(
-    work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]]
+    work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], *, whole: bool
 ) -> Generator[Finding, None, Sequence[_Opened]]:
     """Read the heads. Yield the files that have none; return the others with theirs."""
     opened: list[_Opened] = []
@@ -201,7 +205,7 @@ def _with_heads(
         if not providers:
             yield Finding(file, FindingKind.NOT_UPLOADED, "it was posted, and no provider is listed who has it")
             continue
-        source = AgreedSource(work.store, file.posting, providers)
+        source = AgreedSource(work.store, file.posting, providers, proof_type=file.proof_type if whole else None)
         try:
             head = read_head(source, file.posting.stored_size_bytes)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
@@ -340,16 +344,17 @@ def fault_of(work: Workplace, chunk: StoredChunk) -> str:
     return f"{right} of {required} copies were right when it was restored (listed: {', '.join(listed)}{faults})"
 
 
-def rebuild(work: Workplace, *, owner: str | None = None, dry_run: bool = False) -> Iterator[Outcome]:
+def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[Outcome]:
     """Restore every chunk of the source that the ledger does not know; yield what became of each file.
 
     While it goes on nothing is planned. It may be ended at any moment and begun again: each chunk is written at once.
+    `owner` and `whole` are those of `find_chunks`.
 
     Raises:
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
     with work.ledger.lease(f"plan/{work.source}", work.holder) as lease:
-        for finding in find_chunks(work, owner=owner):
+        for finding in find_chunks(work, owner=owner, whole=whole):
             lease.check()
             yield _restored(work, finding, dry_run=dry_run)
 
@@ -365,8 +370,7 @@ def _restored(work: Workplace, finding: Finding, *, dry_run: bool) -> Outcome:
     except (ClaimConflict, IntegrityError) as error:
         return Outcome(Finding(finding.file, FindingKind.CONFLICTING, str(error), finding.name))
     if not rows:
-        why = "every object of it is located in other chunks, e.g. since it was withdrawn and they were archived again"
-        return Outcome(Finding(finding.file, FindingKind.SUPERSEDED, why, finding.name))
+        return Outcome(Finding(finding.file, FindingKind.SUPERSEDED, ELSEWHERE, finding.name))
     return Outcome(finding, rows, fault)
 
 

@@ -65,6 +65,8 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         if chunk.state is ChunkState.LOCATED:
             work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
             chunk = work.ledger.chunk(name)
+        # Before anything is mended: a copy that was found wrong has to be proven anew, in windows of its own.
+        work.ledger.record_checks(lease, name, checks_of(work, chunk, posting, findings))
         try:
             origin = _find_bytes(work, lease, chunk, posting, findings)
             now = _posted(work, lease, chunk, posting) if not findings else posting

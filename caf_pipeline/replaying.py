@@ -2,7 +2,8 @@
 
 Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256 of every member and of
 what is staged of an open one, the Merkle tree. The first that does not agree ends it; part and journal are cut behind the
-one before, and packing goes on there. Memory is one checkpoint's.
+one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes stand there since.
+Memory is one checkpoint's, and a number for each that was open.
 
 Not here: whose files these are (`resuming`), an entry's own rules (`journal`).
 Source: docs/decisions/0010-the-packing-journal.md.
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from caf_pipeline.journal import Checkpoint, Headers, Journal, Member, ObjectsDigest, Opening, OpenMember, Place, Skipped
 from caf_pipeline.plan import PlannedObject
@@ -108,9 +111,11 @@ def replay(
     reader = journal.reader()
     reached: _Reached | None = None
     fault = ""
+    given_up = _given_up(journal, opening)
     if b"".join(bytes(piece) for piece in sink.reread(len(head))) == head:
         first = sink.mark()
-        for place, said in reader.checkpoints(opening, attempt=journal.attempt):
+        for place, told in reader.checkpoints(opening, attempt=journal.attempt):
+            said = msgspec.structs.replace(told, open=None) if place.sequence in given_up else told
             following = _verified(reached or _Reached(Place(), first, first, ObjectsDigest()), place, said, objects, sink)
             if following is None:
                 fault = f"its bytes are not those that entry {place.sequence - 1} of its journal describes"
@@ -128,18 +133,29 @@ def replay(
     return Begun(reached.open, reached.digest, sink.size_bytes, fault)
 
 
+def _given_up(journal: Journal, opening: Opening) -> set[int]:
+    """Return the places, by sequence, of checkpoints whose open object was rolled back later: others' bytes may stand there."""
+    given_up: set[int] = set()
+    open_since: list[int] = []
+    for place, said in journal.reader().checkpoints(opening, attempt=journal.attempt):
+        if isinstance(said.outcomes[0], Skipped) if said.outcomes else not said.open:
+            given_up.update(open_since)
+        if said.outcomes or not said.open:
+            open_since.clear()
+        if said.open:
+            open_since.append(place.sequence)
+    return given_up
+
+
 def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> _Reached | None:
     """Read what a checkpoint tells of into the sink; None where the bytes or the plan say otherwise."""
     planned = objects.look(len(said.outcomes) + 1)
     if len(planned) < len(said.outcomes) + bool(said.open):
         return None
     going_on = before.open
-    if going_on and not said.outcomes and not said.open:  # begun anew
-        sink.roll_back(before.boundary)
-        going_on = None
     digest = before.digest.copy()
     for number, outcome in enumerate(said.outcomes):
-        if not _outcome_holds(outcome, planned[number], going_on, before.boundary, sink):
+        if not _outcome_holds(outcome, planned[number], going_on, sink):
             return None
         going_on = None
         digest.add(planned[number])
@@ -154,12 +170,8 @@ def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQ
     return _Reached(place, boundary, sink.mark(), digest, opened)
 
 
-def _outcome_holds(
-    outcome: Member | Skipped, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StoredBytes
-) -> bool:
+def _outcome_holds(outcome: Member | Skipped, planned: PlannedObject, going_on: OpenObject | None, sink: StoredBytes) -> bool:
     if isinstance(outcome, Skipped):
-        if going_on:
-            sink.roll_back(boundary)
         return True
     if outcome.end_byte - outcome.start_byte != planned.object.size_bytes:
         return False

@@ -69,7 +69,7 @@ def find_left(work: Workplace, name: str, opening: Opening, *, attempt: int) -> 
     """Return the best of what earlier runs left of the chunk's packing, and why it is nothing though something is there."""
     found = leftovers(work, name)
     claims, why = _claims(found, opening, attempt)
-    for claim in sorted(claims, key=lambda claim: claim.safe_bytes, reverse=True):
+    for claim in sorted(claims, key=_worth, reverse=True):
         try:
             part = PartFile.open(claim.part)
         except FileNotFoundError:  # its writer lives, and has just given it another name
@@ -77,6 +77,11 @@ def find_left(work: Workplace, name: str, opening: Opening, *, attempt: int) -> 
             continue
         return Left(part, claim.journal, claim.end, claim.safe_bytes), ""
     return None, why
+
+
+def _worth(claim: Claim) -> tuple[int, bool]:
+    """Order claims: by bytes; then those of one epoch, for a part without a journal may be a copy that is not on the disk yet."""
+    return claim.safe_bytes, claim.part.stem == claim.journal.stem
 
 
 def _claims(found: Sequence[StagedFile], opening: Opening, attempt: int) -> tuple[list[Claim], str]:
@@ -206,6 +211,10 @@ def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) 
         position += copied
 
 
-def remove_others(work: Workplace, name: str, *, attempt: int) -> None:
-    """Remove what earlier leases left of the chunk's packing; the files of this one, and the sealed file, stay."""
-    remove_staged(*(file.path for file in leftovers(work, name) if file.kind != "sealed" and file.epoch != attempt))
+def left_by_others(work: Workplace, name: str, *, attempt: int) -> Sequence[Path]:
+    """Return what stands there of the chunk's packing by other leases, to be removed once this one is known to hold.
+
+    To be called before the ledger is asked whether it holds: what a later lease makes is then not among it, however long
+    this process sleeps before it removes.
+    """
+    return [file.path for file in leftovers(work, name) if file.kind != "sealed" and file.epoch != attempt]

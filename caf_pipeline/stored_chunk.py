@@ -1,7 +1,8 @@
 """What a stored file says of itself as a chunk, by range reads: head, index, manifest, samples.
 
 Nothing of it is believed before every copy that answers gave the same bytes and all of it fits together: a provider may lie,
-and what no packing of ours could have written is no chunk. The Merkle root, which only whole reading proves, is not proven.
+and what no packing of ours could have written is no chunk. The Merkle root, which only whole reading proves, is not proven,
+unless that is asked for where copies differ.
 
 Not here: which files are looked at, and what becomes of them (`rebuild`). Source: docs/format.md.
 """
@@ -10,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +31,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.interfaces import ChunkStore, Copy, LocationRow, PostedFile, Posting, Sample, Skip
 from caf_pipeline.inventory import SkipReason, is_supported, object_version
 from caf_pipeline.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, OpenedManifest, open_manifest, refuse_bloated
+from caf_pipeline.merkle import MerkleTree
 from caf_pipeline.plan import chunk_name
 from caf_pipeline.sampling import samples_of
 from caf_pipeline.stored_bytes import staging_error
@@ -72,13 +75,15 @@ class AgreedSource:
         wrong: what was found to be wrong with a copy, by provider; it is asked no more.
     """
 
-    def __init__(self, store: ChunkStore, posting: Posting, providers: Sequence[str]) -> None:
+    def __init__(self, store: ChunkStore, posting: Posting, providers: Sequence[str], *, proof_type: int | None = None) -> None:
+        """Take the copies to read; with the file's `proof_type`, those that differ are read whole to find which are wrong."""
         self.providers = list(dict.fromkeys(providers))
         self.silent: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
         self._permanent = True
         self._store = store
         self._posting = posting
+        self._proof_type = proof_type if proof_type in ROOT_SIZE_BYTES else None
         self._suffix: tuple[int, bytes] = (0, b"")
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
@@ -104,14 +109,9 @@ class AgreedSource:
         first = b""
         said: dict[bytes, list[str]] = {}
         for provider in list(self.providers):
-            try:
+            with self._passed_over(provider):
                 piece = b"".join(self._store.read(self._posting, start_byte, end_byte, provider=provider))
-            except (ChainUnreachable, ChainBehind, ChainHalted):
-                raise
-            except (StoreUnreachable, StoredChunkMissing, IntegrityError) as error:
-                self.providers.remove(provider)
-                self.silent[provider] = str(error)
-                self._permanent = self._permanent and error.permanent
+            if provider in self.silent:
                 continue
             digest = hashlib.sha256(piece).digest()
             first = first if said else piece
@@ -122,8 +122,38 @@ class AgreedSource:
                 raise StoredChunkMissing(f"no provider gives bytes {start_byte} to {end_byte} of it ({reasons})")
             raise StoreUnreachable(f"nobody who has it answers ({reasons})", hint="try again later")
         if len(said) > 1:
+            if self._proof_type is not None and self._judge_whole(self._proof_type):
+                return self._read_piece(start_byte, end_byte)
             raise CopiesDiffer(start_byte, end_byte, list(said.values()))
         return first
+
+    @contextmanager
+    def _passed_over(self, provider: str) -> Iterator[None]:
+        """Ask a provider no more that does not give what it is asked for. A chain that is away says nothing of any."""
+        try:
+            yield
+        except (ChainUnreachable, ChainBehind, ChainHalted):
+            raise
+        except (StoreUnreachable, StoredChunkMissing, IntegrityError) as error:
+            self.providers.remove(provider)
+            self.silent[provider] = str(error)
+            self._permanent = self._permanent and error.permanent
+
+    def _judge_whole(self, proof_type: int) -> bool:
+        """Read each copy whole; one that has not the Merkle root of the chain is wrong, and asked no more.
+
+        Returns whether some copies are left and some were found wrong.
+        """
+        before = len(self.wrong)
+        for provider in list(self.providers):
+            tree = MerkleTree(proof_type)
+            with self._passed_over(provider):
+                for piece in self._store.read(self._posting, 0, self._posting.stored_size_bytes, provider=provider):
+                    tree.update(piece)
+            if provider not in self.silent and tree.root() != self._posting.merkle_root:
+                self.wrong[provider] = "gives other bytes than its Merkle root says"
+                self.providers.remove(provider)
+        return bool(self.providers) and len(self.wrong) > before
 
     def judge(self, start_byte: int, end_byte: int, parts: Sequence[LocationRow]) -> bool:
         """Ask each copy for a range that holds these objects whole; whose SHA-256 do not fit is wrong, and asked no more.

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Final
 
 from caf_pipeline import rebuild
-from caf_pipeline.errors import CafError, ClaimConflict, NotLocated, SettingsError, StoreError
+from caf_pipeline.errors import CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
 from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.lifecycle import CLAIMING, IN_GOOD_STANDING
 from caf_pipeline.rebuild import FindingKind
 from caf_pipeline.staging import lease_name
 
-_DOUBTFUL: Final = frozenset({FindingKind.DIFFERING, FindingKind.UNREADABLE, FindingKind.CONFLICTING})
+_DOUBTFUL: Final = frozenset({FindingKind.UNREADABLE, FindingKind.CONFLICTING})
 """Files of our own that may be chunks: who looks again later, or closer, may find out."""
 
 
@@ -26,9 +26,11 @@ def listed_files(ward: Ward) -> Iterator[Finding]:
         found = "caf.toml does not have this source, so that the store was not asked for chunks that the ledger does not know"
         yield told(Kind.UNSEEN, work.source, found, "set its bucket, endpoint and prefix to have that looked at", Turn.NOBODY)
         return
+    sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
     try:
         for file in rebuild.find_chunks(work):
-            yield from _finding(ward, file)
+            if file.kind is not FindingKind.KNOWN or file.name not in sound:
+                yield from _finding(ward, file)
     except (StoreError, SettingsError) as error:
         yield unseen(f"what the store lists of {work.source}", error)
 
@@ -43,7 +45,9 @@ def _finding(ward: Ward, file: rebuild.Finding) -> Iterator[Finding]:
         yield from _known(ward, file)
         return
     where, name = f"{_place(file)}: {file.why}", file.name or _place(file)
-    if file.kind in _DOUBTFUL:
+    if file.kind is FindingKind.DIFFERING:
+        yield told(Kind.FILE, name, where, "not restored; 'caf rebuild --whole' finds which copies are right", Turn.OPERATOR)
+    elif file.kind in _DOUBTFUL:
         yield told(Kind.FILE, name, where, "not restored; look again later", Turn.OPERATOR)
     elif file.kind is FindingKind.FOREIGN:
         yield told(Kind.FILE, name, where, "left", Turn.NOBODY)
@@ -87,8 +91,10 @@ def _restore(ward: Ward, file: rebuild.Finding) -> Mended:
         except NotLocated:
             try:
                 rows = rebuild.restore(ward.work, file)
-            except ClaimConflict as error:
+            except (ClaimConflict, IntegrityError) as error:
                 return Mended(f"not restored: {_said(error)}", Turn.OPERATOR)
+            if not rows:
+                return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Turn.NOBODY)
             remedy = _remedy(ward, file)
             return Mended(f"{remedy}, with {rows} locations", Turn.MENDED if remedy == "restored" else Turn.OPERATOR)
         return GONE

@@ -28,6 +28,9 @@ _OVER: Final = frozenset({_S.EMPTY, _S.WITHDRAWN, _S.ABANDONED, _S.EXPIRED})
 _STAGED_SEALED: Final = frozenset({_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED})
 """States in which the sealed file is wanted, and what it was made of is not."""
 
+_WHOLE: Final = frozenset({"sealed", "packed", "record"})
+"""Files with every byte of a chunk's objects, which the source may have in another version by now; and what points to one."""
+
 _DISPOSABLE: Final = frozenset({"manifest", "json", "download"})
 """Of use to the run that wrote them only."""
 
@@ -57,21 +60,23 @@ def staged_files(ward: Ward) -> Iterator[Finding]:
         return
     files = _listed(work)
     known = {chunk.name: chunk for chunk in work.ledger.chunks()}
-    held = ward.in_hands()
     hold = timedelta.max
     if any(file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED for file in files):
         try:
             hold = timedelta(seconds=work.store.staging_hold_seconds())
         except StoreError as error:
             yield unseen("how long located chunks are kept in staging", error)
+    unneeded = []
     for file in files:
         chunk = known.get(file.chunk)
         if chunk is None:
             yield from _unknown(ward, file)
-        elif chunk.source == work.source and lease_name(chunk.name) not in held:
-            why = _unneeded(chunk, file, files, hold)
-            if why:
-                yield mendable(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
+        elif chunk.source == work.source and (why := _unneeded(chunk, file, files, hold)):
+            unneeded.append((file, why))
+    left = {chunk.name for chunk in ward.left(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
+    for file, why in unneeded:
+        if file.chunk in left:
+            yield mendable(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
 
 
 def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
@@ -96,7 +101,7 @@ def _unknown(ward: Ward, file: StagedFile) -> Iterator[Finding]:
         if named["source"] not in {*ward.work.settings.sources, *ward.work.ledger.sources()}:
             found = "neither the ledger nor caf.toml has its source"
             yield told(Kind.STAGED, file.path.name, found, "left as it is", Turn.NOBODY)
-    elif file.kind == "sealed":
+    elif file.kind in _WHOLE:
         # It may be all that there is of a chunk whose ledger was lost: posted, and not yet uploaded.
         remedy = "'caf rebuild' if the ledger was lost, else remove the file"
         yield told(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Turn.OPERATOR)
@@ -165,11 +170,11 @@ def _plan_lease(work: Workplace) -> str:
 
 def reservations(ward: Ward) -> Iterator[Finding]:
     """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
-    mine = {chunk.name for chunk in ward.work.ledger.chunks(ward.work.source)}
-    found = [one for one in ward.work.ledger.reservations() if one.chunk in mine]
-    held = ward.in_hands()
-    for one in found:
-        if lease_name(one.chunk) not in held and (why := _unused(one)):
+    mine = {chunk.name: chunk for chunk in ward.work.ledger.chunks(ward.work.source)}
+    unused = [(one, why) for one in ward.work.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
+    left = {chunk.name for chunk in ward.left([mine[one.chunk] for one, _ in unused])}
+    for one, why in unused:
+        if one.chunk in left:
             yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, ward, one))
 
 
@@ -195,8 +200,14 @@ def _release(ward: Ward, one: Reservation) -> Mended:
 # --- inventories and plans -------------------------------------------------------------------------------------------
 
 
-def home_leftovers(ward: Ward) -> Iterator[Finding]:
-    """Find what killed inventories and plans of the source left under `home`."""
+def home_leftovers(ward: Ward, *, all_known: bool) -> Iterator[Finding]:
+    """Find what killed inventories and plans of the source left under `home`.
+
+    Args:
+        ward: the source's.
+        all_known: whether the ledger has every chunk that the store may have. If not, a plan that the ledger does not have
+            may be that of a lost ledger: once its chunks are restored, they are packed again from it where no copy is left.
+    """
     home, source = ward.work.settings.home, ward.work.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
     for path in _left_in(inventories, _INVENTORY_LEFT):
@@ -208,8 +219,13 @@ def home_leftovers(ward: Ward) -> Iterator[Finding]:
         found = "a plan that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
     for path in _left_in(plans, _PLAN_NAME):
-        if not ward.work.ledger.plan_name_taken(source, path.name):
-            found = "the ledger has no such plan"
+        if ward.work.ledger.plan_name_taken(source, path.name):
+            continue
+        found = "the ledger has no such plan"
+        if not all_known:
+            remedy = "left as it is: the store may have chunks of it"
+            yield told(Kind.LEFTOVER, str(path), found, remedy, Turn.NOBODY)
+        else:
             yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
 
 

@@ -76,11 +76,11 @@ class Chunks:
 
     def __post_init__(self) -> None:
         self.located = self.folder / "located.parquet"
-        self._export()
+        self.rows = LocatedRows(self.located)
 
     def _export(self) -> None:
+        """Export the rows; always after chunks were listed, so that none of them is looked at without its rows."""
         self.work.ledger.export_located(self.work.source, self.located)
-        self.rows = LocatedRows(self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
         return self.work.ledger.chunks(self.work.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
@@ -92,6 +92,7 @@ class Chunks:
         unread = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED and not chunk.read_back_at]
         if not unread:
             return 0, 0
+        self._export()
         total = sum(chunk.stored_size_bytes for chunk in unread)
         self.watcher.tell(f"reading back {_counted(len(unread))}, {total} bytes; each is read once, and a later run goes on")
         done = [0, 0]
@@ -104,7 +105,6 @@ class Chunks:
                     self.unread[chunk.name] = str(error)
                 if not self.unread[chunk.name]:
                     done = [done[0] + 1, done[1] + chunk.stored_size_bytes]
-        self._export()  # it may have taken days
         return done[0], done[1]
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
@@ -159,6 +159,7 @@ class Chunks:
     def verdicts(self) -> Mapping[str, tuple[Chunk, Verdict]]:
         """Look at every chunk in good standing now; return by name what is to be said of its objects."""
         chunks = self._chunks()
+        self._export()
         self.watcher.tell(f"looking at {_counted(len(chunks))}: what the chain lists, pieces of each copy, manifests")
         problems = self._looked_at([chunk.name for chunk in chunks])
         verdicts = {}

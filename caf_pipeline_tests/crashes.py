@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import psycopg
 
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.doctor import examine
-from caf_pipeline.errors import LeaseLost
+from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.findings import Finding, Kind, Turn
 from caf_pipeline.interfaces import TransactionLog
 from caf_pipeline.jackal.store import JackalStore, open_jackal_store
@@ -36,6 +37,7 @@ from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["caf_pipeline_tests.dying_runs", "caf_pipeline_tests.crashes"])  # loaded once
 
 NOT_COMPARED = {"chain_heights", "providers"}
 """Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers are."""
@@ -54,11 +56,23 @@ def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
             process.kill()
 
 
-def killed(*arguments: str) -> None:
-    """Start one, and kill it while it holds."""
-    with started(*arguments) as process:
-        process.kill()
-        process.wait()
+def killed(what: str, url: str, name: str, seconds: str) -> None:
+    """Let a process of its own hold a lease, and kill it while it does."""
+    assert what == "lease"
+    here, there = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(target=_hold, args=(url, name, float(seconds), there))
+    process.start()
+    there.close()
+    assert here.recv() == "held"
+    here.close()
+    process.kill()
+    process.join()
+
+
+def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
+    with PostgresLedger(Database(parse_url(url)), lease_seconds=seconds).lease(name, this_process("run-child")):
+        told.send("held")
+        time.sleep(600)
 
 
 def says(process: "subprocess.Popen[str]") -> str:
@@ -180,7 +194,11 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
     moments = [0]
     for owner, name in _DEADLY:
         _count_and_die(owner, name, moments, fatal)
-    mended(a_workplace(Path(folder), MemorySource({}), PostgresLedger(Database(parse_url(url))), run="doctor"))
+    work = a_workplace(Path(folder), MemorySource({}), PostgresLedger(Database(parse_url(url))), run="doctor")
+    for one in examined(work):
+        with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
+            if one.mend is not None:
+                one.mend()
 
 
 def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:

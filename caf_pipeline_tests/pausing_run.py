@@ -1,6 +1,7 @@
 """A run of a chunk that stops itself, by SIGSTOP, in the middle of packing: `python -m caf_pipeline_tests.pausing_run …`.
 
-Woken, it goes on as if nothing had happened. Prints the name of the error that ended it.
+Or, where it is to pause at "taking over", once it has taken over what an earlier run left. Woken, it goes on as if nothing
+had happened. Prints the name of the error that ended it.
 """
 
 import os
@@ -8,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from caf_pipeline import pack
+from caf_pipeline import chunk_packing, pack
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger import PostgresLedger
@@ -24,14 +25,31 @@ class PausingSource(SteadySource):
     def read(self, obj, start_byte, end_byte):
         if obj.key.decode() == self.pause_at:
             self.pause_at = ""
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
         return super().read(obj, start_byte, end_byte)
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_behind_taking_over() -> None:
+    take_over = chunk_packing.take_over
+
+    def taken(*args, **named):
+        files = take_over(*args, **named)
+        stop()
+        return files
+
+    chunk_packing.take_over = taken
 
 
 def main(folder: str, url: str, chunk: str, pause_at: str, lease_seconds: str) -> None:
     pack.pace_of = lambda settings: OFTEN
     source = PausingSource(a_steady_source().bodies)
     source.pause_at = pause_at
+    if pause_at == "taking over":
+        stop_behind_taking_over()
     ledger = PostgresLedger(Database(parse_url(url)), lease_seconds=float(lease_seconds))
     work = a_workplace(Path(folder), source, ledger, run="paused", target="8MiB")
     try:

@@ -49,6 +49,7 @@ class ScriptedLcd:
         node = self
 
         class Handler(BaseHTTPRequestHandler):
+            disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms for an acknowledgement
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:

@@ -14,9 +14,12 @@ from caf_pipeline.jackal.messages import archive_note
 from caf_pipeline.jackal.store import open_jackal_store
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.rebuild import FindingKind
+from caf_pipeline.settings import SourceSettings, load_settings
+from caf_pipeline.workplace import Workplace
 from caf_pipeline_tests.chain_user import ChainUser, random_content
+from caf_pipeline_tests.command_inside import archive_source, inside
 from caf_pipeline_tests.command_line import CommandLine, source_text
-from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet
+from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
@@ -135,8 +138,7 @@ def archived(tmp_path, network, database_url, s3_server, new_bucket):
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
-    done = caf("run")
-    assert done.status == 0, done.err
+    archive_source(inside(caf))
     return caf
 
 
@@ -150,7 +152,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     fresh = new_ledger()
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
+    told = inside(caf)("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
     assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks())
     assert fresh.chunks() == []
     done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
@@ -162,7 +164,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     before = rows_of(ledger)
     assert rows_of(fresh) == before
     charged = network.state()["charged"][ADDRESS]
-    again = dataclasses.replace(caf, environment=caf.environment | {"JACKAL_MNEMONIC": WORDS})
+    again = inside(with_wallet(caf, WORDS))
     done = again("run")
     assert done.status == 0, done.err
     assert rows_of(fresh)["file_locations"] == before["file_locations"]
@@ -191,7 +193,7 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
 
 @pytest.fixture
 def caf(tmp_path, network, database_url):
-    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+    caf = inside(jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url))
     caf.settings(source_text(NOWHERE, "never-archived") + "public = true\n")
     return caf
 
@@ -222,9 +224,6 @@ def test_a_chain_that_is_away_is_one_sentence(caf):
 
 
 def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
-    from caf_pipeline.settings import SourceSettings
-    from caf_pipeline.workplace import Workplace
-
     settings = type("S", (), {"source": lambda self, name: SourceSettings(bucket="never-archived", endpoint_url=NOWHERE)})()
     work = Workplace("src", settings, None, None, None, None)  # type: ignore[arg-type]
     with httpx.Client() as client:
@@ -235,6 +234,20 @@ def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
     one_sentence(done, 1, "1 file")
     assert lines_of(done)[0]["kind"] == "not_uploaded"
     assert lines_of(done)[0]["start"] == post.start
+
+
+def test_with_the_address_of_another_wallet_it_is_said_that_nothing_is_its(caf, network):
+    caf.settings(source_text(NOWHERE, "of-another-wallet") + "public = true\n")
+    with caf.surroundings():
+        settings = load_settings()
+    archive_id = Workplace("src", settings, None, None, None, None).archive_id  # type: ignore[arg-type]
+    with httpx.Client() as client:
+        network.grant(ADDRESS, SPACE)
+        ChainUser(network, client).post(random_content(1000), note=archive_note(archive_id))
+    done = caf("rebuild", "src", "--owner", new_wallet().address)
+    assert "src: 1 foreign" in done.out.decode()
+    assert f"it is owned by {ADDRESS}" in done.out.decode()
+    assert "nothing that is listed has this owner" in done.err
 
 
 def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  # noqa: F811

@@ -155,6 +155,13 @@ def test_a_version_id_that_would_need_encoding_is_not_expressible(tmp_path, vers
     assert decide(tmp_path, [obj], [row(obj)]).reasons() == ["not_expressible"]
 
 
+@pytest.mark.parametrize("etag", ["", 'W/"abc"'])
+def test_an_etag_that_may_stay_while_bytes_change_makes_nothing_safe(tmp_path, etag):
+    bare, pinned = (replace(thing(b"a"), etag=etag, version_id=version) for version in (None, "v1"))
+    assert decide(tmp_path, [bare], [row(bare)]).reasons() == ["not_told_apart"]
+    assert decide(tmp_path, [pinned], [row(pinned)]).reasons() == [None]
+
+
 def test_what_is_claimed_or_skipped_or_new_is_told_apart(tmp_path):
     claimed, skipped, new, bad = thing(b"claimed"), thing(b"skipped"), thing(b"new"), thing(b"\xff")
     known = [

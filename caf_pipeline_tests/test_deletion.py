@@ -20,6 +20,7 @@ from caf_pipeline.errors import (
     HeldByOther,
     IntegrityError,
     LeaseLost,
+    LedgerError,
     SettingsError,
     StoreUnreachable,
     UsageError,
@@ -361,6 +362,31 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(l
     assert Answer(work, tmp_path).found.everything_is_safe
 
 
+def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_anew(work, store, tmp_path, proven):
+    store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
+    repair_chunk(work, proven[0])
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(work, proven[0]), "one_window")
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).found.everything_is_safe
+
+
+def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(work, store, tmp_path, proven, monkeypatch):
+    original = work.ledger.export_located
+
+    def export(source, path):
+        original(source, path)
+        if "late" not in work.objects.bodies:
+            work.objects.bodies["late"] = os.urandom(1000)
+            (chunk,) = plan(work).chunks
+            archive_chunk(work, chunk.name)
+
+    monkeypatch.setattr(work.ledger, "export_located", export)
+    answer = Answer(work, tmp_path)
+    assert "late" in answer.reasons
+    assert work.ledger.chunk(work.ledger.locate("src", "late").chunk).read_back_at is None
+
+
 def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
     work, name = large
     flip_between_samples(work, name, "anna")
@@ -468,6 +494,12 @@ def test_a_file_of_somebody_else_is_not_replaced(work, store, tmp_path, proven, 
     assert (tmp_path / "list.csv").read_text() == "name,age\n"
 
 
+def test_the_list_and_the_report_are_two_files(work, tmp_path, proven):
+    with pytest.raises(UsageError, match="list and the report"):
+        find_deletable(work, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
+    assert not (tmp_path / "list.csv").exists()
+
+
 def test_an_old_list_goes_where_nothing_is_safe_any_more(work, store, tmp_path, proven):
     Answer(work, tmp_path)
     store.unlisted = {"bert"}
@@ -515,6 +547,18 @@ def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(wo
 
     monkeypatch.setattr(work.objects, "list_pages", listing)
     assert Answer(work, tmp_path).reasons == dict.fromkeys(keys_of(work, proven[0]), "not_looked_at")
+
+
+def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(work, tmp_path, proven, monkeypatch):
+    original = deletion.Decisions.batches
+
+    def batches(self, **named):
+        yield from original(self, **named)
+        with work.ledger.lease(archive.lease_name(proven[0]), this_process("the watch")) as lease:
+            work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+
+    monkeypatch.setattr(deletion.Decisions, "batches", batches)
+    leaves(work, tmp_path, LedgerError, match="while the list was written")
 
 
 def test_an_object_that_changes_while_chunks_are_read_is_seen(work, store, tmp_path, proven, monkeypatch):

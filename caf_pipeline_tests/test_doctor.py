@@ -11,26 +11,33 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from caf_pipeline import archive
-from caf_pipeline.errors import HeldByOther
+from caf_pipeline import archive, findings
+from caf_pipeline.errors import HeldByOther, StoreUnreachable
 from caf_pipeline.findings import Kind, Turn
 from caf_pipeline.in_use import writing_into
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.parquet_queries import DEFAULT_BUDGET, Query
 from caf_pipeline.planning import cut_plan, take_inventory
 from caf_pipeline.processes import this_process
 from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import crashes, dying_runs
 from caf_pipeline_tests.crashes import everything, examined, found, killed, mended, run_killed, says, started
+from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 LONG = "600"
 """Seconds of a lease that does not run out while a test runs."""
 
-EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "7"))
+EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "12"))
 """Every how many moments of a doctor it is killed once; 1 tries them all."""
 
 S = ChunkState
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch):
+    monkeypatch.setattr(findings, "BETWEEN_STEPS_SECONDS", 0.05)  # no run of these tests is between two steps for long
 
 
 @pytest.fixture
@@ -185,11 +192,11 @@ def test_files_that_are_not_ours_are_told_and_left(work, name):
 
 
 def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(work, told_then_mended):
-    touch(work.staging(), "src-00000000-00001.1.part", "src-00000000-00001.caf")
+    whole = ["src-00000000-00001.caf", "src-00000000-00002.1.packed", "src-00000000-00002.packed.json"]
+    touch(work.staging(), "src-00000000-00001.1.part", *whole)
     told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
-    (told,) = examined(work)
-    assert (told.name, told.turn) == ("src-00000000-00001.caf", Turn.OPERATOR)
-    assert names(work.staging()) == ["src-00000000-00001.caf"]
+    assert [(told.name, told.turn) for told in examined(work)] == [(each, Turn.OPERATOR) for each in whole]
+    assert names(work.staging()) == whole
 
 
 def test_what_a_live_run_holds_in_staging_is_left(work, name, database_url):
@@ -197,6 +204,17 @@ def test_what_a_live_run_holds_in_staging_is_left(work, name, database_url):
     with started("lease", database_url, f"chunk/{name}", LONG):
         touch(work.staging(), f"{name}.1.part")
         assert found(work, told=True) == []
+
+
+def test_a_run_between_two_steps_is_left_what_it_has(work, name, monkeypatch):
+    archive_chunk(work, name, until=archive.load_locations)
+    touch(work.staging(), f"{name}.packed.json")
+
+    def goes_on(_):
+        archive_chunk(work, name)
+
+    monkeypatch.setattr(findings.time, "sleep", goes_on)
+    assert found(work) == []
 
 
 def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(work, name, database_url):
@@ -236,6 +254,13 @@ def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, to
     assert names(work.inventories()) == []
 
 
+def test_where_a_live_query_spills_is_left(work, name):
+    path = work.inventories() / "any.parquet"
+    with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
+        assert [each for each in names(work.inventories()) if each.startswith(".caf-spill-")]
+        assert found(work) == []
+
+
 def test_what_killed_plans_left_is_removed_and_registered_plans_stay(work, name, told_then_mended):
     before = names(work.plans())
     left = [work.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
@@ -252,6 +277,37 @@ def test_what_a_killed_rebuild_left_is_removed_and_a_live_one_is_left(work, told
         assert found(work, told=True) == []
     told_then_mended((Kind.LEFTOVER, str(left)))
     assert names(work.staging()) == []
+
+
+def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(work, tmp_path, new_ledger, monkeypatch):  # noqa: F811
+    (name,) = archive_everything(work)
+    before = names(work.plans())
+    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB")
+
+    def away(_):
+        raise StoreUnreachable("it is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lost.store, "posted", away)
+        mended(lost)
+    assert names(work.plans()) == before
+    assert (Kind.FILE, name, "restored, with 60 locations") in mended(lost)
+    assert found(lost, told=True) == []
+    assert names(work.plans()) == before
+
+
+def test_a_chunk_whose_objects_are_located_elsewhere_is_left_and_said_to_be_so(work, tmp_path, new_ledger):  # noqa: F811
+    (name,) = archive_everything(work)
+    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+        work.ledger.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
+        work.ledger.move(lease, name, S.DAMAGED, S.WITHDRAWN)
+    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
+    lost.objects.bodies = dict(work.objects.bodies) | {"later": b"x"}  # so that its plan is another one
+    archive_everything(lost)
+    ((kind, which, done),) = mended(lost)
+    assert (kind, which) == (Kind.FILE, name)
+    assert done.startswith("left: every object of it is located in other chunks")
+    assert len(lost.ledger.chunks()) == 1
 
 
 def test_a_plan_that_is_cut_at_this_moment_is_left(work, database_url, monkeypatch):
@@ -393,9 +449,10 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
     wrecked()
 
 
-def test_two_doctors_at_once_end_right(wrecked, tmp_path, database_url):
+def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, work, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
         doctor.join(60)
     assert [doctor.exitcode for doctor in doctors] == [0, 0]
+    mended(work)  # what one held for a moment the other left alone
     wrecked()

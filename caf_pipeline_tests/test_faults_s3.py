@@ -4,16 +4,20 @@ Every archived byte is held against what the bucket ever had under that identity
 """
 
 import random
+import signal
 from contextlib import ExitStack
 from datetime import timedelta
 
+import msgspec
 import psycopg
 import pytest
 
 from caf_pipeline import planning
+from caf_pipeline.chunkio import LogReader
 from caf_pipeline.database import parse_url
 from caf_pipeline.errors import CafError, ListingRefused, ObjectReadFailed, SourceError, SourceUnreachable
-from caf_pipeline_tests.faults.world import SOURCE
+from caf_pipeline_tests.faults.moments import Fatal
+from caf_pipeline_tests.faults.world import ONE_CHUNK, SOURCE
 
 GROUP = "S3 misbehaves"
 PLAIN = "some/key-001"
@@ -298,6 +302,41 @@ def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_m
         assert skips(world) == {(LARGE_REPLACED, "changed"), (LARGE_DELETED, "deleted")}
         ends_right(case, world, unruly_s3)
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (1, 0)
+
+
+CHECKPOINT = 1
+"""The tag of such an entry; its second field are outcomes, its last one the object that is open."""
+
+
+def journaled_in_its_middle(world):
+    """The large object that the packing journal says is open; "" where none is."""
+    for path in world.staging.glob("*.journal"):
+        data = path.read_bytes()
+        log = LogReader(lambda start, end, data=data: data[start:end], len(data))
+        said = [msgspec.msgpack.decode(log.content(entry) or b"\x92\x00\x91\x00")[1] for entry in log.entries()]
+        checkpoints = [entry for entry in said if entry[0] == CHECKPOINT]
+        if checkpoints and checkpoints[-1][-1]:
+            return sorted(world.objects)[sum(len(outcomes) for _, outcomes, *_ in checkpoints)]
+    return ""
+
+
+@pytest.mark.parametrize("becomes", ["changed", "deleted"])
+def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is_never_mixed(fault, new_world, becomes):
+    world = new_world(source={"target_size": ONE_CHUNK})
+    world.fill(small=6, large=3)
+    with fault(GROUP, "large objects replaced and deleted after a run was killed in their middle") as case:
+        (chunk,) = world.plan()
+        chance = random.Random(becomes)
+        while not (inside := journaled_in_its_middle(world)):
+            assert world.run(chunk, fatal=Fatal("pack_chunk", chance.randrange(20, 60))) == -signal.SIGKILL, "none was open"
+        assert inside.startswith("large/")
+        if becomes == "changed":
+            world.put(inside, b"new" * 100_000)
+        else:
+            world.delete(inside)
+        world.finish()
+        assert skips(world) == {(inside, becomes)}
+        case.check(world)
 
 
 def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(fault, small_world, unruly_s3, new_bucket):

@@ -5,13 +5,14 @@ import os
 import msgspec
 import pytest
 
-from caf_pipeline.checkpoints import Pace
+from caf_pipeline.checkpoints import Pace, _text_bytes
 from caf_pipeline.chunkio import LogReader, LogWriter
 from caf_pipeline.interfaces import ObjectHeaders
 from caf_pipeline.inventory import SkipReason
 from caf_pipeline.journal import (
     MAX_ENTRY_BYTES,
     MAX_OUTCOMES,
+    Headers,
     Journal,
     Member,
     OpenMember,
@@ -286,6 +287,12 @@ def test_headers_come_back_as_they_were():
     headers = ObjectHeaders("text/plain", "gzip", "de", "inline", "no-store", "0", {"k": "æ"})
     assert object_headers(headers_of(headers)) == headers
     assert headers_of(ObjectHeaders()) is None
+
+
+@pytest.mark.parametrize("field", [name for name in Headers.__struct_fields__ if name != "user_metadata"])
+def test_every_header_counts_towards_the_size_of_an_entry(field):
+    long = ObjectHeaders(**{field: "x" * 8000})
+    assert _text_bytes(headers_of(long)) >= 8000  # longer entries than `MAX_ENTRY_BYTES` would not be read
 
 
 def test_an_append_that_failed_leaves_no_half_entry(whole, tmp_path):

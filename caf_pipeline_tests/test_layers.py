@@ -51,6 +51,7 @@ GROUPS: list[tuple[str, set[str], bool]] = [
             "staging",
             "planning",
             "archive",
+            "chunk_packing",
             "retrieve",
             "accounts",
             "proofs",

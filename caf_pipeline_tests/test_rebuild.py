@@ -252,6 +252,22 @@ def test_copies_that_differ_in_what_is_read_are_refused_and_named(archived, lost
     assert refused.file.posting == posting
     chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
     assert len(chunks) == len(archived.ledger.chunks()) - 1
+    (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.KNOWN]
+    assert "bert gives other bytes than its Merkle root says" in damaged.fault
+    assert damaged.finding.chunk.read_from == ("anna", "carl")
+    assert rows_of(lost.ledger)["file_locations"] == rows_of(archived.ledger)["file_locations"]
+    assert repair_chunk(lost, damaged.finding.name).chunk.state is ChunkState.LOCATED
+
+
+def test_copies_of_which_none_has_the_root_are_never_believed(archived, lost):
+    posting = a_posting(archived)
+    for number, provider in enumerate(lost.store.folders):
+        file = lost.store.file(provider, posting)
+        corrupt(file, file.stat().st_size - 1000 - number)
+    (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.CHUNK]
+    assert refused.kind is not FindingKind.KNOWN
+    assert refused.file.posting == posting
+    assert len(lost.ledger.chunks()) == len(archived.ledger.chunks()) - 1
 
 
 def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_comes_back_damaged(archived, lost):

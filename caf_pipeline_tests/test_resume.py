@@ -1,5 +1,6 @@
 """A packing that was broken off is gone on with: the same bytes come out, and little is fetched twice."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,17 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline import archive
-from caf_pipeline.checkpoints import LEAST_AHEAD_BYTES, LOST_BYTES, Pace, pace_of, window_of
-from caf_pipeline.errors import CafError, ObjectReadFailed, RootRefused, StagingError
+from caf_pipeline import archive, chunk_packing
+from caf_pipeline.checkpoints import LEAST_AHEAD_BYTES, LOST_BYTES, Checkpoints, Pace, pace_of, part_of, window_of
+from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefused, StagingError
 from caf_pipeline.interfaces import Checksum, ObjectHeaders
 from caf_pipeline.inventory import SkipReason
+from caf_pipeline.journal import Journal
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.merkle import merkle_root
 from caf_pipeline.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.staging import leftovers, staged_path
+from caf_pipeline.stored_bytes import PartFile
 from caf_pipeline_tests import dying_runs
 from caf_pipeline_tests.dying_runs import SteadySource, a_steady_source
 from caf_pipeline_tests.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
@@ -90,6 +93,25 @@ def test_progress_counts_resumed_objects_too(tmp_path):
     assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
 
 
+def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(tmp_path, monkeypatch):
+    packing = Packing(tmp_path, a_source())
+    packer = packing.packer(break_after=10)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "end", interrupted)
+    journal = Journal.create(packing.journal, attempt=1)
+    with pytest.raises(KeyboardInterrupt):
+        packer.pack(
+            read_chunk_objects(packing.plan.folder, 1), PartFile.create(packing.part), tmp_path / "chunk.manifest", journal
+        )
+    journal.close()
+    assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
+    monkeypatch.undo()
+    assert packing.run(attempt=2).resumed_bytes == packer.kept_bytes
+
+
 def test_a_packing_without_a_journal_is_packed_anew_and_says_why(tmp_path):
     packing = broken_off(tmp_path, a_source(), 15)
     packing.journal.write_bytes(b"of a version that nobody knows")
@@ -153,6 +175,31 @@ def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_
     assert packing.part.read_bytes() == first.part.read_bytes()
 
 
+@pytest.mark.parametrize("begun", ["in the run before", "in the same run"])
+def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_path, begun):
+    gone = a_source()
+    gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
+    packing = in_the_middle(tmp_path) if begun == "in the run before" else Packing(tmp_path, a_source())
+    packing.source.unavailable = gone.unavailable
+    whole = packing.run(attempt=2)
+    finished = packing.part.read_bytes()
+    again = packing.run(attempt=3)
+    assert (again.not_resumed, again.merkle_root) == ("", whole.merkle_root)
+    assert (packing.source.reads, packing.part.read_bytes()) == ([], finished)
+
+
+def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path):
+    packing = Packing(tmp_path, a_source())
+    packing.source.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
+    packing.run()
+    finished = packing.part.read_bytes()
+    for attempt, key in enumerate(("c000", "a003", "c001"), 2):
+        at = finished.index(packing.source.bodies[key])
+        packing.put(finished[:at] + bytes([finished[at] ^ 1]) + finished[at + 1 :], packing.journal.read_bytes())
+        assert packing.run(attempt=attempt).resumed_bytes == at
+        assert packing.part.read_bytes() == finished
+
+
 def with_checksum(digest=None):
     source = a_source()
     right = zlib.crc32(source.bodies["b-large"]).to_bytes(4, "big")
@@ -180,12 +227,14 @@ def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_r
 # --- how much is fetched twice -------------------------------------------------------------------------------------
 
 
-def test_what_a_kill_costs_is_bounded_by_the_settings():
-    for settings in (PackingSettings(), PackingSettings.model_validate({"window_size": "1GiB", "part_size": "16MiB"})):
-        pace = pace_of(settings)
-        assert window_of(settings) + pace.ahead_bytes <= LOST_BYTES
-        assert pace.ahead_bytes >= LEAST_AHEAD_BYTES
-        assert pace.due_seconds + pace.ahead_seconds <= 11
+@pytest.mark.parametrize(("window", "part"), [("64MiB", "8MiB"), ("1GiB", "16MiB"), ("1GiB", "1GiB"), ("1MiB", "64KiB")])
+def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
+    settings = PackingSettings.model_validate({"window_size": window, "part_size": part})
+    pace = pace_of(settings)
+    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= LOST_BYTES
+    assert pace.ahead_bytes >= LEAST_AHEAD_BYTES
+    assert window_of(settings) >= part_of(settings)
+    assert pace.due_seconds + pace.ahead_seconds <= 11
 
 
 @pytest.mark.parametrize("after", [20, 40, 60, 80])
@@ -240,7 +289,7 @@ def work(tmp_path, ledger):
 def root_of_undisturbed(work, name, folder):
     chunk = work.ledger.chunk(name)
     with work.ledger.lease(archive.lease_name(name), work.holder) as lease:
-        packer = archive._packer(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+        packer = chunk_packing.packer_of(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
         return packer.pack(objects, folder / "undisturbed", folder / "manifest").merkle_root
 
@@ -314,6 +363,43 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp
     ends_right(work, chunk.name)
 
 
+def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    source = a_steady_source()
+    work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
+    name = broken_chunk(work)
+    process = paused(tmp_path, database_url, name, pause_at="taking over")
+    original, said = source.read, []
+
+    def read(obj, start_byte, end_byte):
+        if not said:
+            said.append("")  # the threads that fetch are several
+            said.append(woken(process))
+        return original(obj, start_byte, end_byte)
+
+    source.read = read
+    archive_chunk(work, name, until=archive.seal_chunk)
+    assert said[1] == "LeaseLost"
+    assert archive.seal_chunk(work, name).resumed_bytes > 1_000_000
+    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+
+
+def refused_by_staging(work, name, error, *, slept):
+    with archive.held(work, name) as lease:
+        if slept:
+            lease._good_until = 0.0
+        raise error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
+def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(work, error):
+    (chunk,) = plan(work).chunks
+    with pytest.raises(LeaseLost):
+        refused_by_staging(work, chunk.name, error, slept=True)
+    with pytest.raises(StagingError):
+        refused_by_staging(work, chunk.name, error, slept=False)
+
+
 # --- full disks, and what others leave in staging ------------------------------------------------------------------
 
 
@@ -349,6 +435,25 @@ def test_a_failed_run_is_resumed_and_the_report_says_so(work):
     assert report.resumed_bytes > 1_000_000
     assert (report.not_resumed, {key for key, _, _ in work.objects.reads}) == ("", {f"key-{n:03d}" for n in range(50, 60)})
     assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("copied_by", ["the kernel", "us"])
+def test_without_locks_what_an_earlier_run_left_is_copied(work, monkeypatch, refusal, copied_by):
+    def refused(*_):
+        raise OSError(refusal, os.strerror(refusal))
+
+    name = broken_chunk(work)
+    monkeypatch.setattr("fcntl.flock", refused)
+    if copied_by == "us":
+        monkeypatch.delattr("os.copy_file_range")
+    (left,) = work.staging().glob("*.part")
+    inode = left.stat().st_ino
+    archive_chunk(work, name, until=archive.seal_chunk)
+    assert archive.seal_chunk(work, name).resumed_bytes > 1_000_000
+    assert staged_path(work, name).stat().st_ino != inode
+    archive_chunk(work, name)
+    ends_right(work, name)
 
 
 def test_a_part_of_an_older_version_is_packed_anew_and_the_report_says_so(work):

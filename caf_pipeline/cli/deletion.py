@@ -27,6 +27,7 @@ _SENTENCES: Final = {
     "not_looked_at": "archived, but their chunk could not be looked at now",
     "not_read_back": "archived, but their chunk was not read back yet",
     "disagrees": "archived, but the ledger and the chunk do not agree on them",
+    "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag that would tell a change of them",
     "not_expressible": "safe, but a manifest for S3 Batch Operations cannot name their version",
 }
 _WHAT_HELPS: Final = {
@@ -73,9 +74,10 @@ def safe_to_delete(
 
     S3 Batch Operations cannot delete by itself. Let it invoke a Lambda function that decodes each key and deletes it, with
     its version id where there is one; or let it tag the objects and let a lifecycle rule expire what has the tag. Run this
-    right before: in a bucket without versions, a key that is written again after this command looked would be deleted with
-    its new bytes. A version id makes it exact, and deleting a current version by its id brings the one before it back, which
-    the next run looks at. Deleting without a version id in a bucket with versions only adds a delete marker: nothing is freed.
+    right before: where a line has no version id, or "null", a key that is written again after this command looked would be
+    deleted with its new bytes. Any other version id makes it exact; deleting a current version by its id brings the one before
+    it back, which the next run looks at. Deleting without a version id in a bucket with versions only adds a delete marker:
+    nothing is freed.
 
     \b
     Examples:
@@ -84,8 +86,8 @@ def safe_to_delete(
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
     Exit status: 0 everything that S3 has of the source is safe and listed (or it has nothing); 1 some of it is not safe yet,
-    the rest is listed; 2 FILE is something else; 3 a setting is wrong, or the store proves nothing over time; 5 the source,
-    6 the database or 7 the store failed; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is
+    the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, or the store proves nothing over time; 5 the source,
+    6 the database or 7 the store failed, 6 also where a chunk changed while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is
     written from 2 on.
     """
     from caf_pipeline.deletion import find_deletable  # noqa: PLC0415  loaded by the commands that use it

@@ -31,15 +31,20 @@ def rebuild(
     owner: Annotated[
         str | None, typer.Option("--owner", metavar="ADDRESS", help="Who posted the chunks, instead of the wallet: jkl1…")
     ] = None,
+    whole: Annotated[
+        bool,
+        typer.Option("--whole", help="Where copies differ, read them whole, and believe those with the Merkle root of the post."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be restored; restore nothing.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger from what the store lists, by range reads only.
+    r"""Restore a lost ledger from what the store lists, by range reads.
 
     Needs the settings of the sources and the wallet's address; no mnemonic where --owner gives the address, and nothing of S3.
     Each file that is listed is told of: a chunk that is restored, one that the ledger knows, or why it is none of ours. A chunk
     with fewer copies than required comes back as damaged; `caf jackal repair` mends it. May be run on a ledger that is not
-    empty, and again at any time: what the ledger knows stays as it is.
+    empty, and again at any time: what the ledger knows stays as it is. A chunk whose copies differ in what is read of it is
+    not restored, unless --whole reads them whole, which tells the wrong ones.
 
     The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again by
     the next run: wait until its providers answer. Before the first run, wait as many blocks as jackal.timeout_blocks: a
@@ -60,13 +65,14 @@ def rebuild(
     left_out = 0
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
-            left_out += _rebuild(settings, ledger, name, owner=owner, dry_run=dry_run, json=json)
+            left_out += _rebuild(settings, ledger, name, owner=owner, whole=whole, dry_run=dry_run, json=json)
     if not json:
         _print_not_known(settings)
     if left_out:
         raise CafError(
             f"{counted(left_out, 'file')} of what is listed {'is' if left_out == 1 else 'are'} not in the ledger: see above why",
-            hint="their objects would be archived again by 'caf run': where a provider did not answer, rebuild again first",
+            hint="their objects would be archived again by 'caf run': where a provider did not answer, rebuild again first;"
+            " where copies differ, with --whole",
         )
 
 
@@ -80,7 +86,9 @@ def _require_owner(settings: Settings, owner: str | None) -> str | None:
     return require_address(owner)
 
 
-def _rebuild(settings: Settings, ledger: "PostgresLedger", name: str, *, owner: str | None, dry_run: bool, json: bool) -> int:
+def _rebuild(
+    settings: Settings, ledger: "PostgresLedger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
+) -> int:
     """Rebuild one source; return how many files are left out."""
     from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
@@ -89,7 +97,7 @@ def _rebuild(settings: Settings, ledger: "PostgresLedger", name: str, *, owner: 
     kinds: Counter[str] = Counter()
     left_out = 0
     try:
-        for outcome in _outcomes(work, owner, dry_run):
+        for outcome in _outcomes(work, owner, whole=whole, dry_run=dry_run):
             kinds[outcome.finding.kind] += 1
             left_out += not outcome.complete
             if json:
@@ -105,14 +113,16 @@ def _rebuild(settings: Settings, ledger: "PostgresLedger", name: str, *, owner: 
     else:
         said = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
         typer.echo(f"{name}: {said or 'nothing is listed'}")
+    if set(kinds) == {steps.FindingKind.FOREIGN}:
+        note(f"{name}: nothing that is listed has this owner; if another wallet posted the chunks, give its address as --owner")
     return left_out
 
 
-def _outcomes(work: "Workplace", owner: str | None, dry_run: bool) -> "Iterator[Outcome]":
+def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[Outcome]":
     from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
 
     try:
-        yield from steps.rebuild(work, owner=owner, dry_run=dry_run)
+        yield from steps.rebuild(work, owner=owner, whole=whole, dry_run=dry_run)
     except MnemonicRefused as error:
         raise MnemonicRefused(str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…") from None
 

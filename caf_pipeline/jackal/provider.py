@@ -45,8 +45,9 @@ STATUS_SECONDS: Final = 2.0
 """Between two looks at a job while the answer to an upload is waited for."""
 
 MAX_RESUMED: Final = 3
-"""Attempts in a row at a download that come no piece further, before it is left to another provider: one that breaks off after
-each byte would else never end."""
+LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
+"""Attempts in a row at a download that come no further than this, before it is left to another provider: one that breaks off
+after each byte would else never end."""
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
@@ -348,7 +349,7 @@ class ProviderClient:
                     position += len(piece)
                     yield piece
             except StoreUnreachable:
-                in_vain = in_vain + 1 if position - before < PIECE_BYTES else 0
+                in_vain = in_vain + 1 if position - before < LEAST_RESUMED_BYTES else 0
                 if in_vain >= MAX_RESUMED:
                     raise
                 time.sleep(RESUME_SECONDS[in_vain])

@@ -68,6 +68,7 @@ MATRIX: Final[dict[str, tuple[str, ...]]] = {
         "objects replaced and deleted during their GETs, which go on",
         "large objects replaced and deleted between two of their ranged GETs",
         "versions replaced and deleted between two of their ranged GETs",
+        "large objects replaced and deleted after a run was killed in their middle",
         "every object deleted between the inventory and its GET",
         "S3's clock is hours wrong, then right",
         "the database's clock is hours off ours, then right",

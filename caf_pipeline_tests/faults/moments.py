@@ -66,7 +66,10 @@ class Moments:
         number, in_step = next(self._whole), next(self._in_step)
         self.counts[self._step] = max(self.counts.get(self._step, 0), in_step)
         if self.listener is not None:
-            _write(self.listener, b".")
+            try:
+                _write(self.listener, b".")
+            except BrokenPipeError:  # whoever listened has heard enough
+                self.listener = None
         if self.fatal and self.fatal.step in ("", self._step) and self.fatal.moment == (in_step if self.fatal.step else number):
             self._strike()
 
