@@ -56,7 +56,7 @@ test-jackal: $(READY)
 
 # The tests of the fault matrix and their counts. FAULTS_GO_ON=1 leaves out what passed in the last, interrupted one.
 FAULT_LOG := .caf/fault-log
-FAULT_TESTS = $(BIN)/pytest --numprocesses auto --dist load --faults --fault-log $(FAULT_LOG) $(if $(FAULTS_GO_ON),--go-on)
+FAULT_TESTS = $(BIN)/pytest $(or $(TESTS),caf_pipeline_tests) --numprocesses auto --dist load --faults --fault-log=$(FAULT_LOG) $(if $(FAULTS_GO_ON),--go-on)
 
 reliability: $(READY)
 	$(FAULT_TESTS) $(ARGS)

@@ -19,7 +19,7 @@ COST_ROUNDS = 5
 RESUME_ROUNDS = 3
 SMALL = ("journal-small", 20_000, 16 << 10)
 LARGE = ("journal-large", 8, 256 << 20)
-RESUMED = ("journal-resumed", 16, 256 << 20)
+RESUMED = ("journal-resumed", 64, 64 << 20)
 KILLED_AT = 0.9
 MIB = 1 << 20
 
