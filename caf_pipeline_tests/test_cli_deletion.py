@@ -210,7 +210,7 @@ def test_interrupted_it_leaves_nothing_and_can_be_run_again(safe):
 
 def test_of_two_commands_at_once_one_is_told_of_the_other(safe):
     for number in range(4):
-        safe.network.misbehave(provider=number, download_rate=200_000)
+        safe.network.misbehave(provider=number, download_rate=50_000)
     first = safe.caf.start("safe-to-delete", "src")
     assert first.stderr
     for line in first.stderr:
