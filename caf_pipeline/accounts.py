@@ -15,13 +15,13 @@ from caf_pipeline.archive import open_chunk
 from caf_pipeline.chunk_file import ChunkFile
 from caf_pipeline.errors import CafError
 from caf_pipeline.interfaces import Chunk
-from caf_pipeline.inventory import object_version
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.plan import read_chunk_objects
 from caf_pipeline.retrieve import fetch
 from caf_pipeline.workplace import Workplace
 
-_MANIFEST_COLUMNS = ("member", "key", "version_id", "etag", "size_bytes", "start_byte", "end_byte", "skip_reason")
+_MANIFEST_COLUMNS = ("member", "key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "skip_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
         wanted = next(planned, None)
         if wanted is None:
             return ChunkAccount(chunk.object_count, members, skipped, 0, f"{row['key']!r} is in the chunk and not in the plan")
-        identity = row["key"].encode(), object_version(row["version_id"], row["etag"], row["size_bytes"])
+        identity = row["key"].encode(), row_identity(row)
         if identity != (wanted.object.key, wanted.object.object_version):
             explanation = f"the plan has {wanted.object.key!r} where the chunk has {row['key']!r}"
             return ChunkAccount(chunk.object_count, members, skipped, 0, explanation)
@@ -114,13 +114,13 @@ def read_back(work: Workplace, name: str, *, members: int = 20) -> ReadBack:
     chosen = set(choice)
     rows = (
         row
-        for row in open_chunk(work, chunk).manifest_rows(("key", "version_id", "etag", "size_bytes", "sha256", "skip_reason"))
+        for row in open_chunk(work, chunk).manifest_rows(("key", *IDENTITY_COLUMNS, "sha256", "skip_reason"))
         if row["skip_reason"] is None
     )
     mismatched = []
     for number, row in enumerate(rows):
         if number in chosen:
-            version = object_version(row["version_id"], row["etag"], row["size_bytes"])
+            version = row_identity(row)
             try:
                 found = fetch(work.ledger, work.store, work.source, row["key"], version, folder=work.staging())
                 digest = hashlib.sha256()

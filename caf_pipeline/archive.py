@@ -31,8 +31,9 @@ from caf_pipeline.errors import (
     StoreError,
 )
 from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
-from caf_pipeline.inventory import SkipReason, object_version
+from caf_pipeline.inventory import SkipReason
 from caf_pipeline.lifecycle import ChunkState, has_reached
+from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.pack import Packed, remove_staged
 from caf_pipeline.plan import read_chunk_objects
 from caf_pipeline.sampling import look_at_copy, staged_matches, take_samples, too_few_copies
@@ -179,6 +180,8 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
         merkle_root=packed.merkle_root,
         proof_type=work.store.proof_type,
         samples=samples,
+        tail_start=packed.tail_start,
+        tail_sha256=packed.tail_sha256,
     )
     lease.check()
     if packed.member_count:
@@ -192,12 +195,12 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
 
 
 def _skips(chunk_file: ChunkFile) -> Iterator[Skip]:
-    columns = ("key", "version_id", "etag", "size_bytes", "skip_reason", "skip_detail")
+    columns = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
     for row in chunk_file.manifest_rows(columns):
         if row["skip_reason"] is not None:
-            version = object_version(row["version_id"], row["etag"], row["size_bytes"])
             reason = SkipReason(row["skip_reason"])
-            yield Skip(row["key"], version, reason, row["skip_detail"], row["etag"], row["size_bytes"])
+            size_bytes, modified = row["size_bytes"], row["last_modified"]
+            yield Skip(row["key"], row_identity(row), reason, row["skip_detail"], row["etag"], size_bytes, modified)
 
 
 def _released(chunk: Chunk, packed: Packed) -> Iterator[tuple[str, str]]:
@@ -440,12 +443,12 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
 
 
 def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
-    columns = ("key", "version_id", "etag", "size_bytes", "start_byte", "end_byte", "sha256", "last_modified", "skip_reason")
+    columns = ("key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "sha256", "last_modified", "skip_reason")
     for row in chunk_file.manifest_rows(columns):
         if row["skip_reason"] is None:
             yield LocationRow(
                 key=row["key"],
-                object_version=object_version(row["version_id"], row["etag"], row["size_bytes"]),
+                object_version=row_identity(row),
                 version_id=row["version_id"],
                 start_byte=row["start_byte"],
                 end_byte=row["end_byte"],

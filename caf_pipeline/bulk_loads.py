@@ -33,7 +33,13 @@ LOCATION: Final = {
     "last_modified": "timestamptz",
     "sha256": "bytea",
 }
-_CLAIM: Final = {"source_id": "int4", "file_path": "text", "object_version": "text", "caf_file_id": "int8"}
+_CLAIM: Final = {
+    "source_id": "int4",
+    "file_path": "text",
+    "object_version": "text",
+    "caf_file_id": "int8",
+    "last_modified": "timestamptz",
+}
 _IDENTITY: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
     **_IDENTITY,
@@ -41,6 +47,7 @@ SKIP: Final = {
     "detail": "text",
     "etag": "text",
     "size_bytes": "int8",
+    "last_modified": "timestamptz",
     "retry_after": "interval",
 }
 
@@ -57,13 +64,13 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
     return count
 
 
-def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[int, str, str]]) -> int:
-    """Load claims as (caf_file_id, key, object version).
+def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[Any, ...]]) -> int:
+    """Load claims as (caf_file_id, key, object version, last modified).
 
     Raises:
         ClaimConflict: an object is claimed already; the transaction can only be rolled back.
     """
-    rows = ((source_id, key, version, caf_file_id) for caf_file_id, key, version in claims)
+    rows = ((source_id, key, version, caf_file_id, modified) for caf_file_id, key, version, modified in claims)
     try:
         return copy_rows(connection, "claims", _CLAIM, rows)
     except psycopg.errors.UniqueViolation as error:
@@ -173,14 +180,14 @@ _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far 
 _UPSERT_SKIPS = text(
     """
     INSERT INTO skipped_objects AS old
-        (source_id, file_path, object_version, reason, detail, etag, size_bytes, caf_file_id, retry_at)
+        (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, caf_file_id, retry_at)
     SELECT DISTINCT ON (file_path, object_version)
-        :source_id, file_path, object_version, reason, detail, etag, size_bytes, :caf_file_id,
+        :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping
     ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
-        caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
+        last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
         retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
             ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, :doublings)), :longest) END
     """
@@ -218,11 +225,20 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     connection.execute(
         text(
             'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
-            " detail text, etag text, size_bytes bigint, retry_after interval) ON COMMIT DROP"
+            " detail text, etag text, size_bytes bigint, last_modified timestamptz, retry_after interval) ON COMMIT DROP"
         )
     )
     rows = (
-        (skip.key, skip.object_version, skip.reason.value, skip.detail, skip.etag, skip.size_bytes, _first_wait(skip))
+        (
+            skip.key,
+            skip.object_version,
+            skip.reason.value,
+            skip.detail,
+            skip.etag,
+            skip.size_bytes,
+            skip.last_modified,
+            _first_wait(skip),
+        )
         for skip in skips
     )
     return copy_rows(connection, "skipping", SKIP, rows)

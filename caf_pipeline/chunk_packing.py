@@ -15,7 +15,7 @@ from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.interfaces import Chunk, Lease
 from caf_pipeline.journal import Journal
-from caf_pipeline.manifest import ChunkIdentity
+from caf_pipeline.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
 from caf_pipeline.pack import Packed, Packer, remove_staged
 from caf_pipeline.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
 from caf_pipeline.resuming import find_left, left_by_others, take_over
@@ -122,6 +122,7 @@ def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
 
 
 def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
+    rewritten = any(planned.object.rewritten for planned in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
     return ChunkIdentity(
         archive_id=terms["archive"],
         source=terms["source"],
@@ -132,6 +133,7 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan_sha256=plan_hash(terms, chunk.plan),
         planned_objects=chunk.object_count,
         planned_bytes=chunk.object_bytes,
+        format=IDENTITY_FORMAT if rewritten else CHUNK_FORMAT,
     )
 
 

@@ -27,6 +27,7 @@ class Unsafe(StrEnum):
     CLAIMED = "claimed"
     SKIPPED = "skipped"
     CHANGED = "changed"
+    METADATA_CHANGED = "metadata_changed"
     DAMAGED = "damaged"
     TOO_FEW_COPIES = "too_few_copies"
     ONE_WINDOW = "one_window"
@@ -81,6 +82,7 @@ _DECIDED: Final = """WITH listed AS (
         FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
     ), elsewhere AS (SELECT DISTINCT key FROM located),
     whole AS (SELECT * FROM located WHERE part = 0),
+    same_bytes AS (SELECT DISTINCT key, etag, end_byte - start_byte AS size_bytes FROM whole WHERE version_id IS NULL),
     decided AS (
         SELECT listed.*, verdict.chunk, CASE
             WHEN NOT is_supported(listed.key) THEN 'skipped'
@@ -94,6 +96,7 @@ _DECIDED: Final = """WITH listed AS (
                 WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
             WHEN known.claimed THEN 'claimed'
             WHEN known.skipped IS NOT NULL THEN 'skipped'
+            WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL THEN 'metadata_changed'
             WHEN elsewhere.key IS NOT NULL THEN 'changed'
             ELSE 'not_planned' END AS reason,
             CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
@@ -105,6 +108,8 @@ _DECIDED: Final = """WITH listed AS (
         LEFT JOIN verdict ON verdict.caf_file_id = whole.caf_file_id
         LEFT JOIN known ON known.key = listed.key AND known.object_version = listed.object_version
         LEFT JOIN elsewhere ON elsewhere.key = listed.key
+        LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
+            AND same_bytes.size_bytes = listed.size_bytes
     )
     SELECT key, version_id, etag, size_bytes, last_modified,
         CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE percent_encode(key) END AS encoded_key,
@@ -125,7 +130,11 @@ class Decisions:
     def __init__(
         self, snapshot: Path, located: Path, standing: Path, verdicts: Iterable[Verdict], *, budget: QueryBudget = DEFAULT_BUDGET
     ) -> None:
-        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`."""
+        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`.
+
+        The snapshot has each object under its identity (`current.identify`): bytes that are located, and were written again
+        with other headers, have one that is not located.
+        """
         self._snapshot = snapshot
         self._located = located
         self._standing = standing
@@ -207,7 +216,8 @@ class _Ascending:
 # --- a chunk's rows and its manifest -------------------------------------------------------------------------------
 
 _DIFFERING: Final = """SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
-        AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
+        AND located.object_version =
+            coalesce(manifest.object_version, manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
         AND manifest.skip_reason IS NULL AND located.part = 0 AND located.start_byte = manifest.start_byte
         AND located.end_byte = manifest.end_byte AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
@@ -235,7 +245,10 @@ class LocatedRows:
         """Return how many of the chunk's rows are not in its manifest with the same range, SHA-256, version, ETag and size."""
         with told_apart(self._located), inventory_query(self._located, self._budget) as query:
             query.table("located", self._located)
-            query.table("manifest", manifest)
+            query.table("read_manifest", manifest)
+            # The column is there only where some identity needs it.
+            identity = "" if "object_version" in pq.read_schema(manifest).names else ", NULL AS object_version"
+            query.view("manifest", f"SELECT *{identity} FROM read_manifest")
             return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
 
 

@@ -27,7 +27,7 @@ from caf_pipeline.deletion_files import BatchManifest, Report, require_manifest,
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory import Snapshot, percent_decode
 from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline.planning import take_inventory
+from caf_pipeline.planning import plan_lease, state_current, take_inventory
 from caf_pipeline.verdicts import Chunks, Watcher, as_they_are_now
 from caf_pipeline.workplace import Workplace
 
@@ -109,10 +109,10 @@ def find_deletable(
         verdicts = chunks.verdicts()
         chunks.watcher.tell(f"listing '{work.source}' anew")
         snapshot = take_inventory(work)
-        standing = folder / "standing.parquet"
-        work.ledger.export_standing(work.source, standing)
+        with plan_lease(work) as planning:
+            current = state_current(work, planning, snapshot, _made(folder / "current"))
         said = list(as_they_are_now(work, verdicts))
-        decisions = Decisions(snapshot.path, chunks.located, standing, said)
+        decisions = Decisions(current.identified, chunks.located, current.standing, said)
         with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
             for batch in decisions.batches(examples=EXAMPLES):
                 lists.take(batch)
@@ -158,6 +158,11 @@ def _folder(work: Workplace) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 # --- the lists -----------------------------------------------------------------------------------------------------

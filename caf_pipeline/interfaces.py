@@ -22,7 +22,7 @@ from typing import Protocol
 
 from typing_extensions import Buffer
 
-from caf_pipeline.inventory import S3Object, SkipReason
+from caf_pipeline.inventory import CurrentException, S3Object, SkipReason
 from caf_pipeline.lifecycle import ChunkState
 
 # --- objects -------------------------------------------------------------------------------------------------------
@@ -88,6 +88,18 @@ class ObjectSource(Protocol):
 
         Asks the network only where the listing named a checksum.
         """
+        ...
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        """Return the headers of exactly this identity as it was written at `obj.last_modified`, by one HEAD; none of its bytes.
+
+        Raises:
+            As `read`; ObjectUnavailable with `changed` where it was written again since.
+        """
+        ...
+
+    def clock(self) -> datetime:
+        """Return the time by the source's own clock, which its LastModified are of. Costs a request."""
         ...
 
 
@@ -471,6 +483,7 @@ class Skip:
     detail: str
     etag: str
     size_bytes: int
+    last_modified: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +501,10 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates."""
+    """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates.
+
+    `tail_sha256` is of what begins at `tail_start`, taken while packing: manifest, index and footer.
+    """
 
     caf_size_bytes: int
     stored_size_bytes: int
@@ -499,6 +515,8 @@ class Seal:
     merkle_root: bytes
     proof_type: int
     samples: Sequence[Sample]
+    tail_start: int | None = None
+    tail_sha256: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +524,8 @@ class Chunk:
     """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
 
     `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
-    when all of its stored bytes last came back from the store with its Merkle root.
+    when all of its stored bytes last came back from the store with its Merkle root. `tail_start` and `tail_sha256` are those of
+    the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
     """
 
     caf_file_id: int
@@ -538,6 +557,8 @@ class Chunk:
     located_at: datetime | None = None
     checked_at: datetime | None = None
     read_back_at: datetime | None = None
+    tail_start: int | None = None
+    tail_sha256: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,12 +642,77 @@ class LocationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Currency:
+    """Whether a location is what the bucket has now of its key, as the planned inventories tell.
+
+    Attributes:
+        is_current: whether it is.
+        chunk: the chunk under way that has the current content; `state` is its state.
+        state: where there is no such chunk, the reason for which the current content is skipped; "" where it is not planned.
+        gone_at: when the key was found to be gone; None where it is not.
+        last_seen: when an inventory last listed a key that is gone; None where that is not known.
+    """
+
+    is_current: bool
+    chunk: str | None = None
+    state: str = ""
+    gone_at: datetime | None = None
+    last_seen: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Location:
-    """What a look-up answers: the row and the chunk it is in."""
+    """What a look-up answers: the row and the chunk it is in. Of one version that was asked for, `currency` is None."""
 
     row: LocationRow
     chunk: str
     posting: Posting
+    currency: Currency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryRecord:
+    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers (greater, up to and including)."""
+
+    source: str
+    name: str
+    taken_at: datetime
+    after: bytes = b""
+    until: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedIdentity:
+    """An object as a listing has it, under the identities that it may be known by."""
+
+    key: str
+    object_version: str
+    rewritten_version: str
+    last_modified: datetime
+    has_version_id: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedVersion:
+    """A located identity of a key, and the chunk that it is in."""
+
+    key: str
+    object_version: str
+    etag: str
+    size_bytes: int
+    chunk: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Located objects as of the last whole inventory: current, of older content, and of keys that are gone."""
+
+    inventory: str
+    taken_at: datetime
+    counted_at: datetime
+    current_objects: int
+    older_objects: int
+    gone_objects: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,7 +749,10 @@ class CopyCheck:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by reason."""
+    """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by reason.
+
+    `content` is None before a whole inventory was planned and counted.
+    """
 
     source: str
     chunks: Mapping[ChunkState, int]
@@ -671,6 +760,7 @@ class SourceAccount:
     located_bytes: int
     claimed_objects: int
     skipped: Mapping[SkipReason, int]
+    content: Content | None = None
 
 
 class Ledger(Protocol):
@@ -708,6 +798,31 @@ class Ledger(Protocol):
         """
         ...
 
+    def export_exceptions(self, source: str, path: Path) -> int:
+        """Write the exceptions of the source as Parquet (`inventory.EXCEPTION_SCHEMA`); return the rows written."""
+        ...
+
+    def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
+        """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
+        ...
+
+    def record_exceptions(
+        self, inventory: InventoryRecord, exceptions: Iterable[CurrentException], *, planned: bool = True
+    ) -> int:
+        """Write exceptions that an inventory states, and that it is planned; return how many exceptions they were.
+
+        An exception of the same key and time is replaced.
+        """
+        ...
+
+    def record_content(self, inventory: InventoryRecord, *, current: int, older: int, gone: int) -> None:
+        """Write how many located objects were current, older and gone as of an inventory that is planned."""
+        ...
+
+    def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
+        """Return every identity without a version id that is located of these keys, in chunks in good standing."""
+        ...
+
     def find_plan(self, sha256: bytes) -> PlanRecord | None:
         """Return the plan of this full hash."""
         ...
@@ -720,10 +835,10 @@ class Ledger(Protocol):
         self,
         plan: PlanRecord,
         chunks: Sequence[PlannedChunk],
-        claims: Iterable[tuple[int, str, str]],
+        claims: Iterable[tuple[int, str, str, datetime | None]],
         skips: Iterable[Skip],
     ) -> None:
-        """Write the plan, its chunks as `planned`, its claims as (chunk number, key, object version), and skips, at once.
+        """Write the plan, its chunks as `planned`, its claims as (chunk number, key, object version, last modified), and skips.
 
         A plan of the same hash that is registered already changes nothing.
 
@@ -898,14 +1013,20 @@ class Ledger(Protocol):
         ...
 
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
-        """Return the current location of a key (the greatest last_modified), or that of one version.
+        """Return the current location of a key, or that of one version.
 
+        Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
+        is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
         Only chunks in good standing count.
         """
         ...
 
-    def known_objects(self, source: str, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Of these (key, object version), return those that are not to be planned: located, claimed, or skipped and not due."""
+    def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
+        """Of these, return (key, object version) of those of which a plan has nothing to do.
+
+        They are claimed, skipped and not due, or located and what a look-up of the key gives out, with the listed LastModified
+        or headers that were compared.
+        """
         ...
 
     def account(self, source: str) -> SourceAccount:

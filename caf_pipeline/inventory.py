@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +37,7 @@ class SkipReason(StrEnum):
     ACCESS_DENIED = "access_denied"
     NEEDS_KEY = "needs_key"
     UNREADABLE = "unreadable"
+    NOT_COMPARED = "not_compared"
     UNSUPPORTED_KEY = "unsupported_key"
     TOO_LARGE = "too_large"
 
@@ -51,6 +52,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     SkipReason.ACCESS_DENIED: timedelta(days=1),
     SkipReason.NEEDS_KEY: timedelta(days=1),
     SkipReason.UNREADABLE: timedelta(days=1),
+    # The same bytes were written again, and no provider gave the archived headers to compare with: an outage, most likely.
+    SkipReason.NOT_COMPARED: timedelta(minutes=10),
     # Nothing that time could mend.
     SkipReason.UNSUPPORTED_KEY: None,
     SkipReason.TOO_LARGE: None,
@@ -71,6 +74,7 @@ class S3Object:
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
             type; "" where it names no checksum.
+        rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
     """
 
     key: bytes
@@ -80,16 +84,29 @@ class S3Object:
     last_modified: datetime
     storage_class: str = "STANDARD"
     checksum: str = ""
+    rewritten: bool = False
 
     @property
     def object_version(self) -> str:
         """What, beside source and key, makes up the object's identity."""
-        return object_version(self.version_id, self.etag, self.size_bytes)
+        version = object_version(self.version_id, self.etag, self.size_bytes)
+        return rewritten_version(version, self.last_modified) if self.rewritten else version
 
 
 def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
     """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
     return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
+
+
+def rewritten_version(version: str, last_modified: datetime) -> str:
+    """Return the identity of bytes that were written again with other headers: `etag:<ETag>:<size>:<LastModified>`.
+
+    LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
+    """
+    return f"{version}:{last_modified.astimezone(UTC):{TIME_FORMAT}}"
+
+
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"  # DuckDB's strftime and Python's write it alike
 
 
 def is_supported(key: bytes) -> bool:
@@ -138,6 +155,7 @@ STANDING_SCHEMA: Final = pa.schema(
         pa.field("standing", pa.string(), nullable=False),  # "located", "claimed", "skipped"
         pa.field("reason", pa.string()),  # of a skip
         pa.field("due", pa.bool_(), nullable=False),  # a skip that may be planned again now; False for the others
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # null where an earlier version wrote the row
     ]
 )
 """What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""
@@ -153,9 +171,34 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("version_id", pa.string()),
         pa.field("etag", pa.string(), nullable=False),
         pa.field("sha256", pa.binary(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
 """The locations of a source's objects, as the ledger has them."""
+
+EXCEPTION_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("object_version", pa.string()),  # null: the key was gone
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # the headers of this LastModified are those archived
+    ]
+)
+"""What the bucket had as current, where the locations' LastModified tell otherwise (`current`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentException:
+    """At `at` the bucket had this identity of the key as its current one; None: the key was gone.
+
+    `last_modified`, where it is given: the headers of the object written at this time are those that are archived.
+    """
+
+    key: str
+    at: datetime
+    object_version: str | None
+    last_modified: datetime | None = None
+
 
 # --- snapshots -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +210,8 @@ class Snapshot:
     """A listing of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA with each object once.
 
     Attributes:
-        listed_at: when the listing began; aware.
+        listed_at: when the listing began, by this machine's clock; aware.
+        taken_at: the same by S3's clock; by this machine's where an earlier version took it.
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
         unsupported_count: of the objects, those whose key cannot be archived.
@@ -181,6 +225,7 @@ class Snapshot:
     object_count: int
     object_bytes: int
     unsupported_count: int
+    taken_at: datetime
 
     @property
     def name(self) -> str:
@@ -206,6 +251,7 @@ class SnapshotWriter:
         *,
         source: str,
         listed_at: datetime,
+        taken_at: datetime | None = None,
         after: bytes = b"",
         until: bytes | None = None,
         budget: QueryBudget = DEFAULT_BUDGET,
@@ -213,6 +259,7 @@ class SnapshotWriter:
         self._path = path
         self._source = source
         self._listed_at = listed_at
+        self._taken_at = taken_at or listed_at
         self._bounds = after, until
         self._budget = budget
         self._last = b""
@@ -262,6 +309,7 @@ class SnapshotWriter:
                 object_count=self._file.row_count,
                 object_bytes=self._object_bytes,
                 unsupported_count=self._unsupported_count,
+                taken_at=self._taken_at,
             )
             self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
             self._file.publish()
@@ -315,6 +363,7 @@ def _described(snapshot: Snapshot) -> str:
         {
             "source": snapshot.source,
             "listed_at": snapshot.listed_at.isoformat(),
+            "taken_at": snapshot.taken_at.isoformat(),
             "after": percent_encode(snapshot.after),
             "until": None if snapshot.until is None else percent_encode(snapshot.until),
             "complete": snapshot.complete,
@@ -354,11 +403,15 @@ def read_objects(path: Path) -> Iterator[S3Object]:
     Raises:
         IntegrityError: there is no such file, or it cannot be read.
     """
-    names = [name for name in SNAPSHOT_SCHEMA.names if name != "object_version"]
     with _opened(path) as file:
-        for batch in file.iter_batches(batch_size=8192, columns=names):
-            for row in batch.to_pylist():
-                yield S3Object(**row)
+        for batch in file.iter_batches(batch_size=8192):
+            yield from map(s3_object, batch.to_pylist())
+
+
+def s3_object(row: dict[str, Any]) -> S3Object:
+    """Return the object of a row of SNAPSHOT_SCHEMA."""
+    identity = row.pop("object_version")
+    return S3Object(**row, rewritten=identity != object_version(row["version_id"], row["etag"], row["size_bytes"]))
 
 
 def require_whole(path: Path) -> None:
@@ -407,6 +460,7 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         object_count=int(described["object_count"]),
         object_bytes=int(described["object_bytes"]),
         unsupported_count=int(described["unsupported_count"]),
+        taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
     )
 
 
@@ -500,12 +554,17 @@ def key_windows(snapshot: Path) -> Iterator[KeyWindow]:
         after = until
 
 
-def _show_window(query: Query, window: KeyWindow) -> None:
-    """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
+def bounded(window: KeyWindow) -> str:
+    """Return the condition that a key is in a window."""
     after, until = window
     bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
     bounds.append("true" if until is None else f"key <= from_hex('{until.hex()}')")
-    within = " AND ".join(bounds)
+    return " AND ".join(bounds)
+
+
+def _show_window(query: Query, window: KeyWindow) -> None:
+    """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
+    within = bounded(window)
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
     query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
@@ -534,6 +593,8 @@ class Accounting:
         planned_twice: objects that the plan names more than once.
         planned_unlisted: objects of the plan that the snapshot does not have.
         examples: some unaccounted keys, percent-encoded where they are not supported.
+        older: located objects that a whole snapshot has another content of the key instead of.
+        gone: located objects whose key a whole snapshot does not have.
     """
 
     objects: int
@@ -545,6 +606,8 @@ class Accounting:
     planned_twice: int
     planned_unlisted: int
     examples: Sequence[str]
+    older: int = 0
+    gone: int = 0
 
     @property
     def holds(self) -> bool:
@@ -567,8 +630,11 @@ _PLACES: Final = f"""WITH facts AS (
         FROM facts GROUP BY key, object_version, encoded
     )
     SELECT listed > 0, located, claimed, reason, sum(listed), count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
-        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL)
+        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL), count(*)
     FROM places GROUP BY ALL"""
+
+_GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing
+    WHERE standing = 'located' AND key NOT IN (SELECT key FROM snapshot)"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
@@ -593,22 +659,27 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
         else:
             query.view("whole_plan", _NO_PLAN)
         rows: list[tuple[Any, ...]] = []
+        gone = 0
         for window in key_windows(snapshot):
             _show_window(query, window)
-            rows += query.rows(_PLACES)
+            found = query.rows(_PLACES)
+            if any(located and not listed for listed, located, *_ in found):
+                gone += query.rows(_GONE)[0][0]
+            rows += found
         _show_unsupported(query)
         query.view("plan", _NO_PLAN)
         rows += query.rows(_PLACES)
-        return _counted(rows)
+        return _counted(rows, gone)
 
 
-def _counted(rows: Iterable[tuple[Any, ...]]) -> Accounting:
+def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
     numbers = dict.fromkeys(("objects", "located", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
-    planned_unlisted = 0
+    planned_unlisted = beside = 0
     skipped: dict[str, int] = {}
     examples: list[str] = []
-    for listed, located, claimed, reason, objects, planned, planned_twice, nowhere in rows:
+    for listed, located, claimed, reason, objects, planned, planned_twice, nowhere, places in rows:
         if not listed:
+            beside += places if located else 0
             planned_unlisted += planned
             continue
         numbers["objects"] += objects
@@ -624,4 +695,6 @@ def _counted(rows: Iterable[tuple[Any, ...]]) -> Accounting:
         skipped={reason: int(skipped[reason]) for reason in sorted(skipped)},
         planned_unlisted=int(planned_unlisted),
         examples=sorted(examples, key=str.encode)[:EXAMPLES],
+        older=beside - gone,
+        gone=gone,
     )

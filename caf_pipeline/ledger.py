@@ -11,13 +11,13 @@ Source: "Database" and "Promises" in docs/design.md.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline import upkeep
+from caf_pipeline import current_content, upkeep
 from caf_pipeline.bulk_loads import (
     GOOD,
     copy_claims,
@@ -43,9 +43,12 @@ from caf_pipeline.interfaces import (
     Copy,
     CopyCheck,
     Holder,
+    InventoryRecord,
     KnownCopy,
     Lease,
     LeaseRecord,
+    ListedIdentity,
+    LocatedVersion,
     Location,
     LocationRow,
     PlannedChunk,
@@ -59,12 +62,12 @@ from caf_pipeline.interfaces import (
     Skip,
     SourceAccount,
 )
-from caf_pipeline.inventory import SkipReason, is_supported
+from caf_pipeline.inventory import CurrentException, SkipReason, is_supported
 from caf_pipeline.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
 from caf_pipeline.lifecycle import CLAIMING, ChunkState, require_move
 from caf_pipeline.provider_records import PostgresProviderRecords
 from caf_pipeline.restoring import Superseded, restore
-from caf_pipeline.standing import write_located, write_standing
+from caf_pipeline.standing import write_exceptions, write_located, write_standing
 from caf_pipeline.switchboard import PostgresSwitchboard
 from caf_pipeline.transaction_log import PostgresTransactionLog, before_move, end_waiting
 
@@ -82,7 +85,7 @@ _OWN_METHOD: Final = {
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
 _ON_THE_STORE: Final = (_S.LOCATED, _S.DAMAGED)
 
-_KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
+KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
 _PLANNED_CHUNK: Final = {
     "name": "text",
@@ -101,35 +104,29 @@ _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
+        tail_start, tail_sha256
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
 """
-# S3 tells times to the second. Of two versions of one second that is current which was listed later (a snapshot's name ends
-# with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
+# The exception in force comes first. Else S3 tells times to the second: of two versions of one second that is current which was
+# listed later (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
 _LOCATE: Final = """
-    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
-        caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes
-    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
-    JOIN sources ON sources.source_id = file_locations.source_id
-    WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0 {version}
-    ORDER BY last_modified DESC, snapshot COLLATE "C" DESC, object_version DESC LIMIT 1
+    WITH found AS (
+        SELECT file_locations.source_id, file_path, object_version, version_id, start_byte, end_byte, etag, last_modified,
+            file_locations.sha256, part, caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes, snapshot,
+            max(last_modified) OVER () AS latest
+        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+        JOIN sources ON sources.source_id = file_locations.source_id
+        WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+    ), said AS (
+        SELECT at, object_version, inventory FROM current_exceptions
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key ORDER BY at DESC LIMIT 1
+    )
+    SELECT found.*, said.at AS said_at, said.object_version AS said_version, inventory
+    FROM found LEFT JOIN said ON said.at >= latest {version}
+    ORDER BY coalesce(found.object_version = said.object_version, false) DESC, last_modified DESC, snapshot COLLATE "C" DESC,
+        found.object_version DESC LIMIT 1
 """
-# LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
-_KNOWN = text(
-    """
-    WITH asked (key, version) AS (SELECT * FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])))
-    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM claims
-        WHERE source_id = :source_id AND file_path = key AND object_version = version LIMIT 1) AS claimed
-    UNION ALL
-    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM file_locations JOIN caf_files USING (caf_file_id)
-        WHERE file_locations.source_id = :source_id AND file_path = key AND object_version = version
-            AND state = ANY(:good) LIMIT 1) AS located
-    UNION ALL
-    SELECT key, version FROM asked CROSS JOIN LATERAL (SELECT FROM skipped_objects
-        WHERE source_id = :source_id AND file_path = key AND object_version = version
-            AND retry_at > now() LIMIT 1) AS skipped
-    """
-)
 _SUMS = text(
     """
     SELECT state, count(*) AS chunks, sum(member_count) AS members, sum(member_bytes) AS bytes,
@@ -185,6 +182,40 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             return write_standing(connection, source_id, path)
 
+    # --- what is current ---
+
+    def export_exceptions(self, source: str, path: Path) -> int:
+        """Write the exceptions of the source as Parquet; return the rows written. Constant memory."""
+        with self._database.transaction() as connection:
+            return write_exceptions(connection, _source_id(connection, source), path)
+
+    def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
+        """Return the ranges of keys of planned inventories that were taken after this one."""
+        with self._database.transaction() as connection:
+            source_id = _source_id(connection, inventory.source)
+            return current_content.later_inventories(connection, source_id, inventory.taken_at, inventory.name)
+
+    def record_exceptions(
+        self, inventory: InventoryRecord, exceptions: Iterable[CurrentException], *, planned: bool = True
+    ) -> int:
+        """Write exceptions that an inventory states, and that it is planned, at once; return how many exceptions they were."""
+        with self._database.transaction() as connection:
+            source_id = _source_id(connection, inventory.source)
+            if planned:
+                current_content.record_inventory(connection, source_id, inventory)
+            return current_content.record_exceptions(connection, source_id, inventory.name, exceptions)
+
+    def record_content(self, inventory: InventoryRecord, *, current: int, older: int, gone: int) -> None:
+        """Write how many located objects were current, older and gone as of an inventory that is planned."""
+        with self._database.transaction() as connection:
+            source_id = _source_id(connection, inventory.source)
+            current_content.record_content(connection, source_id, inventory.name, current=current, older=older, gone=gone)
+
+    def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
+        """Return every identity without a version id that is located of these keys, in chunks in good standing."""
+        with self._database.transaction() as connection:
+            return current_content.located_versions(connection, _source_id(connection, source), keys)
+
     def find_plan(self, sha256: bytes) -> PlanRecord | None:
         """Return the plan of this full hash."""
         with self._database.transaction() as connection:
@@ -203,7 +234,7 @@ class PostgresLedger:
         self,
         plan: PlanRecord,
         chunks: Sequence[PlannedChunk],
-        claims: Iterable[tuple[int, str, str]],
+        claims: Iterable[tuple[int, str, str, datetime | None]],
         skips: Iterable[Skip],
     ) -> None:
         """Write the plan, its chunks, claims and skips at once. Plans of one source are registered one after the other."""
@@ -214,7 +245,7 @@ class PostgresLedger:
             if plan_id is None:
                 return
             ids = _insert_chunks(connection, source_id, plan_id, chunks)
-            copy_claims(connection, source_id, ((ids[number], key, version) for number, key, version in claims))
+            copy_claims(connection, source_id, ((ids[number], *claim) for number, *claim in claims))
             refuse_located(connection, source_id, plan_id)
             record_skips(connection, source_id, None, skips)
 
@@ -256,7 +287,7 @@ class PostgresLedger:
             raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
         changes = f"reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
-            changes += ", sealed_at = NULL, merkle_root = NULL"
+            changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
         if before in _ON_THE_STORE:  # what came back once says nothing of a chunk that was found damaged since
             changes += ", read_back_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
@@ -279,7 +310,7 @@ class PostgresLedger:
         changes = """sealed_at = now(), caf_size_bytes = :caf_size_bytes, stored_size_bytes = :stored_size_bytes,
             member_count = :member_count, member_bytes = :member_bytes, skipped_count = :skipped_count,
             released_count = :released_count, merkle_root = :merkle_root, proof_type = :proof_type,
-            samples = CAST(:samples AS jsonb)"""
+            samples = CAST(:samples AS jsonb), tail_start = :tail_start, tail_sha256 = :tail_sha256"""
         facts = {
             "caf_size_bytes": seal.caf_size_bytes,
             "stored_size_bytes": seal.stored_size_bytes,
@@ -290,6 +321,8 @@ class PostgresLedger:
             "merkle_root": seal.merkle_root,
             "proof_type": seal.proof_type,
             "samples": samples_as_json(seal.samples),
+            "tail_start": seal.tail_start,
+            "tail_sha256": seal.tail_sha256,
         }
         after = _S.SEALED if seal.member_count else _S.EMPTY
         with self._database.transaction() as connection:
@@ -526,14 +559,15 @@ class PostgresLedger:
         """Return the current location of a key in a chunk in good standing, or that of one version."""
         if not is_supported(key.encode("utf-8", "surrogatepass")):
             return None
-        condition = "" if object_version is None else "AND object_version = :version"
+        condition = "" if object_version is None else "WHERE found.object_version = :version"
         with self._database.transaction() as connection:
             row = connection.execute(
                 text(_LOCATE.format(version=condition)),
                 {"source": source, "key": key, "version": object_version, "good": GOOD},
             ).one_or_none()
-        if row is None:
-            return None
+            if row is None:
+                return None
+            known = None if object_version else current_content.currency(connection, row.source_id, key, row)
         found = LocationRow(
             key=row.file_path,
             object_version=row.object_version,
@@ -545,19 +579,17 @@ class PostgresLedger:
             sha256=bytes(row.sha256),
             part=row.part,
         )
-        return Location(found, row.chunk, Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes))
+        posting = Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes)
+        return Location(found, row.chunk, posting, known)
 
-    def known_objects(self, source: str, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Of these (key, object version), return those that are not to be planned."""
-        known: set[tuple[str, str]] = set()
-        source_id = self._source_id(source)
+    def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
+        """Of these, return (key, object version) of those of which a plan has nothing to do."""
+        found: set[tuple[str, str]] = set()
         with self._database.transaction() as connection:
-            for at in range(0, len(keys), _KEYS_PER_QUESTION):
-                some = keys[at : at + _KEYS_PER_QUESTION]
-                parameters = {"keys": [key for key, _ in some], "versions": [version for _, version in some]}
-                rows = connection.execute(_KNOWN, {**parameters, "source_id": source_id, "good": GOOD})
-                known.update((key, version) for key, version in rows)
-        return known
+            source_id = _source_id(connection, source)
+            for at in range(0, len(listed), KEYS_PER_QUESTION):
+                found |= current_content.settled(connection, source_id, listed[at : at + KEYS_PER_QUESTION])
+        return found
 
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source, from its chunks' counts."""
@@ -567,6 +599,7 @@ class PostgresLedger:
             skipped = connection.execute(
                 text("SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id GROUP BY reason"), {"id": source_id}
             ).all()
+            content = current_content.content(connection, source_id)
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
@@ -574,6 +607,7 @@ class PostgresLedger:
             located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD),
             claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING),
             skipped={SkipReason(reason): count for reason, count in skipped},
+            content=content,
         )
 
     def sources(self) -> Sequence[str]:
@@ -589,8 +623,8 @@ class PostgresLedger:
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
 _CLAIM_SKIPPED_AGAIN = text(
     """
-    INSERT INTO claims (source_id, file_path, object_version, caf_file_id)
-    SELECT source_id, file_path, object_version, caf_file_id FROM skipped_objects AS s
+    INSERT INTO claims (source_id, file_path, object_version, caf_file_id, last_modified)
+    SELECT source_id, file_path, object_version, caf_file_id, last_modified FROM skipped_objects AS s
     WHERE caf_file_id = :id AND NOT EXISTS (
         SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
         WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.object_version = s.object_version
@@ -712,7 +746,8 @@ def _insert_chunks(connection: Connection, source_id: int, plan_id: int, chunks:
 def _chunk(row: Row[Any]) -> Chunk:
     values = row._asdict()
     values["state"] = ChunkState(row.state)
-    values["merkle_root"] = None if row.merkle_root is None else bytes(row.merkle_root)
+    for name in ("merkle_root", "tail_sha256"):
+        values[name] = None if values[name] is None else bytes(values[name])
     values["samples"] = tuple(
         Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
     )

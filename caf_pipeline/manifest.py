@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.inventory import object_version
 
 HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
@@ -30,6 +31,12 @@ HEAD_SIZE_BYTES: Final = 512
 
 CHUNK_FORMAT: Final = "caf-pipeline/1"
 """The version of what we put into a CAF: the head, the manifest's columns, the names of members."""
+
+IDENTITY_FORMAT: Final = "caf-pipeline/2"
+"""The same with one more column, for a chunk with objects whose identity the others do not tell. All other chunks stay as they
+were, byte for byte: one that an earlier version posted may have to be packed once more."""
+
+FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT)
 
 ROWS_PER_GROUP: Final = 4_000
 """Rows of the manifest that stand in memory at once: some 10 MB as Python has them."""
@@ -72,6 +79,11 @@ MANIFEST_SCHEMA: Final = pa.schema(
     ]
 )
 
+IDENTITY_SCHEMA: Final = MANIFEST_SCHEMA.append(pa.field("object_version", pa.string()))
+"""With the identity of objects that were written again with other headers: null where version id, ETag and size tell it."""
+
+_SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA}
+
 METADATA_KEY: Final = b"caf-pipeline"
 
 MAX_FOOTER_BYTES: Final = 256 << 20
@@ -102,17 +114,27 @@ class ChunkIdentity:
     plan_sha256: bytes | None = None
     planned_objects: int = 0
     planned_bytes: int = 0
+    format: str = CHUNK_FORMAT
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
     """Return the head member: one line of JSON, padded with spaces and a newline to 512 bytes."""
-    text = json.dumps({"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk}, separators=(",", ":"))
+    text = json.dumps({"format": identity.format, "archive": identity.archive_id, "chunk": identity.chunk}, separators=(",", ":"))
     return text.encode().ljust(HEAD_SIZE_BYTES - 1) + b"\n"
 
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
     """Return the bytes that a plan reserves for one row; the member's name counted as long as the key."""
     return 2 * len(key) + len(version_id or "") + len(etag) + MANIFEST_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
+
+
+IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "object_version")
+"""The columns that `row_identity` needs."""
+
+
+def row_identity(row: Mapping[str, Any]) -> str:
+    """Return the object version of a row of a manifest of any format."""
+    return row.get("object_version") or object_version(row["version_id"], row["etag"], row["size_bytes"])
 
 
 class ManifestWriter:
@@ -128,7 +150,7 @@ class ManifestWriter:
         self._inventory_time = identity.inventory_time
         self._rows: list[dict[str, Any]] = []
         described: dict[str, str | int] = {
-            "format": CHUNK_FORMAT,
+            "format": identity.format,
             "archive": identity.archive_id,
             "source": identity.source,
             "chunk": identity.chunk,
@@ -141,8 +163,9 @@ class ManifestWriter:
                 "planned_objects": identity.planned_objects,
                 "planned_bytes": identity.planned_bytes,
             }
+        self._schema = _SCHEMAS[identity.format]
         self._writer = pq.ParquetWriter(
-            path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
+            path, self._schema.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
         )
 
     def row_bound(self, row: Mapping[str, Any]) -> int:
@@ -165,7 +188,7 @@ class ManifestWriter:
         if self._rows:
             for row in self._rows:
                 row["user_metadata"] = sorted((row.get("user_metadata") or {}).items())
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=MANIFEST_SCHEMA))
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows = []
 
     def close(self) -> None:
@@ -198,12 +221,13 @@ class OpenedManifest:
     _parquet: pq.ParquetFile
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows in order, as dicts, one row group in memory at a time.
+        """Yield the rows in order, as dicts, one row group in memory at a time. Columns that it does not have are left out.
 
         Raises:
             MalformedArchive: a row cannot be read; those before it were yielded.
         """
-        names = list(columns) if columns else None
+        present = self._parquet.schema_arrow.names
+        names = [name for name in columns if name in present] if columns else None
         with _as_malformed():
             for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
                 yield from batch.to_pylist()
@@ -224,12 +248,12 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_count = parquet.metadata.num_rows
     found = described.get("format") if isinstance(described, dict) else None
-    if found != CHUNK_FORMAT:
+    if found not in FORMATS:
         raise MalformedArchive(
-            f"the manifest's format is '{found}', expected '{CHUNK_FORMAT}'",
+            f"the manifest's format is '{found}', expected '{CHUNK_FORMAT}' or '{IDENTITY_FORMAT}'",
             hint="a newer version of caf-pipeline may know it",
         )
-    if not schema.remove_metadata().equals(MANIFEST_SCHEMA):
+    if not schema.remove_metadata().equals(_SCHEMAS[found]):
         raise MalformedArchive("the manifest's columns are not those of its format")
     if any(not 0 <= group.num_rows <= ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
         raise MalformedArchive("the manifest has a row group that is larger than any that was ever written")
@@ -241,8 +265,8 @@ def refuse_bloated(file: Path) -> None:
 
     In a Parquet file one long text may stand for thousands of rows; as rows they would fill the memory.
     """
-    texts = [one.name for one in MANIFEST_SCHEMA if one.type == pa.string()]
     with _as_malformed():
+        texts = [one.name for one in pq.read_schema(file) if one.type == pa.string()]
         parquet = pq.ParquetFile(file, read_dictionary=texts)
         for batch in parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=texts):
             lengths = [pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns]

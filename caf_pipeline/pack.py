@@ -419,6 +419,7 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
         "size_bytes": obj.size_bytes,
         "last_modified": obj.last_modified,
         "storage_class": obj.storage_class,
+        **({"object_version": obj.object_version} if obj.rewritten else {}),
     }
 
 

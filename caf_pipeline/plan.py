@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf import DEFAULT_LIMITS, Limits
 from caf_pipeline.caf_index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory import SNAPSHOT_SCHEMA, S3Object, read_objects
+from caf_pipeline.inventory import SNAPSHOT_SCHEMA, S3Object, object_version, read_objects, s3_object
 from caf_pipeline.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
@@ -175,13 +175,14 @@ class _Chunk:
 
     def grown(self, row: _Row, member: str) -> _Sizes:
         """Return position, index and manifest sizes as they would be with this object."""
-        key, version_id, etag, size_bytes, _ = row
+        key, version_id, etag, size_bytes, identity = row
         end = self._position + size_bytes
         # Our own names may have to give way to this one, by a character each.
         giving_way = 2 if _is_like_ours(member) else 0
         index = self._index + index_entry_size_bytes(member, self._position, end) + 1 + giving_way
         group = MANIFEST_GROUP_BYTES if self.object_count % ROWS_PER_GROUP == 0 else 0
-        return end, index, self._manifest + group + manifest_row_bound(key, version_id, etag)
+        told_apart = 0 if identity == object_version(version_id, etag, size_bytes) else len(identity)
+        return end, index, self._manifest + group + manifest_row_bound(key, version_id, etag) + told_apart
 
     def fits(self, grown: _Sizes, most_bytes: int, limits: Limits) -> bool:
         """Tell whether the chunk of these sizes stays within `most_bytes` and the hard limits."""
@@ -270,7 +271,7 @@ class _Cutter:
             self._chunk = _Chunk(self._chunk.number + 1, self._terms.limits)
 
     def _place(self, row: _Row, member: str) -> int:
-        key, _, _, size_bytes, object_version = row
+        key, _, _, size_bytes, identity = row
         limits = self._terms.limits
         grown = self._chunk.grown(row, member)
         if member in self._chunk.labels or not self._chunk.fits(grown, self._terms.target_size_bytes, limits):
@@ -284,7 +285,7 @@ class _Cutter:
             self.leftover_count += 1
             return _OVER
         self._chunk.take(grown, row, member)
-        self._hash.update(b"%b\0%b\0%d\0" % (key, object_version.encode(), size_bytes))
+        self._hash.update(b"%b\0%b\0%d\0" % (key, identity.encode(), size_bytes))
         return self._chunk.number
 
 
@@ -409,13 +410,13 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
             yield from map(_planned_object, table.filter(pc.equal(table["chunk_number"], number)).to_pylist())
 
 
-def read_identities(folder: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (chunk number, key, object version) of every object of the plan, in one pass."""
-    columns = ("chunk_number", "key", "object_version")
+def read_identities(folder: Path) -> Iterator[tuple[int, str, str, datetime]]:
+    """Yield (chunk number, key, object version, last modified) of every object of the plan, in one pass."""
+    columns = ("chunk_number", "key", "object_version", "last_modified")
     with _opened(folder / OBJECTS_FILE) as file:
         for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
-            numbers, keys, versions = (batch.column(name).to_pylist() for name in columns)
-            yield from zip(numbers, (key.decode() for key in keys), versions, strict=True)
+            numbers, keys, versions, times = (batch.column(name).to_pylist() for name in columns)
+            yield from zip(numbers, (key.decode() for key in keys), versions, times, strict=True)
 
 
 def read_listed_apart(folder: Path) -> Iterator[S3Object]:
@@ -441,12 +442,7 @@ def _may_hold(statistics: pq.Statistics | None, number: int) -> bool:
     return statistics is None or not statistics.has_min_max or statistics.min <= number <= statistics.max
 
 
-def _s3_object(row: dict[str, Any]) -> S3Object:
-    row.pop("object_version")
-    return S3Object(**row)
-
-
 def _planned_object(row: dict[str, Any]) -> PlannedObject:
     row.pop("chunk_number")
     member = row.pop("member")
-    return PlannedObject(_s3_object(row), member)
+    return PlannedObject(s3_object(row), member)

@@ -1,6 +1,6 @@
 """The steps of a whole source: take an inventory, cut what is new into chunks, account for every object.
 
-    take_inventory → cut_plan → account_for
+    take_inventory → state_current → cut_plan → account_for
 
 A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between
 the two leaves a folder that nobody names, which the next plan removes.
@@ -11,16 +11,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from caf_pipeline.comparing import Comparison, compare_headers
+from caf_pipeline.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.durable import sync_file, sync_folder
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.in_use import writing_into
-from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
+from caf_pipeline.interfaces import InventoryRecord, Lease, ListedIdentity, PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
     Accounting,
     S3Object,
@@ -33,6 +35,7 @@ from caf_pipeline.inventory import (
     read_objects,
     read_snapshot,
     require_whole,
+    rewritten_version,
 )
 from caf_pipeline.inventory import account_for as account_for_files
 from caf_pipeline.lifecycle import ChunkState
@@ -58,6 +61,7 @@ class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
     `warning` is a sentence where chunks of the source's target size are too large for the store as it was measured, else "".
+    `comparison` and `exceptions` are those of `Current`.
     """
 
     snapshot: Snapshot
@@ -65,6 +69,8 @@ class PlanReport:
     chunks: Sequence[PlannedChunk]
     accounting: Accounting
     warning: str = ""
+    comparison: Comparison = field(default_factory=Comparison)
+    exceptions: int = 0
 
     @property
     def plan(self) -> PlanRecord | None:
@@ -93,9 +99,13 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
         until: only keys up to and including this; such a snapshot is not complete.
     """
     moment = datetime.now(UTC)
+    taken_at = work.objects.clock()  # before the first page: what the listing says was so at this time or later
     folder = work.inventories()
     path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
-    with writing_into(folder), SnapshotWriter(path, source=work.source, listed_at=moment, after=after, until=until) as writer:
+    with (
+        writing_into(folder),
+        SnapshotWriter(path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until) as writer,
+    ):
         for page in work.objects.list_pages(after=after):
             writer.add(page if until is None else [obj for obj in page if obj.key <= until])
             if until is not None and page and page[-1].key > until:
@@ -139,17 +149,84 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
             continue
         pages += 1
         last = page[-1].key
-        known = work.ledger.known_objects(work.source, [_recorded_identity(obj) for obj in page])
-        new = [obj for obj in page if _recorded_identity(obj) not in known]
+        settled = work.ledger.settled_objects(work.source, [_listed_identity(obj) for obj in page])
+        new = [obj for obj in page if (_recorded_key(obj), obj.object_version) not in settled]
         new_objects += len(new)
         new_bytes += sum(obj.size_bytes for obj in new)
     return Look(new_objects, new_bytes, last if pages == max_pages else None)
 
 
-def _recorded_identity(obj: S3Object) -> tuple[str, str]:
-    """Return the identity as the ledger's tables have it."""
-    key = obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
-    return key, obj.object_version
+def _recorded_key(obj: S3Object) -> str:
+    """Return the key as the ledger's tables have it."""
+    return obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
+
+
+def _listed_identity(obj: S3Object) -> ListedIdentity:
+    return ListedIdentity(
+        key=_recorded_key(obj),
+        object_version=obj.object_version,
+        rewritten_version=rewritten_version(obj.object_version, obj.last_modified),
+        last_modified=obj.last_modified,
+        has_version_id=obj.version_id is not None,
+    )
+
+
+# --- what is current -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A snapshot's objects under their identities, and what was found out for it.
+
+    Attributes:
+        identified: a file of `inventory.SNAPSHOT_SCHEMA`.
+        standing: a file of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
+        comparison: of the headers of objects that were written again.
+        exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
+    """
+
+    identified: Path
+    standing: Path
+    comparison: Comparison
+    exceptions: int
+
+
+def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Path) -> Current:
+    """Let the ledger know what is current by this inventory, unless a later one covers the same keys.
+
+    Args:
+        work: the source.
+        lease: on its plan.
+        snapshot: of the inventory.
+        folder: takes the files, which are the caller's to remove.
+
+    Raises:
+        What `comparing.compare_headers` raises.
+    """
+    inventory = _record_of(snapshot)
+    comparison = Comparison()
+    files, identified = _identify(work, snapshot, folder)
+    if identified.to_compare_count:
+        comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
+        files, identified = _identify(work, snapshot, folder)
+    found = folder / "found.parquet"
+    count = find_exceptions(snapshot, identified.path, *files, found, superseded=work.ledger.later_inventories(inventory))
+    work.ledger.record_exceptions(inventory, read_exceptions(found))
+    return Current(identified.path, files[0], comparison, count)
+
+
+def _record_of(snapshot: Snapshot) -> InventoryRecord:
+    return InventoryRecord(
+        source=snapshot.source, name=snapshot.name, taken_at=snapshot.taken_at, after=snapshot.after, until=snapshot.until
+    )
+
+
+def _identify(work: Workplace, snapshot: Snapshot, folder: Path) -> tuple[tuple[Path, Path], Identified]:
+    """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it."""
+    standing, exceptions = folder / "standing.parquet", folder / "exceptions.parquet"
+    work.ledger.export_standing(work.source, standing)
+    work.ledger.export_exceptions(work.source, exceptions)
+    return (standing, exceptions), identify(snapshot.path, standing, exceptions, folder / "identified.parquet")
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -166,20 +243,27 @@ def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
-    with work.ledger.lease(f"plan/{work.source}", work.holder):
+    with plan_lease(work) as lease:
         require_whole(snapshot.path)
         target_size, warning = _target_size(work)
         _remove_unnamed(work)
-        more = True
-        while more:
-            with _workspace(work, _CUTTING) as folder:
-                plan = _write_plan(work, snapshot, folder, target_size)
-                more = plan.leftover_count > 0
-                if plan.chunks:
-                    record, planned = _register(work, snapshot, plan)
-                    plans.append(record)
-                    chunks.extend(planned)
-    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warning)
+        with _workspace(work, _CUTTING) as outer:
+            current = state_current(work, lease, snapshot, outer)
+            more = True
+            while more:
+                with _workspace(work, _CUTTING) as folder:
+                    plan = _write_plan(work, snapshot, current.identified, folder, target_size)
+                    more = plan.leftover_count > 0
+                    if plan.chunks:
+                        record, planned = _register(work, snapshot, plan)
+                        plans.append(record)
+                        chunks.extend(planned)
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warning, current.comparison, current.exceptions)
+
+
+def plan_lease(work: Workplace) -> AbstractContextManager[Lease]:
+    """Hold the lease under which plans of the source are cut, and what is current is stated."""
+    return work.ledger.lease(f"plan/{work.source}", work.holder)
 
 
 def _target_size(work: Workplace) -> tuple[int, str]:
@@ -198,17 +282,22 @@ def _target_size(work: Workplace) -> tuple[int, str]:
 
 
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
-    """Put each object of the snapshot into exactly one of located, claimed, skipped, unaccounted, as the ledger is now."""
+    """Put each object of the snapshot into exactly one of located, claimed, skipped, unaccounted, as the ledger is now.
+
+    Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone.
+    """
     with _workspace(work, _ACCOUNTING) as folder:
-        standing = folder / "standing.parquet"
-        work.ledger.export_standing(work.source, standing)
-        return account_for_files(snapshot.path, standing)
+        (standing, _), identified = _identify(work, snapshot, folder)
+        accounting = account_for_files(identified.path, standing)
+    if snapshot.complete:
+        work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
+    return accounting
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, folder: Path, target_size: int) -> Plan:
+def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, target_size: int) -> Plan:
     standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
     work.ledger.export_standing(work.source, standing)
-    delta = not_yet_archived(snapshot.path, standing, wanted)
+    delta = not_yet_archived(identified, standing, wanted)
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     terms = PlanTerms(
         source=work.source,
@@ -269,6 +358,7 @@ def _unsupported(obj: S3Object) -> Skip:
         detail="the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
         etag=obj.etag,
         size_bytes=obj.size_bytes,
+        last_modified=obj.last_modified,
     )
 
 
@@ -280,6 +370,7 @@ def _too_large(obj: S3Object) -> Skip:
         detail=f"{obj.size_bytes} bytes are more than a chunk can hold",
         etag=obj.etag,
         size_bytes=obj.size_bytes,
+        last_modified=obj.last_modified,
     )
 
 

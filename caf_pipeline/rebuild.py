@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.in_use import writing_into
-from caf_pipeline.interfaces import Checksum, Chunk, Copy, LocationRow, ObjectPart, PostedFile, RestoredChunk, Skip
+from caf_pipeline.interfaces import Checksum, Chunk, Copy, LocationRow, ObjectHeaders, ObjectPart, PostedFile, RestoredChunk, Skip
 from caf_pipeline.inventory import S3Object
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.manifest import open_manifest
@@ -121,6 +122,14 @@ class NotAsked:
         raise self._refused()
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
+        """Refuse."""
+        raise self._refused()
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        """Refuse."""
+        raise self._refused()
+
+    def clock(self) -> datetime:
         """Refuse."""
         raise self._refused()
 

@@ -77,7 +77,8 @@ _SAME: Final = (
 _SKIP_LATER: Final = text(
     f"""
     UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
-        etag = skipping.etag, size_bytes = skipping.size_bytes, caf_file_id = :caf_file_id,
+        etag = skipping.etag, size_bytes = skipping.size_bytes, last_modified = skipping.last_modified,
+        caf_file_id = :caf_file_id,
         retry_at = coalesce(now() + retry_after, 'infinity')
     FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < :start
     """
@@ -90,8 +91,9 @@ _SKIP_EARLIER: Final = text(
 )
 _SKIP_NEW: Final = text(
     """
-    INSERT INTO skipped_objects (source_id, file_path, object_version, reason, detail, etag, size_bytes, caf_file_id, retry_at)
-    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, :caf_file_id,
+    INSERT INTO skipped_objects (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified,
+        caf_file_id, retry_at)
+    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping WHERE NOT EXISTS (
         SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id

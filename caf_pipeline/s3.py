@@ -4,12 +4,13 @@ Not here: clients (`s3_clients`), listings (`s3_listing`), GETs (`s3_reading`), 
 """
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from obstore.store import S3Store
 
 from caf_pipeline.errors import ObjectUnavailable
-from caf_pipeline.interfaces import Checksum, ObjectPart
+from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.inventory import S3Object, SkipReason, is_supported
 from caf_pipeline.s3_clients import bucket_region, build_client, build_store, is_aws
 from caf_pipeline.s3_errors import Address
@@ -72,6 +73,15 @@ class S3Source:
         """See `ObjectSource.full_object_checksum`."""
         self._require_text(obj)
         return self._reading.checksum(obj)
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        """See `ObjectSource.read_headers`."""
+        self._require_text(obj)
+        return self._reading.read_headers(obj)
+
+    def clock(self) -> datetime:
+        """See `ObjectSource.clock`: by the Date of an answer (RFC 9110, 6.6.1)."""
+        return self._listing.clock()
 
     def _require_text(self, obj: S3Object) -> None:
         if not is_supported(obj.key):

@@ -9,7 +9,8 @@ Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
@@ -114,15 +115,28 @@ class Listing:
                 return
 
     def _keeps_versions(self) -> bool:
+        return self._versioning().get("Status") in ("Enabled", "Suspended")
+
+    def clock(self) -> datetime:
+        """Return the time of S3's clock, to the second; this machine's where an answer has no Date."""
         try:
-            answer = attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket), self.attempts)
+            date = self._versioning()["ResponseMetadata"]["HTTPHeaders"]["date"]
+            return parsedate_to_datetime(date).astimezone(UTC)
+        except (KeyError, ValueError):  # a server without a clock need not send it (RFC 9110, 6.6.1)
+            return datetime.now(UTC)
+
+    def _versioning(self) -> Answer:
+        """Return the answer to GetBucketVersioning, also where that is one that says no."""
+        try:
+            answer: Answer = attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket), self.attempts)
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise source_error(error, self.at) from error
-            return False  # not permitted to ask, or not implemented: listed without versions, which If-Match makes up for
+            # not permitted to ask, or not implemented: listed without versions, which If-Match makes up for
+            return {"ResponseMetadata": error.response.get("ResponseMetadata", {})}
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
-        return answer.get("Status") in ("Enabled", "Suspended")
+        return answer
 
     def _each(
         self, ask: Callable[..., Any], following: Callable[[Answer, Address], dict[str, str]], start: Markers

@@ -129,6 +129,23 @@ class Reading:
             raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
         return ObjectPart(body, _headers_of_boto3(answer))
 
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        """See `ObjectSource.read_headers`; the key is text."""
+        try:
+            answer: Any = attempt(lambda: self.client.head_object(**self._identity(obj)), self.attempts)
+        except ClientError as error:
+            if is_transient(error) or concerns_all(error, self.at):
+                raise object_error(error, self.at, obj.key) from error
+            # The answer to a HEAD has no body and so no code: a GET says what is wrong.
+            self.part(obj, 0, min(1, obj.size_bytes))
+            raise object_error(error, self.at, obj.key) from error
+        except ASKING_FAILED as error:
+            raise object_error(error, self.at, obj.key) from error
+        # To the second: HTTP tells no less of a time, and a listing may.
+        if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
+            raise unavailable(SkipReason.CHANGED, self.at, obj.key)
+        return _headers_of_boto3(answer)
+
     def _identity(self, obj: S3Object) -> dict[str, Any]:
         pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {"VersionId": obj.version_id}
         return {"Bucket": self.at.bucket, "Key": obj.key.decode(), **pinned, **self.extra}

@@ -7,32 +7,35 @@ COPY, which costs a call a row, and than COPY as CSV read by Arrow. Not here: th
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Connection, text
 
+from caf_pipeline.current_content import exception_batches
 from caf_pipeline.database import driver_connection
 from caf_pipeline.errors import StagingError
-from caf_pipeline.inventory import LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.inventory import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.lifecycle import IN_GOOD_STANDING
 
 BATCH_ROWS: Final = 50_000
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
 _LOCATED: Final = """
-    SELECT file_path, object_version FROM file_locations JOIN caf_files USING (caf_file_id)
+    SELECT file_path, object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 _LOCATIONS: Final = """
-    SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256
+    SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256,
+        last_modified
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND state = ANY(%(good)s)
 """
-_CLAIMED: Final = "SELECT file_path, object_version FROM claims WHERE source_id = %(source_id)s"
+_CLAIMED: Final = "SELECT file_path, object_version, last_modified FROM claims WHERE source_id = %(source_id)s"
 _SKIPPED: Final = """
-    SELECT file_path, object_version, reason, retry_at <= now() FROM skipped_objects WHERE source_id = %(source_id)s
+    SELECT file_path, object_version, last_modified, reason, retry_at <= now() FROM skipped_objects
+    WHERE source_id = %(source_id)s
 """
 
 
@@ -59,6 +62,13 @@ def write_located(connection: Connection, source_id: int, path: Path) -> int:
     """
     connection.execute(text("SET TRANSACTION READ ONLY"))
     return _write(connection, path, LOCATED_SCHEMA, _located_batches(connection, source_id), dictionaries=["object_version"])
+
+
+def write_exceptions(connection: Connection, source_id: int, path: Path) -> int:
+    """Write the exceptions of a source to `path`, as `write_standing` does; return the rows written."""
+    connection.execute(text("SET TRANSACTION READ ONLY"))
+    batches = exception_batches(connection, source_id, BATCH_ROWS)
+    return _write(connection, path, EXCEPTION_SCHEMA, batches, dictionaries=["object_version"])
 
 
 def _write(
@@ -88,7 +98,7 @@ def _batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]
         with driver_connection(connection).cursor(f"standing_{standing}", binary=True) as cursor:
             cursor.execute(query, parameters)
             while rows := cursor.fetchmany(BATCH_ROWS):
-                yield _batch(standing, *zip(*rows, strict=True))
+                yield _batch(standing, list(zip(*rows, strict=True)))
 
 
 def _located_batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]:
@@ -101,14 +111,11 @@ def _located_batches(connection: Connection, source_id: int) -> Iterator[pa.Reco
             yield pa.record_batch(columns, schema=LOCATED_SCHEMA)
 
 
-def _batch(
-    standing: str,
-    keys: Sequence[str],
-    versions: Sequence[str],
-    reasons: Sequence[str] | None = None,
-    due: Sequence[bool] | None = None,
-) -> pa.RecordBatch:
+def _batch(standing: str, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """Return rows of (key, object version, last modified) and, of skips, (reason, whether it is due)."""
+    keys, versions, times, *skips = columns
     count = len(keys)
+    reasons, due = skips or (None, None)
     return pa.record_batch(
         [
             pa.array(keys, pa.string()).cast(pa.binary()),
@@ -116,6 +123,7 @@ def _batch(
             pa.repeat(standing, count),
             pa.nulls(count, pa.string()) if reasons is None else pa.array(reasons, pa.string()),
             pa.repeat(pa.scalar(False), count) if due is None else pa.array(due, pa.bool_()),
+            pa.array(times, STANDING_SCHEMA.field("last_modified").type),
         ],
         schema=STANDING_SCHEMA,
     )

@@ -29,8 +29,16 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.interfaces import ChunkStore, Copy, LocationRow, PostedFile, Posting, Sample, Skip
-from caf_pipeline.inventory import SkipReason, is_supported, object_version
-from caf_pipeline.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, OpenedManifest, open_manifest, refuse_bloated
+from caf_pipeline.inventory import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.manifest import (
+    FORMATS,
+    HEAD_SIZE_BYTES,
+    IDENTITY_COLUMNS,
+    OpenedManifest,
+    open_manifest,
+    refuse_bloated,
+    row_identity,
+)
 from caf_pipeline.merkle import MerkleTree
 from caf_pipeline.plan import chunk_name
 from caf_pipeline.sampling import samples_of
@@ -46,7 +54,7 @@ chunk. Copies that differ in a larger one are not told apart."""
 ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Of a Merkle root, by proof type."""
 
-_ROW: Final = ("key", "version_id", "etag", "size_bytes", "last_modified", "skip_reason", "skip_detail")
+_ROW: Final = ("key", *IDENTITY_COLUMNS, "last_modified", "skip_reason", "skip_detail")
 _LOCATED: Final = (*_ROW, "start_byte", "end_byte", "sha256")
 _CHECKED: Final = (*_LOCATED, "member")
 """Columns of the manifest that rows are made of, and those that are held against the index: reading all takes twice as long."""
@@ -229,8 +237,9 @@ def read_head(source: AgreedSource, size_bytes: int) -> Head:
     head = source.read(0, HEAD_SIZE_BYTES)
     try:
         described = json.loads(head)
-        if described["format"] != CHUNK_FORMAT:
-            raise MalformedArchive(f"its head is of the format {described['format']!r:.60}, only {CHUNK_FORMAT!r} is known")
+        if described["format"] not in FORMATS:
+            known = " and ".join(map(repr, FORMATS))
+            raise MalformedArchive(f"its head is of the format {described['format']!r:.60}, only {known} are known")
         archive_id, chunk = described["archive"], described["chunk"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise MalformedArchive("it does not begin with the head of a chunk") from error
@@ -415,7 +424,7 @@ def checked_rows(manifest: OpenedManifest, chunk_file: ChunkFile, tally: _Tally)
 def rows_of(manifest: OpenedManifest) -> Iterator[LocationRow | Skip]:
     """Yield the rows of a manifest that was checked before."""
     for row in manifest.rows(_LOCATED):
-        version = object_version(row["version_id"], row["etag"], row["size_bytes"])
+        version = row_identity(row)
         yield _as_location(row, version) if row["skip_reason"] is None else _as_skip(row, version)
 
 
@@ -428,7 +437,10 @@ def _identity(row: Mapping[str, Any], tally: _Tally) -> str:
         raise MalformedArchive(f"its manifest does not tell which version of {key[:60]!r} it has")
     if type(size_bytes) is not int or not 0 <= size_bytes <= _LARGEST:
         raise MalformedArchive(f"its manifest gives {key[:60]!r} a size of {size_bytes}")
-    version = object_version(version_id, etag, size_bytes)
+    version = row_identity(row)
+    bytes_of = object_version(version_id, etag, size_bytes)
+    if version != bytes_of and (version_id is not None or version != rewritten_version(bytes_of, row["last_modified"])):
+        raise MalformedArchive(f"its manifest gives {key[:60]!r} an identity that no packing writes: {version[:60]!r}")
     encoded = key.encode()
     if encoded != tally.key:
         if encoded < tally.key:
@@ -485,7 +497,7 @@ def _as_location(row: Mapping[str, Any], version: str) -> LocationRow:
 
 def _as_skip(row: Mapping[str, Any], version: str) -> Skip:
     reason = SkipReason(row["skip_reason"])
-    return Skip(row["key"], version, reason, row["skip_detail"], row["etag"], row["size_bytes"])
+    return Skip(row["key"], version, reason, row["skip_detail"], row["etag"], row["size_bytes"], row["last_modified"])
 
 
 def _is_text(value: object) -> bool:

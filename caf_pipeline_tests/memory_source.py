@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
 from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
@@ -49,3 +50,12 @@ class MemorySource:
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         return self.checksums.get(obj.key.decode())
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        self.read(obj, 0, 0)
+        return self.headers.get(obj.key.decode(), ObjectHeaders())
+
+    def clock(self) -> datetime:
+        if self.down:
+            raise self.down
+        return datetime.now(UTC)

@@ -52,6 +52,7 @@ def row(obj: S3Object, chunk: int = GOOD, **changes) -> dict:
         "version_id": obj.version_id,
         "etag": obj.etag,
         "sha256": hashlib.sha256(obj.key).digest(),
+        "last_modified": obj.last_modified,
     }
     return values | changes
 

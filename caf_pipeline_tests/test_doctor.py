@@ -23,6 +23,7 @@ from caf_pipeline.processes import this_process
 from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import crashes, dying_runs
 from caf_pipeline_tests.crashes import everything, examined, found, killed, mended, run_killed, says, started
+from caf_pipeline_tests.ledger_contract import settled
 from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
@@ -354,7 +355,7 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(work, name, told_then_m
         "INSERT INTO claims SELECT source_id, 'stray', 'v', caf_file_id FROM caf_files",
     )
     told_then_mended((Kind.ROWS, name))
-    assert work.ledger.known_objects("src", [("stray", "v")]) == set()
+    assert settled(work.ledger, [("stray", "v")]) == set()
 
 
 def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(work, name, tmp_path, database_url):

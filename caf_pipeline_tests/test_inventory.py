@@ -52,6 +52,7 @@ class Known:
     standing: str
     reason: str | None = None
     due: bool = False
+    last_modified: datetime | None = MOMENT
 
 
 def thing(key: bytes, *, etag: str = "e", size: int = 1, version: str | None = None, minute: int = 0) -> S3Object:

@@ -16,6 +16,7 @@ from caf_pipeline.inventory import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline_tests.ledger_contract import (
+    EARLY,
     SOURCE,
     VERSION,
     LedgerContract,
@@ -29,6 +30,7 @@ from caf_pipeline_tests.ledger_contract import (
     planned,
     register,
     seal_facts,
+    settled,
     skip,
     standing,
 )
@@ -56,7 +58,7 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
         def claims():
             gate.wait(10) if number < 0 else None
             for key in keys:
-                yield 1, key, VERSION
+                yield 1, key, VERSION, EARLY
 
         gate.wait(10)
         try:
@@ -125,7 +127,7 @@ def test_a_skip_becomes_due(ledger, database_url, tmp_path):
     with psycopg.connect(database_url) as connection:
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 second'")
     assert standing(ledger, tmp_path / "s") == {("a", "skipped", "changed", True)}
-    assert ledger.known_objects(SOURCE, [("a", VERSION)]) == set()
+    assert settled(ledger, [("a", VERSION)]) == set()
 
 
 key_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=200)

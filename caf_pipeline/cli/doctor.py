@@ -16,10 +16,11 @@ from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from caf_pipeline.doctor import Payer
     from caf_pipeline.findings import Finding, Mended, Turn
-    from caf_pipeline.interfaces import Checksum, ChunkStore, Ledger, ObjectPart, TransactionLog
+    from caf_pipeline.interfaces import Checksum, ChunkStore, Ledger, ObjectHeaders, ObjectPart, TransactionLog
     from caf_pipeline.inventory import S3Object
     from caf_pipeline.jackal.store import JackalStore
     from caf_pipeline.workplace import Workplace
@@ -207,6 +208,14 @@ class _NoObjects:
         raise _not_asked()
 
     def full_object_checksum(self, obj: "S3Object") -> "Checksum | None":
+        """Refuse."""
+        raise _not_asked()
+
+    def read_headers(self, obj: "S3Object") -> "ObjectHeaders":
+        """Refuse."""
+        raise _not_asked()
+
+    def clock(self) -> "datetime":
         """Refuse."""
         raise _not_asked()
 
