@@ -50,7 +50,7 @@ _REWRITTEN: Final = f"""WITH archived AS (SELECT *, {_BYTES} AS bytes FROM stand
             AS last_modified
         FROM standing GROUP BY key, object_version
     ), located AS (SELECT DISTINCT key, bytes FROM archived WHERE standing = 'located'), equal AS (
-        SELECT key, last_modified, {_BYTES} AS bytes, arg_max(object_version, at) AS object_version FROM exception
+        SELECT key, last_modified, {_BYTES} AS bytes, arg_max(object_version, stated_at) AS object_version FROM exception
         WHERE last_modified IS NOT NULL AND object_version IS NOT NULL GROUP BY ALL
     ), again AS (
         SELECT listed.*, {_WITH_TIME} AS with_time FROM snapshot AS listed
@@ -152,15 +152,16 @@ _EXCEPTIONS: Final = """WITH listed AS (
     ), ties AS (
         SELECT key FROM known JOIN latest USING (key, last_modified) GROUP BY key HAVING count(DISTINCT known.object_version) > 1
     ), said AS (
-        SELECT key, max(at) AS at, arg_max(coalesce(object_version, ''), at) AS object_version FROM exception GROUP BY key
+        SELECT key, max(stated_at) AS said_at, arg_max(coalesce(object_version, ''), stated_at) AS object_version
+        FROM exception GROUP BY key
     ), judged AS (
-        SELECT latest.key, latest.last_modified AS latest_modified, said.at AS said_at, listed.last_modified,
+        SELECT latest.key, latest.last_modified AS latest_modified, said_at, listed.last_modified,
             coalesce(listed.object_version, '') AS object_version,
-            CASE WHEN said.at >= latest.last_modified THEN said.object_version
+            CASE WHEN said_at >= latest.last_modified THEN said.object_version
                 WHEN NOT unordered AND ties.key IS NULL THEN latest.object_version END AS believed
         FROM latest LEFT JOIN listed USING (key) LEFT JOIN said USING (key) LEFT JOIN ties USING (key)
     )
-    SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS at,
+    SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,
         nullif(object_version, '') AS object_version, NULL AS last_modified
     FROM judged WHERE object_version IS DISTINCT FROM believed ORDER BY key"""
 

@@ -17,7 +17,7 @@ from caf_pipeline.database import driver_connection
 from caf_pipeline.interfaces import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
 from caf_pipeline.inventory import EXCEPTION_SCHEMA, CurrentException
 
-_EXCEPTION: Final = {"file_path": "text", "at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
+_EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
 
 _NEW_INVENTORY = text(
     """
@@ -31,14 +31,17 @@ _LATER = text(
 # A later statement of the same moment stands for both. That headers were compared stays said as long as the identity is the same.
 _TAKE_EXCEPTIONS = text(
     """
-    INSERT INTO current_exceptions AS old (source_id, file_path, at, object_version, last_modified, inventory)
-    SELECT :source_id, file_path, at, object_version, last_modified, :inventory FROM stating
-    ON CONFLICT (source_id, file_path, at) DO UPDATE SET inventory = excluded.inventory, object_version = excluded.object_version,
+    INSERT INTO current_exceptions AS old (source_id, file_path, stated_at, object_version, last_modified, inventory)
+    SELECT :source_id, file_path, stated_at, object_version, last_modified, :inventory FROM stating
+    ON CONFLICT (source_id, file_path, stated_at) DO UPDATE SET
+        inventory = excluded.inventory, object_version = excluded.object_version,
         last_modified = CASE WHEN old.object_version = excluded.object_version
             THEN coalesce(excluded.last_modified, old.last_modified) ELSE excluded.last_modified END
     """
 )
-_EXPORTED: Final = "SELECT file_path, at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s"
+_EXPORTED: Final = """
+    SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
+"""
 _COUNT = text(
     """
     UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone, counted_at = now()
@@ -75,10 +78,10 @@ _SETTLED = text(
         AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
     LEFT JOIN LATERAL (SELECT true AS yes FROM skipped_objects WHERE source_id = :source_id AND file_path = key
         AND object_version IN (version, with_time) AND retry_at > now() LIMIT 1) AS skipped ON true
-    LEFT JOIN LATERAL (SELECT at, object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
-        ORDER BY at DESC LIMIT 1) AS said ON true
+    LEFT JOIN LATERAL (SELECT stated_at, object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
+        ORDER BY stated_at DESC LIMIT 1) AS said ON true
     LEFT JOIN LATERAL (SELECT object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
-        AND last_modified = modified AND starts_with(object_version, version) ORDER BY at DESC LIMIT 1) AS compared ON true
+        AND last_modified = modified AND starts_with(object_version, version) ORDER BY stated_at DESC LIMIT 1) AS compared ON true
     LEFT JOIN LATERAL (
         SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
             max(known.object_version) FILTER (WHERE is_it) AS object_version
@@ -86,7 +89,7 @@ _SETTLED = text(
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
             OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity
         WHERE known.source_id = :source_id AND known.file_path = key AND part = 0 AND state = ANY(:good)) AS located ON true
-    WHERE claimed.yes OR skipped.yes OR CASE WHEN said.at >= latest THEN said.object_version = located.object_version
+    WHERE claimed.yes OR skipped.yes OR CASE WHEN said.stated_at >= latest THEN said.object_version = located.object_version
         ELSE located.last_modified = latest END
     """
 )
@@ -124,11 +127,11 @@ def record_exceptions(connection: Connection, source_id: int, inventory: str, ex
     """Write exceptions of an inventory; return how many they were."""
     connection.execute(
         text(
-            'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", at timestamptz, object_version text COLLATE "C",'
+            'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
             " last_modified timestamptz) ON COMMIT DROP"
         )
     )
-    rows = ((one.key, one.at, one.object_version, one.last_modified) for one in exceptions)
+    rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
     count = copy_rows(connection, "stating", _EXCEPTION, rows)
     if count:
         connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory})

@@ -179,7 +179,7 @@ LOCATED_SCHEMA: Final = pa.schema(
 EXCEPTION_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.binary(), nullable=False),
-        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("stated_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("object_version", pa.string()),  # null: the key was gone
         pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # the headers of this LastModified are those archived
     ]
@@ -189,13 +189,13 @@ EXCEPTION_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """At `at` the bucket had this identity of the key as its current one; None: the key was gone.
+    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
 
     `last_modified`, where it is given: the headers of the object written at this time are those that are archived.
     """
 
     key: str
-    at: datetime
+    stated_at: datetime
     object_version: str | None
     last_modified: datetime | None = None
 

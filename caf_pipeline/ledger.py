@@ -119,11 +119,12 @@ _LOCATE: Final = """
         JOIN sources ON sources.source_id = file_locations.source_id
         WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
     ), said AS (
-        SELECT at, object_version, inventory FROM current_exceptions
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key ORDER BY at DESC LIMIT 1
+        SELECT stated_at, object_version, inventory FROM current_exceptions
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key
+        ORDER BY stated_at DESC LIMIT 1
     )
-    SELECT found.*, said.at AS said_at, said.object_version AS said_version, inventory
-    FROM found LEFT JOIN said ON said.at >= latest {version}
+    SELECT found.*, said.stated_at AS said_at, said.object_version AS said_version, inventory
+    FROM found LEFT JOIN said ON said.stated_at >= latest {version}
     ORDER BY coalesce(found.object_version = said.object_version, false) DESC, last_modified DESC, snapshot COLLATE "C" DESC,
         found.object_version DESC LIMIT 1
 """

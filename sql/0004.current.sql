@@ -16,16 +16,16 @@ CREATE TABLE inventories (
 );
 CREATE INDEX inventories_by_time ON inventories (source_id, taken_at);
 
--- At `at` the bucket had this identity of the key as its current one, whatever the locations' LastModified say. No foreign
+-- At this time the bucket had this identity of the key as its current one, whatever the locations' LastModified say. No foreign
 -- keys, for the reasons that claims have none.
 CREATE TABLE current_exceptions (
     source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
-    at              timestamptz NOT NULL,             -- an inventory's taken_at; never before a LastModified known then
+    stated_at       timestamptz NOT NULL,             -- an inventory's taken_at; never before a LastModified known then
     object_version  text COLLATE "C",                 -- NULL: the key is gone
     inventory       text COLLATE "C" NOT NULL,        -- whose statement it is
     last_modified   timestamptz,                      -- headers of this LastModified were compared, and are those archived
-    PRIMARY KEY (source_id, file_path, at)
+    PRIMARY KEY (source_id, file_path, stated_at)
 );
 
 -- NULL where 0.3.0 or earlier wrote the row.
