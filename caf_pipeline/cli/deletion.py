@@ -21,6 +21,7 @@ _SENTENCES: Final = {
     "claimed": "not archived yet: a chunk under way has them",
     "skipped": "not archived: skipped",
     "changed": "changed in S3 since they were archived",
+    "metadata_changed": "archived, but written again in S3 with other headers or user metadata",
     "damaged": "archived, but their chunk is damaged",
     "too_few_copies": "archived, but too few copies of their chunk are listed and right",
     "one_window": "archived, but not yet proven in two proof windows",
@@ -35,6 +36,7 @@ _WHAT_HELPS: Final = {
     "too_few_copies": "'caf jackal repair {source}' mends damaged chunks",
     "not_planned": "'caf run --source {source}' archives what is new or changed",
     "changed": "'caf run --source {source}' archives what is new or changed",
+    "metadata_changed": "'caf run --source {source}' archives them again, with what they have now",
     "claimed": "'caf run --source {source}' goes on with chunks under way",
     "disagrees": "keep these objects: the ledger says of them what their chunk does not",
     "not_read_back": "run the command again, without --no-read-back",
@@ -65,8 +67,11 @@ def safe_to_delete(
     An object is listed only where, asked now: its chunk is located and undamaged; at least the required copies of it were
     proven in two proof windows, no fault among them; all bytes of the chunk came back from a provider once, with its Merkle
     root and each object's SHA-256; the chunk's manifest says of the object what the ledger does; and a fresh inventory still
-    has it with the same version id, or the same ETag and size. The first run reads every chunk once: that is as much as was
-    archived. It may be stopped at any time; the next goes on.
+    has it with the same version id, or the same ETag, size and LastModified. Where only LastModified is newer, one HEAD a time
+    compares its headers (Content-Type, -Encoding, -Language, -Disposition, Cache-Control) and user metadata with those that are
+    archived: if they differ, it is not safe. Expires, tags, ACLs and object lock are not archived.
+
+    The first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
 
     FILE is a manifest for S3 Batch Operations: a line bucket,key or bucket,key,version id for each object, keys
     percent-encoded. It is written when it is complete. Where nothing is safe there is none, and an older list under its name

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, opened_workplace
-from caf_pipeline.cli.terminal import help_of, print_json, printable, show_size
+from caf_pipeline.cli.terminal import help_of, note, print_json, printable, show_size, show_time
 from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.interfaces import Chunk, SourceAccount
+    from caf_pipeline.interfaces import Chunk, Location, SourceAccount
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
@@ -71,6 +71,9 @@ def get(
     Nothing is given out before the whole object was read and verified: neither FILE nor a byte on standard output. A provider
     that gives wrong bytes is left for the next one that has the object.
 
+    What is given is what S3 had at the last inventory. Where that is gone, under way or skipped, the content archived last is
+    given, and a line on standard error says so.
+
     \b
     Examples:
       caf get demo packages/rich/py.typed -o py.typed
@@ -84,6 +87,8 @@ def get(
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_store(settings, ledger) as store:
         found = fetch(ledger, store, source, key, version)
+        if said := _not_current(key, found.location):
+            note(said)
         if output:
             save(found, output)
             return
@@ -98,6 +103,8 @@ def status(
     json: JsonOption = False,
 ) -> None:
     r"""Show each source and each of its chunks as the ledger has them.
+
+    Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
 
     Works also while S3 and the store are away. With --json a line is {"source": …} or {"chunk": …}.
 
@@ -148,11 +155,31 @@ def withdraw(chunk: ChunkArgument) -> None:
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")
 
 
+def _not_current(key: str, location: "Location") -> str:
+    """Return what is to be said where the object is not what S3 has now of its key; "" where it is."""
+    known = location.currency
+    if known is None or known.is_current:
+        return ""
+    written = f"this is its content of {show_time(location.row.last_modified)}"
+    if known.gone_at:
+        seen = f", an inventory last listed it on {show_time(known.last_seen)}" if known.last_seen else ""
+        return f"'{printable(key)}' is gone from S3{seen}; {written}"
+    if known.chunk:
+        return f"'{printable(key)}' has other content in S3 now, which chunk {known.chunk} ({known.state}) archives; {written}"
+    why = f"was skipped ({known.state})" if known.state else "is not archived"
+    return f"'{printable(key)}' has other content in S3 now, which {why}; {written}"
+
+
 def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]") -> None:
+    content = account.content if account else None
     print_json(
         {
             "source": name,
             "located_objects": account.located_objects if account else 0,
+            "current_objects": content.current_objects if content else None,
+            "older_objects": content.older_objects if content else None,
+            "gone_objects": content.gone_objects if content else None,
+            "inventory_taken_at": content.taken_at.isoformat() if content else None,
             "located_bytes": account.located_bytes if account else 0,
             "claimed_objects": account.claimed_objects if account else 0,
             "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
@@ -218,7 +245,9 @@ def _sentence(name: str, account: "SourceAccount | None") -> str:
     if account is None:
         return f"{name}: nothing planned yet"
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count)
-    return (
-        f"{name}: {account.located_objects:,} objects located ({show_size(account.located_bytes)}), "
-        f"{account.claimed_objects:,} claimed, skipped: {skipped or 'none'}"
-    )
+    content, size = account.content, show_size(account.located_bytes)
+    located = f"{account.located_objects:,} located ({size}), of no inventory that was counted yet"
+    if content:
+        counts = f"{content.current_objects:,} current, {content.older_objects:,} older, {content.gone_objects:,} gone"
+        located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
+    return f"{name}: {located}; {account.claimed_objects:,} claimed; skipped: {skipped or 'none'}"

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Final
 
 from caf_pipeline.errors import UsageError
@@ -45,6 +46,11 @@ def show_size(size_bytes: int) -> str:
         if size < 1024:
             return f"{size:.1f} {unit}"
     return f"{size / 1024:.1f} TiB"
+
+
+def show_time(moment: datetime) -> str:
+    """Return a time for people, in UTC, to the second."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def show_coins(amount: int) -> str:

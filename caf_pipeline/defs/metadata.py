@@ -60,6 +60,14 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
     shown: Metadata = {"snapshot": report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
     if report.warning:
         shown[WARNING] = report.warning
+    if report.comparison.requests:
+        comparison = report.comparison
+        shown |= {
+            "written_again": comparison.requests,
+            "same_headers": comparison.equal,
+            "other_headers": comparison.different,
+            "headers_not_compared": comparison.not_compared,
+        }
     if report.plan is None:
         return shown | {"plan": "nothing new"}
     return shown | {
@@ -84,6 +92,8 @@ def accounting_metadata(account: Accounting) -> Metadata:
         "located": account.located,
         "claimed": account.claimed,
         "unaccounted": account.unaccounted,
+        "older": account.older,
+        "gone": account.gone,
         "in_two_places": account.in_two_places,
         "planned_twice": account.planned_twice,
         **skips(account.skipped),
