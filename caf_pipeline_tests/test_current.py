@@ -8,13 +8,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from sqlalchemy import text
 
 from caf_pipeline import archive, planning
 from caf_pipeline.archive import open_chunk
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory import SkipReason, read_snapshot
 from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
+from caf_pipeline.rebuild import rebuild
 from caf_pipeline.retrieve import fetch
+from caf_pipeline_tests.new_ledgers import rows_of
 from caf_pipeline_tests.s3_server import make_bucket
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
@@ -132,12 +135,24 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, 
         archive_everything(work)
         next_second()
     with ledger._database.transaction() as connection:
-        from sqlalchemy import text
-
         connection.execute(text("TRUNCATE current_exceptions, inventories"))
     assert current(work)[0] == B
     plan(work)
     assert current(work)[0] == A
+
+
+def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, bucket, ledger, database):
+    for value in ("1", "2"):
+        bucket.put("k", A, Metadata={"a": value})
+        archive_everything(work)
+        next_second()
+    rows = rows_of(ledger)["file_locations"]
+    with database.transaction() as connection:
+        connection.execute(text("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE"))
+    ledger.register_source("src", work.archive_id, work.address)
+    assert all(outcome.complete for outcome in rebuild(work))
+    assert rows_of(ledger)["file_locations"] == rows
+    assert (plan(work).chunks, headers_of(work)[1]) == ([], {"a": "2"})
 
 
 def test_current_content_that_is_under_way_or_skipped_is_told_of(work, bucket):
@@ -239,8 +254,6 @@ def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can
     assert stored.tail_sha256 is not None
     monkeypatch.setattr(type(work.store), "holders", holders)
     with work.ledger._database.transaction() as connection:
-        from sqlalchemy import text
-
         connection.execute(text("UPDATE skipped_objects SET retry_at = now()"))
     assert plan(work).comparison.equal == 1
 
@@ -250,8 +263,6 @@ def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(work, bucket):
     (name,) = archive_everything(work)
     chunk = work.ledger.chunk(name)
     with work.ledger._database.transaction() as connection:
-        from sqlalchemy import text
-
         connection.execute(text("UPDATE caf_files SET tail_sha256 = sha256('another')"))
     next_second()
     bucket.put("k", A, Metadata={"a": "1"})
@@ -326,8 +337,6 @@ class BucketMachine(RuleBasedStateMachine):
             self.bucket.keep_versions("Enabled")
         self.work = a_workplace(folder / f"{random.getrandbits(64):x}", self.bucket.source(), ledger)
         with ledger._database.transaction() as connection:
-            from sqlalchemy import text
-
             connection.execute(
                 text("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
             )
@@ -365,8 +374,8 @@ class BucketMachine(RuleBasedStateMachine):
         versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
         if versions:
             one = versions[which % len(versions)]
-            source = {"Bucket": self.bucket.name, "Key": one["Key"], "VersionId": one["VersionId"]}
-            self.bucket.client.copy_object(Bucket=self.bucket.name, Key=one["Key"], CopySource=source)
+            found = self.bucket.client.get_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
+            self.put(one["Key"], found["Body"].read(), found["Metadata"])
 
     @rule()
     def run(self):

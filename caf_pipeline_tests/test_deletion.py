@@ -35,6 +35,7 @@ from caf_pipeline.repair import repair_chunk
 from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.several_folders import SeveralFolders
+from caf_pipeline_tests.test_current import next_second
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 BODIES = {f"key-{number:03d}": os.urandom(100_000) for number in range(30)}
@@ -653,6 +654,26 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
     assert [(key, version) for _, key, version in answer.listed if key == b"null"] == [(b"null", "null")]
     assert answer.keys == ["kept", "null"]
     assert answer.found.gone_examples == ["deleted"]
+
+
+def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(on_jackal, network, new_bucket, tmp_path):
+    for key in ("same", "rewritten", "changed"):
+        new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
+    work = on_jackal()
+    archive_everything(work)
+    prove_chunk(work, work.ledger.chunks("src")[0].name)
+    next_window(work, network)
+    next_second()
+    new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"})
+    new_bucket.put("changed", b"changed" * 10_000, Metadata={"a": "2"})
+    answer = Answer(work, tmp_path)
+    assert (answer.keys, answer.reasons) == (["rewritten", "same"], {"changed": "metadata_changed"})
+    archive_everything(work)
+    for chunk in work.ledger.chunks("src"):
+        prove_chunk(work, chunk.name)
+    next_window(work, network)
+    again = Answer(work, tmp_path)
+    assert again.found.everything_is_safe, again.rest
 
 
 def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_bucket, tmp_path):
