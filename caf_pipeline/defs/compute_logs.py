@@ -47,7 +47,7 @@ class FollowedComputeLogs(LocalComputeLogManager):
         )
         with _kept(sys.stdout, Path(out)), _kept(sys.stderr, Path(error)):
             yield CapturedLogContext(log_key)
-        touch_file(self.complete_artifact_path(log_key))
+        touch_file(self.complete_artifact_path(log_key))  # type: ignore[no-untyped-call]
 
 
 @contextmanager
