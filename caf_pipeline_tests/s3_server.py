@@ -29,7 +29,7 @@ from caf_pipeline.s3_clients import build_client, build_store
 from caf_pipeline.settings import SourceSettings
 
 KEY_ID, SECRET = "AKIATESTTESTTEST", "a-secret-that-no-message-may-hold"
-START_SECONDS = 60
+START_SECONDS = 180
 _ADDRESS = re.compile(r"Running on (http://[\d.]+:\d+)")
 _numbers = itertools.count(1)
 

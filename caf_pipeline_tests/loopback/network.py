@@ -19,7 +19,7 @@ import httpx
 
 from caf_pipeline.child_environment import child_environment
 
-START_SECONDS: Final = 60
+START_SECONDS: Final = 180
 STOP_SECONDS: Final = 30
 
 
