@@ -34,10 +34,20 @@ class Seen:
 
 @dataclass(frozen=True)
 class Started:
-    """The command under way; `seen` says what was seen so far."""
+    """The command under way; `seen` says what was seen so far, `output` what it wrote."""
 
     process: "subprocess.Popen[bytes]"
     report: Path
+    output: Path
+
+    def wait(self, seconds: float) -> str:
+        """Wait until it and all that came of it have ended; return what it wrote."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired as late:
+            living = [" ".join(one.cmdline()) for one in psutil.Process(self.process.pid).children(recursive=True)]
+            raise AssertionError(f"still running: {living}, having said: {self.output.read_text()}") from late
+        return self.output.read_text()
 
     @property
     def seen(self) -> list[Seen]:
@@ -51,10 +61,11 @@ def started(command: list[str], marks: Mapping[str, str], *, folder: Path, envir
     """Start a command; at the end it is interrupted where it runs, and everything that came of it has ended."""
     report = folder / "processes.json"
     words = [sys.executable, "-m", "caf_pipeline_tests.started_processes", str(report), json.dumps(marks), *command]
-    with (folder / "output.txt").open("wb") as output:
+    path = folder / "output.txt"
+    with path.open("wb") as output:
         process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        yield Started(process, report)
+        yield Started(process, report, path)
     finally:
         process.terminate()
         process.wait(2 * END_SECONDS)
