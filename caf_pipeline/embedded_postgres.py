@@ -32,6 +32,7 @@ from typing import Final
 
 import psutil
 
+from caf_pipeline.child_environment import child_environment
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 
 POSTGRES_MAJOR: Final = 18
@@ -217,7 +218,8 @@ class EmbeddedServer:
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             done = subprocess.run(  # type: ignore[call-overload]  # the stubs know no dictionary of keywords
                 [str(self._bin / command), *arguments],
-                check=False, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **account,
+                check=False, cwd="/", env=child_environment(),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **account,
             )  # fmt: skip
             if done.returncode == 0:
                 return
@@ -290,7 +292,7 @@ def _server_user() -> pwd.struct_passwd | None:
     with contextlib.suppress(KeyError):
         return pwd.getpwnam(_SYSTEM_USER)
     with contextlib.suppress(FileNotFoundError):
-        subprocess.run(["useradd", "--system", _SYSTEM_USER], check=False, capture_output=True)
+        subprocess.run(["useradd", "--system", _SYSTEM_USER], check=False, capture_output=True, env=child_environment())
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError:

@@ -1,4 +1,4 @@
-"""The peak memory of this process alone.
+"""The peak memory of this process alone. A test compares what it grew by: what Python and its libraries take differs by machine.
 
 `getrusage` would do, but on Linux a child begins with the peak of the process that forked it, so that a test's figure depended
 on which tests ran before it.

@@ -6,7 +6,6 @@ It is skipped where the program is missing; `.ci/run` installs it.
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,15 +16,10 @@ import pytest
 
 from caf_pipeline.database import Database, parse_url
 from caf_pipeline.errors import LedgerUnreachable
+from caf_pipeline_tests.free_ports import free_port
 
 _LOOKS = 400
 _USER = "pgserver"  # the embedded server's own: like Postgres it does not run as root, and its socket is only for that user
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Pooler:
@@ -41,7 +35,7 @@ class Pooler:
             pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
         self._program, self._folder = program, folder
         self._process: subprocess.Popen[bytes] | None = None
-        url, port = parse_url(database_url), _free_port()
+        url, port = parse_url(database_url), free_port()
         self.url = f"postgresql://{url.username}@127.0.0.1:{port}/{url.database}"
         (folder / "users.txt").write_text(f'"{url.username}" ""\n')
         (folder / "pgbouncer.ini").write_text(

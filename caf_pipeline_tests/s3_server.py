@@ -23,12 +23,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from pydantic import SecretStr
 
+from caf_pipeline.child_environment import child_environment
 from caf_pipeline.s3 import S3Source
 from caf_pipeline.s3_clients import build_client, build_store
 from caf_pipeline.settings import SourceSettings
 
 KEY_ID, SECRET = "AKIATESTTESTTEST", "a-secret-that-no-message-may-hold"
-START_SECONDS = 60
+START_SECONDS = 180
 _ADDRESS = re.compile(r"Running on (http://[\d.]+:\d+)")
 _numbers = itertools.count(1)
 
@@ -88,7 +89,7 @@ def running_moto() -> Iterator[str]:
     """Run moto's server in a process of its own while the context lasts; give its address."""
     with tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT)
         try:
             yield _address_of(process, said)
         finally:

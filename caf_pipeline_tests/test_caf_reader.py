@@ -183,15 +183,17 @@ import sys
 from caf_pipeline_tests.peak_memory import peak_bytes
 from caf_pipeline.caf import CafReader
 from caf_pipeline.ranges import LocalFile
+before = peak_bytes()
 reader = CafReader.open(LocalFile(__import__("pathlib").Path(sys.argv[1])))
 assert reader["objects/of/a/prefix/00000999999.bin"].end_byte == 1_000_000
-print(len(reader), peak_bytes() >> 20)
+print(len(reader), peak_bytes() - before >> 20)
 """
 
 BUILD_MILLION = """
 import sys
 from caf_pipeline_tests.peak_memory import peak_bytes
 from caf_pipeline.caf_index import IndexBuilder
+before = peak_bytes()
 index = IndexBuilder()
 for n in range(1_000_000):
     index.add(f"objects/of/a/prefix/{n:011}.bin", n, n + 1)
@@ -201,7 +203,7 @@ with open(sys.argv[1], "wb") as file:
     for piece in index.iter_index():
         file.write(piece)
     file.write(index.footer())
-print(index.member_count, peak_bytes() >> 20)
+print(index.member_count, peak_bytes() - before >> 20)
 """
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import httpx
 import pytest
 
 from caf_pipeline.lifecycle import ChunkState
@@ -179,6 +180,16 @@ def test_the_chain_and_the_ledger_name_the_same_files(archived):
     assert not any(line["missing"] or line["foreign"] or line["short"] or line["expiring"] for line in lines)
     assert all(len(line["providers"]) == 3 for line in lines)
     assert "0 missing" in archived("jackal", "files").out.decode()
+
+
+def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, network):
+    urls = dict(zip(network.provider_addresses, network.providers, strict=True))
+    done = archived("jackal", "files", "src", "--json")
+    for line in map(json.loads, done.out.splitlines()):
+        assert len(line["downloads"]) == 3 < len(urls)
+        assert line["downloads"] == [f"{urls[one]}/download/{line['merkle_root']}" for one in line["providers"]]
+        for url in line["downloads"]:
+            assert httpx.get(url, headers={"Range": "bytes=0-0"}).is_success
 
 
 def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, database):

@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert caf("run", "--source", "src").status == 0

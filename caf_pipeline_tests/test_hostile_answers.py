@@ -29,7 +29,7 @@ from caf_pipeline_tests.scripted_provider import answer, scripted
 OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
 ROOT = b"\xfb\xff" * 32
 IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
-MOST_BYTES = 256 << 20
+MOST_BYTES = 192 << 20  # beyond what the program and its libraries take, which is another machine's own
 FILE = {
     "merkle": base64.b64encode(ROOT).decode(),
     "owner": OWNER,
@@ -179,7 +179,7 @@ def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
 
 def test_a_slow_node_is_passed_over_for_the_next(node):
     with scripted(SLOW["interim answers"]) as script:
-        chain = Chain([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=0.3)
+        chain = Chain([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2)
         with chain:
             assert chain.params().proof_window == 9
 
@@ -492,6 +492,7 @@ def ask_everything(folder):
     """Meet every hostile answer, of nodes and of providers, in this process."""
     from pathlib import Path
 
+    before = peak_bytes()
     staged = Path(folder, "staged.caf")
     staged.write_bytes(bytes(2_000_000))
     with ScriptedLcd() as node, short_limits():
@@ -508,7 +509,7 @@ def ask_everything(folder):
                 for ask in (client.version, lambda: upload(client, staged), lambda: list(client.download(POSTING, 0, 2_000_000))):
                     with contextlib.suppress(StoreError, IntegrityError):
                         ask()
-    print(peak_bytes())
+    print(peak_bytes() - before)
 
 
 def test_memory_stays_bounded_whatever_is_answered(tmp_path):
@@ -520,6 +521,7 @@ def test_memory_stays_bounded_whatever_is_answered(tmp_path):
 
 def ask_for_long_lists():
     """Meet lists of 170,000 entries, in pages as long as an answer may be."""
+    before = peak_bytes()
     entries = {"files_of_root": FILE, "files_of_archive": FILE, "providers": QUERIES["providers"][1]["providers"][0]}
     with ScriptedLcd() as node:
         for name, entry in entries.items():
@@ -536,7 +538,7 @@ def ask_for_long_lists():
                 # What is asked by the archive comes one by one, and nobody keeps it.
                 asked = chain.files_of_archive(OWNER, "a1") if name == "files_of_archive" else QUERIES[name][2](chain)
                 print(sum(1 for _ in asked), file=sys.stderr)
-    print(peak_bytes())
+    print(peak_bytes() - before)
 
 
 def test_memory_stays_bounded_under_long_lists():

@@ -296,7 +296,7 @@ def test_an_answer_that_drips_is_given_up(open_chain):
 def test_a_node_that_says_nothing_is_passed_over(open_chain, node):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert open_chain(url, node.url, silence_seconds=0.2).height() == 100
+        assert open_chain(url, node.url, silence_seconds=2).height() == 100
 
 
 def test_an_unknown_file_is_none(chain, node):

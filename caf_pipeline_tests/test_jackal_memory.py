@@ -21,12 +21,13 @@ from caf_pipeline_tests.peak_memory import peak_bytes
 
 lcd, chain_id, root, owner, start, path = sys.argv[1:]
 opened = open_store(SimpleNamespace(lcds=[lcd], chain_id=chain_id), copies=2)
+before = peak_bytes()
 posting = Posting(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)
 opened.store.put(posting, Path(path), lambda sent: None)
-uploaded = peak_bytes()
+uploaded = peak_bytes() - before
 read = sum(len(piece) for piece in opened.store.read(posting, 0, posting.stored_size_bytes))
 opened.store.close()
-print(json.dumps({"uploaded": uploaded, "read": read, "peak": peak_bytes()}))
+print(json.dumps({"uploaded": uploaded, "read": read, "peak": peak_bytes() - before}))
 """
 
 

@@ -34,7 +34,7 @@ GROUPS: list[tuple[str, set[str], bool]] = [
         },
         True,
     ),
-    ("doors and settings", {"interfaces", "settings"}, True),
+    ("doors and settings", {"interfaces", "settings", "child_environment"}, True),
     (
         "steps",
         {

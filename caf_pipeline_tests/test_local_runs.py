@@ -16,7 +16,7 @@ from caf_pipeline.defs.reaping import reap_dead_runs
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 180
 
 
 def wait_for(true: Callable[[], bool]) -> None:

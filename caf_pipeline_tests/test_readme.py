@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,17 +13,12 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.cli.reference import reference
+from caf_pipeline_tests.free_ports import free_port
 from caf_pipeline_tests.s3_server import make_bucket
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 UI_SECONDS = 240  # Dagster needs some 20 on an idle machine
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def blocks(language):
@@ -132,7 +126,7 @@ def test_an_object_of_the_demo_is_got_back(kept_network, checkout, environment):
 
 
 def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
-    said = sh(script_with("caf list").replace("http://127.0.0.1:5056", kept_network), checkout, environment)
+    said = sh(script_with("caf list"), checkout, environment)
     assert ".caf/manifest.parquet" in said
     assert "jkl1" in said
 

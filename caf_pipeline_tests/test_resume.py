@@ -323,7 +323,7 @@ def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
 
 def woken(process):
     os.kill(process.pid, signal.SIGCONT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=180)
     return said.strip()
 
 

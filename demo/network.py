@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from mnemonic import Mnemonic
 
+from caf_pipeline.child_environment import Need, child_environment
 from caf_pipeline.jackal.wallet import Wallet
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -29,6 +30,11 @@ SPACE_BYTES = 100_000_000_000
 DAYS = 30
 
 CAF = str(Path(sys.executable).with_name("caf"))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of the demo's commands: no S3 keys, and not the user's wallet, since the demo has its own."""
+    return child_environment(Need.SETTINGS | Need.NETWORK | Need.LEDGER | Need.STORAGE | Need.POSTGRES)
 
 
 def wallet_file() -> Path:
@@ -76,11 +82,11 @@ def buy_space() -> None:
     """Buy space where the wallet has none yet, as a user does."""
     if SETTINGS.store.kind != "jackal":
         return
-    shown = subprocess.run([CAF, "jackal", "account", "--json"], capture_output=True, text=True, check=False)
+    shown = subprocess.run([CAF, "jackal", "account", "--json"], env=environment(), capture_output=True, text=True, check=False)
     if shown.returncode == 0 and '"plan": null' not in shown.stdout:
         return
     size, days = str(SPACE_BYTES), str(DAYS)
-    bought = subprocess.run([CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"], check=False)
+    bought = subprocess.run([CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"], env=environment(), check=False)
     if bought.returncode:
         sys.exit(bought.returncode)
 

@@ -7,7 +7,6 @@ python demo/run.py --bucket NAME        an existing bucket (with the AWS environ
 
 import argparse
 import filecmp
-import os
 import random
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import bucket
 import network
 import server
 from rich.console import Console
+
+from caf_pipeline.child_environment import Need, child_environment
 
 CAF = str(Path(sys.executable).with_name("caf"))
 COMPARED = 5  # besides the largest file and an empty one
@@ -42,16 +43,17 @@ def main() -> int:
         network.buy_space()
         if arguments.bucket:
             source, files = bucket.use(arguments.bucket), []
+            keys = child_environment(Need.S3)
         else:
-            os.environ.update(server.KEYS)
-            source = "demo"
+            source, keys = "demo", server.KEYS
             folder = arguments.folder
             files = server.folder_files(folder.resolve(), folder.resolve().name) if folder else server.python_files()
             server.fill(files, console)
-        status = subprocess.run([CAF, "run", "--source", source], check=False).returncode
+        environment = network.environment()
+        status = subprocess.run([CAF, "run", "--source", source], env=environment | keys, check=False).returncode
         if status == 0:
             status = compare(source, files, console) if files else 0
-        subprocess.run([CAF, "status"], check=False)
+        subprocess.run([CAF, "status"], env=environment, check=False)
     console.print(
         f"{time.monotonic() - started:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives what is new"
     )
@@ -65,7 +67,7 @@ def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int
     with tempfile.TemporaryDirectory() as folder:
         fetched = Path(folder, "fetched")
         for path, key in sorted(chosen):
-            if subprocess.run([CAF, "get", source, key, "-o", str(fetched)], check=False).returncode:
+            if subprocess.run([CAF, "get", source, key, "-o", str(fetched)], env=network.environment(), check=False).returncode:
                 return 1
             if not filecmp.cmp(path, fetched, shallow=False):
                 console.print(f"differs: {key}")

@@ -22,6 +22,7 @@ from botocore.config import Config
 from rich.console import Console
 from rich.progress import track
 
+from caf_pipeline.child_environment import child_environment
 from caf_pipeline.settings import load_settings
 
 DEMO = load_settings().source("demo")
@@ -29,7 +30,13 @@ ENDPOINT = DEMO.endpoint_url
 BUCKET = DEMO.bucket
 
 # moto takes any key; what the demo shows must not depend on the user's own.
-KEYS = {"AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo", "AWS_DEFAULT_REGION": "us-east-1"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "demo",
+    "AWS_SECRET_ACCESS_KEY": "demo",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 
 PACKAGES = ("boto3", "dagster", "numpy", "pyarrow", "rich", "sqlalchemy")  # some thousand files, up to tens of MiB
 LARGEST_BYTES = 64 << 20
@@ -64,7 +71,7 @@ def running() -> Iterator[None]:
         return
     port = str(urlsplit(ENDPOINT).port)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _answers():

@@ -9,7 +9,9 @@ import argparse
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -17,9 +19,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import bucket
 import network
 import server
+import yaml
+from dagster import DagsterInstance
+from dagster._cli.proxy_server_manager import ProxyServerManager
+from dagster._core.workspace.load_target import WorkspaceFileTarget
 
+from caf_pipeline.child_environment import Need, child_environment
 from caf_pipeline.defs.home import prepare_dagster_home
 from caf_pipeline.settings import load_settings
+
+WORKSPACE = Path(__file__).parents[1] / "workspace.yaml"
 
 
 def main() -> int:
@@ -32,15 +41,36 @@ def main() -> int:
         bucket.use(arguments.bucket)
     with nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
-            os.environ.update(server.KEYS)
             server.client().create_bucket(Bucket=server.BUCKET)
         prepare_dagster_home(load_settings())
+        keys = child_environment(Need.S3) if arguments.bucket else server.KEYS
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)
         dagster = str(Path(sys.executable).with_name("dg"))
         try:
-            return subprocess.run([dagster, "dev", "--port", arguments.port], check=False).returncode
+            with code_server(network.environment() | keys) as workspace:
+                command = [dagster, "dev", "--workspace", str(workspace), "--port", arguments.port]
+                environment = child_environment(Need.SETTINGS | Need.STORAGE | Need.POSTGRES)
+                return subprocess.run(command, env=environment, check=False).returncode
         except KeyboardInterrupt:
             return 0
+
+
+@contextmanager
+def code_server(environment: dict[str, str]) -> Iterator[Path]:
+    """Keep the process up that loads the definitions and begins runs; give the workspace file that names it.
+
+    It alone needs keys. `dg dev` starts the webserver and the daemon, and would start this one with the same environment.
+    """
+    os.environ.clear()
+    os.environ.update(environment)  # Dagster starts it with all of this process's environment
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DagsterInstance.get() as instance,
+        ProxyServerManager(instance, WorkspaceFileTarget([str(WORKSPACE)])) as servers,
+    ):
+        file = Path(folder, "workspace.yaml")
+        file.write_text(yaml.safe_dump({"load_from": servers.get_code_server_specs()}), encoding="utf-8")
+        yield file
 
 
 if __name__ == "__main__":

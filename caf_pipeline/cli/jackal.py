@@ -4,7 +4,7 @@ Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protoco
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil
@@ -281,7 +281,7 @@ def files(
 
     Of this wallet and these archives. missing: the ledger has it on the chain, and the chain does not list it. foreign:
     listed, and no chunk of the ledger, e.g. of an abandoned one. short: fewer copies than required. expiring: ends within
-    jackal.warn_days.
+    jackal.warn_days. --json names every file, and the URLs at which its providers serve it.
 
     \b
     Examples:
@@ -297,10 +297,10 @@ def files(
     missing = 0
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
-            found = _holdings(settings, ledger, name)
+            found, urls = _holdings(settings, ledger, name, with_urls=json)
             missing += len(found.missing)
             if json:
-                _print_files_json(name, found)
+                _print_files_json(name, found, urls)
             else:
                 _print_files(name, found, everything)
     if missing:
@@ -310,7 +310,10 @@ def files(
         )
 
 
-def _holdings(settings: Settings, ledger: "PostgresLedger", source: str) -> "Holdings":
+def _holdings(
+    settings: Settings, ledger: "PostgresLedger", source: str, *, with_urls: bool
+) -> tuple["Holdings", Mapping[str, str]]:
+    """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
     from caf_pipeline.assembly import jackal_of  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.jackal.holdings import compare  # noqa: PLC0415
 
@@ -319,7 +322,8 @@ def _holdings(settings: Settings, ledger: "PostgresLedger", source: str) -> "Hol
         ahead = timedelta(days=settings.jackal.warn_days)
         blocks = ahead.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
-        return compare(
+        urls = {one.address: one.url.rstrip("/") for one in store.chain.providers()} if with_urls else {}
+        found = compare(
             store.listed(work.archive_id),
             ledger.chunks(source),
             owner=store.wallet.address,
@@ -327,9 +331,10 @@ def _holdings(settings: Settings, ledger: "PostgresLedger", source: str) -> "Hol
             expiring_at=store.chain.height() + int(blocks),
             plan_ends=plan is None or plan.ends_at <= datetime.now(UTC) + ahead,
         )
+        return found, urls
 
 
-def _print_files_json(source: str, found: "Holdings") -> None:
+def _print_files_json(source: str, found: "Holdings", urls: Mapping[str, str]) -> None:
     expiring, short = ({each.chunk.name for each in some} for some in (found.expiring, found.short))
     for each in (*found.held, *found.missing):
         chunk = each.chunk
@@ -345,7 +350,7 @@ def _print_files_json(source: str, found: "Holdings") -> None:
                 "foreign": False,
                 "short": chunk.name in short,
                 "expiring": chunk.name in expiring,
-                **_file_json(each.file),
+                **_file_json(each.file, urls),
             }
         )
     for file in found.foreign:
@@ -361,13 +366,19 @@ def _print_files_json(source: str, found: "Holdings") -> None:
                 "foreign": True,
                 "short": False,
                 "expiring": False,
-                **_file_json(file),
+                **_file_json(file, urls),
             }
         )
 
 
-def _file_json(file: "ChainFile | None") -> dict[str, object]:
-    return {"providers": sorted(set(file.providers)) if file else [], "expires": (file.expires or None) if file else None}
+def _file_json(file: "ChainFile | None", urls: Mapping[str, str]) -> dict[str, object]:
+    providers = sorted(set(file.providers)) if file else []
+    root = file.merkle_root.hex() if file else ""
+    return {
+        "providers": providers,
+        "downloads": [f"{urls[one]}/download/{root}" for one in providers if one in urls],
+        "expires": (file.expires or None) if file else None,
+    }
 
 
 def _print_files(source: str, found: "Holdings", everything: bool) -> None:

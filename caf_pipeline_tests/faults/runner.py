@@ -25,7 +25,7 @@ from caf_pipeline_tests.faults.moments import Fatal, Moments
 WITH_TRACEBACK: Final = 70
 """The exit status of a run that ended by anything but a CafError; the errors' own are below it."""
 
-PATIENCE_SECONDS: Final = 120
+PATIENCE_SECONDS: Final = 300
 """For one run. Past it the test fails; nothing else is measured in time."""
 
 
@@ -286,8 +286,9 @@ class Run:
 
     @property
     def ended_in_order(self) -> bool:
-        """Wait for its end; tell whether it did its work or failed with an error of ours, not by a signal or a traceback."""
-        return 0 <= self.wait() < WITH_TRACEBACK
+        """Wait for its end: it did its work or failed with an error of ours. After a signal or a traceback, raise and show it."""
+        assert 0 <= self.wait() < WITH_TRACEBACK, f"{self} having said: {self.said}"
+        return True
 
     def wait_until_paused(self) -> None:
         """Wait until it stands still, or has ended."""

@@ -17,7 +17,9 @@ from typing import Any, Final, Self
 
 import httpx
 
-START_SECONDS: Final = 60
+from caf_pipeline.child_environment import child_environment
+
+START_SECONDS: Final = 180
 STOP_SECONDS: Final = 30
 
 
@@ -68,7 +70,11 @@ class LoopbackNetwork:
         command = [sys.executable, "-m", "caf_pipeline_tests.loopback", "--folder", str(self.folder), *self._arguments()]
         with open(self.folder / "log.txt", "ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--while-stdin-is-open"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
+                [*command, "--while-stdin-is-open"],
+                env=child_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
             )
         assert self._process.stdout
         line = self._process.stdout.readline()
