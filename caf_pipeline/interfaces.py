@@ -401,7 +401,7 @@ class ChunkStore(Protocol):
         ...
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return the copies that the store proves now; an empty sequence for an unknown chunk."""
+        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
         ...
 
     def holders(self, posting: Posting) -> Sequence[str]:

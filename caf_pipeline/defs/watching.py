@@ -71,7 +71,7 @@ def _prove_job(source: str) -> JobDefinition:
         name=prove_job(source),
         tags={SOURCE_TAG: source},
         description=(
-            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and a piece read back from "
+            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
             "each copy. Hourly. The results stand at the check `chunk_is_proven` of each partition."
         ),
     )
