@@ -31,8 +31,8 @@ _SENTENCES: Final = {
     "not_expressible": "safe, but a manifest for S3 Batch Operations cannot name their version",
 }
 _CAUTION: Final = (
-    "this is what was found just now; what is on Jackal can be lost later, also by a stranger who posts and deletes the same root:"
-    " keep the proof watch and repairs running (docs/jackal.md)"
+    "this is what was found just now; what is on Jackal can be lost later, also by a stranger who posts and deletes the same root"
+    " (docs/jackal.md): keep the proof watch and repairs running"
 )
 _WHAT_HELPS: Final = {
     "damaged": "'caf jackal repair {source}' mends damaged chunks",
