@@ -24,6 +24,7 @@ from caf_pipeline.chunk_packing import pack_anew
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
+    IntegrityError,
     NotProven,
     RootRefused,
     StagingError,
@@ -34,6 +35,7 @@ from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRo
 from caf_pipeline.inventory import SkipReason
 from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
+from caf_pipeline.merkle import merkle_roots, type_of_root
 from caf_pipeline.pack import Packed, remove_staged
 from caf_pipeline.plan import read_chunk_objects
 from caf_pipeline.sampling import look_at_copy, staged_matches, take_samples, too_few_copies
@@ -43,6 +45,7 @@ from caf_pipeline.staging import (
     lease_name,
     let_go,
     manifest_is_right,
+    proof_type_of,
     read_packed,
     read_record,
     remove_all,
@@ -178,7 +181,7 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
         skipped_count=packed.skipped_count,
         released_count=packed.released_count,
         merkle_root=packed.merkle_root,
-        proof_type=work.store.proof_type,
+        proof_type=type_of_root(packed.merkle_root),  # of the packing: the setting may have changed since
         samples=samples,
         tail_start=packed.tail_start,
         tail_sha256=packed.tail_sha256,
@@ -250,6 +253,7 @@ def post_file(work: Workplace, name: str) -> Chunk:
     with working_on(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name), to_be_posted=True)
         if chunk.state is ChunkState.SEALED:
+            chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
             try:
                 # Not beside those that are still packed: each would then wait for the others, and none be posted.
                 _ask_store(work, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
@@ -260,6 +264,37 @@ def post_file(work: Workplace, name: str) -> Chunk:
         if chunk.state is ChunkState.POSTING:
             return _post(work, lease, chunk)
         return chunk
+
+
+def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
+    """Return a sealed chunk with a root of this type, taken of its staged bytes, which stay what they are.
+
+    Raises:
+        IntegrityError: the bytes are not those that were sealed; the next run packs them again.
+    """
+    if chunk.proof_type == proof_type:
+        return chunk
+    path = staged_path(work, chunk.name)
+    sealed, root = merkle_roots(path, proof_type_of(chunk), proof_type)
+    if sealed != chunk.merkle_root:
+        raise IntegrityError(
+            f"the staged file of chunk {chunk.name} is not what was sealed", hint="run the partition again: it is packed again"
+        )
+    work.ledger.record_root(lease, chunk.name, root, proof_type, take_samples(path, chunk.stored_size_bytes, root))
+    return work.ledger.chunk(chunk.name)
+
+
+def _sealed_again(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    """Return a chunk that is to be posted as another type than is set now as sealed, where it is known never to have been posted.
+
+    What was posted goes on as it is.
+    """
+    if chunk.state is not ChunkState.POSTING or chunk.proof_type == work.store.proof_type:
+        return chunk
+    if work.store.posted_already(to_store(work, chunk), work.ledger.transactions(work.holder)) is not None:
+        return chunk
+    work.ledger.move(lease, chunk.name, ChunkState.POSTING, ChunkState.SEALED)
+    return work.ledger.chunk(chunk.name)
 
 
 def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
@@ -356,12 +391,14 @@ def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool
     Before the post it may come out with other members. After it a plain chunk repeats itself, unless the source has
     changed; then it cannot be completed, and is abandoned.
     """
+    chunk = _sealed_again(work, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
     if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
         return chunk
     remove_staged(staged_path(work, chunk.name))
     if chunk.state is ChunkState.SEALED:
         work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
+        chunk = work.ledger.chunk(chunk.name)
         pack_anew(work, lease, chunk)
         _seal(work, lease, chunk)
         remove_packing(work, chunk.name)

@@ -16,6 +16,7 @@ from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.interfaces import Chunk, Lease
 from caf_pipeline.journal import Journal
 from caf_pipeline.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
+from caf_pipeline.merkle import type_of_root
 from caf_pipeline.pack import Packed, Packer, remove_staged
 from caf_pipeline.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
 from caf_pipeline.resuming import find_left, left_by_others, take_over
@@ -65,7 +66,8 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         _identity(chunk, terms),
         work.objects,
         work.settings.packing,
-        proof_type=work.store.proof_type,
+        # What was sealed is packed once more to come out the same, whatever is set by now.
+        proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(target_size, plan.expected_size_bytes),
         give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
         progress=_held_progress(work, lease),

@@ -11,7 +11,7 @@ from datetime import UTC
 from sqlalchemy import Connection, text
 
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.interfaces import Copy, CopyCheck, KnownCopy, Sample
+from caf_pipeline.interfaces import WINDOWS_REQUIRED, Copy, CopyCheck, KnownCopy, Sample
 
 _VERIFIED = text(
     """
@@ -20,8 +20,9 @@ _VERIFIED = text(
         last_proven = coalesce(excluded.last_proven, old.last_proven)
     """
 )
-# A window counts once, and one that is not later than the last one seen says nothing new. They are counted from the last
-# trouble on: what a copy proved before it was found wrong, or was listed no more, says nothing of what it is now.
+# A window counts once, and one that is not later than the last one seen says nothing new. One that does not follow it begins
+# the count again, except for windows that count apart. They are counted from the last trouble on: what a copy proved before it
+# was found wrong, or was listed no more, says nothing of what it is now.
 _LOOKED_AT = text(
     """
     INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven, last_window, windows, fault)
@@ -32,14 +33,25 @@ _LOOKED_AT = text(
         last_proven = coalesce(excluded.last_proven, old.last_proven),
         last_window = CASE WHEN excluded.fault <> '' THEN NULL WHEN old.listed AND old.fault = ''
             THEN greatest(excluded.last_window, old.last_window) ELSE excluded.last_window END,
-        windows = CASE WHEN excluded.fault <> '' THEN 0 WHEN old.listed AND old.fault = ''
-            THEN old.windows + CASE WHEN excluded.last_window > coalesce(old.last_window, -1) THEN 1 ELSE 0 END
-            ELSE excluded.windows END
+        windows = CASE WHEN excluded.fault <> '' THEN 0 WHEN NOT old.listed OR old.fault <> '' THEN excluded.windows
+            WHEN excluded.last_window IS NULL OR excluded.last_window <= old.last_window THEN old.windows
+            WHEN :apart OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
+    """
+)
+# What came back from a copy counts as long as that copy does.
+_SEEN = text(
+    """
+    UPDATE caf_files SET checked_at = now(),
+        look_again_at = CASE WHEN :enough > (SELECT count(*) FROM copies WHERE caf_file_id = :id AND listed AND fault = ''
+            AND windows >= :required) THEN now() + make_interval(secs => CAST(:again_in AS double precision)) END,
+        read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = :id
+            AND provider = read_back_from AND listed AND fault = '') THEN read_back_at END
+    WHERE caf_file_id = :id
     """
 )
 _KNOWN = text(
     """
-    SELECT provider, proof, listed, last_proven, windows, fault, copies.checked_at
+    SELECT provider, proof, listed, last_proven, windows, fault, copies.checked_at, last_window
     FROM copies JOIN caf_files USING (caf_file_id) WHERE name = :chunk ORDER BY provider
     """
 )
@@ -53,8 +65,10 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
         connection.execute(_VERIFIED, facts)
 
 
-def record_look(connection: Connection, caf_file_id: int, checks: Sequence[CopyCheck]) -> None:
-    """Write what a look found; copies that it did not find are listed no more."""
+def record_look(
+    connection: Connection, caf_file_id: int, checks: Sequence[CopyCheck], *, again_in: float | None, enough: int
+) -> None:
+    """Write what a look found, and when the next one is due; copies that it did not find are listed no more."""
     _unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
     for check in checks:
         connection.execute(
@@ -66,9 +80,10 @@ def record_look(connection: Connection, caf_file_id: int, checks: Sequence[CopyC
                 "last_proven": check.copy.last_proven,
                 "window": check.window,
                 "fault": check.fault,
+                "apart": check.apart,
             },
         )
-    connection.execute(text("UPDATE caf_files SET checked_at = now() WHERE caf_file_id = :id"), {"id": caf_file_id})
+    connection.execute(_SEEN, {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED})
 
 
 def end_listing(connection: Connection, caf_file_id: int) -> None:

@@ -2,9 +2,10 @@
 
     read back → prove → compare manifests → list the source → decide, account, write
 
-An object is safe where its chunk is located, proven in two windows by the required copies, was read back as a whole, and its
-manifest says of the object what the ledger does; and where the source still has exactly that object. What takes longest comes
-first, what can change by itself comes last.
+An object is safe where its chunk is located, was proven by the required copies in two windows in a row (one no larger than two
+leaves was read as a whole from each of them in two windows), was read back as a whole, and its manifest says of the object what
+the ledger does; and where the source still has exactly that object. What takes longest comes first, what can change by itself
+comes last.
 
 Not here: chunks (`verdicts`), the joins (`deletable`), the files (`deletion_files`).
 Source: promises 1 and 2 in docs/design.md.

@@ -85,6 +85,10 @@ class DirectoryStore:
             self._write(path, iter([json.dumps(described).encode()]))
         return self._posting(chunk.merkle_root)
 
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post, where the folder has one."""
+        return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
+
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
         """Copy the staged file; an existing copy of the same bytes is left as it is.
 

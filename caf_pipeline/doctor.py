@@ -229,7 +229,7 @@ def _prove(ward: Ward, chunk: Chunk, remedy: str) -> Mended:
     held = ward.in_hands().get(name)
     if held is not None:
         raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
-    return GONE if prove_chunk(ward.work, chunk.name).proven else Mended(remedy, Turn.OPERATOR)
+    return GONE if not prove_chunk(ward.work, chunk.name).explanation else Mended(remedy, Turn.OPERATOR)
 
 
 # --- chunks under way ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
@@ -152,12 +152,14 @@ class Copy:
     Attributes:
         provider: its address on the chain, or whatever names it in another store.
         proof: what the chain lists.
-        last_proven: block height of the last proof that the chain tells of; None where it does not tell.
+        last_proven: block height of the last proof, or of the provider's joining; None where the chain does not tell.
+        verified: whether that was a verified proof for certain; False says nothing: it may have been one, too.
     """
 
     provider: str
     proof: str
     last_proven: int | None = None
+    verified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +361,8 @@ class ChunkStore(Protocol):
             waiting_bytes: stored bytes of other chunks that are being packed and are to be posted, too.
 
         Raises:
-            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, StoreUnreachable.
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, StoreUnreachable. SettingsError: the
+                store would not prove what is posted.
         """
         ...
 
@@ -376,6 +379,14 @@ class ChunkStore(Protocol):
 
         Raises:
             What `admit` raises; SpendCapReached, TransactionRefused, StoreUnreachable, StoreError.
+        """
+        ...
+
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post where the store has it; None where it was never posted, and no post of it is under way.
+
+        Raises:
+            StoreUnreachable, StoreError.
         """
         ...
 
@@ -402,7 +413,7 @@ class ChunkStore(Protocol):
         ...
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return the copies that the store proves now; an empty sequence for an unknown chunk."""
+        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
         ...
 
     def holders(self, posting: Posting) -> Sequence[str]:
@@ -410,7 +421,7 @@ class ChunkStore(Protocol):
         ...
 
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
-        """Return the number, from 0, of the proof window since the post that the copy's last proof fell into.
+        """Return the number, from 0, of the proof window since the post that the copy's `last_proven` fell into.
 
         None where the store tells of no proofs over time.
         """
@@ -524,8 +535,8 @@ class Chunk:
     """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
 
     `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
-    when all of its stored bytes last came back from the store with its Merkle root. `tail_start` and `tail_sha256` are those of
-    the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
+    when all of its stored bytes last came back from the store with its Merkle root, from a copy that was right ever since.
+    `tail_start` and `tail_sha256` are those of the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
     """
 
     caf_file_id: int
@@ -715,6 +726,11 @@ class Content:
     gone_objects: int
 
 
+WINDOWS_REQUIRED: Final = 2
+"""Proof windows that a copy has to be seen proven in. The first proof after joining is of the first leaf; only the next one is of
+a leaf that was drawn."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
     """A copy as the ledger keeps it.
@@ -724,7 +740,8 @@ class KnownCopy:
         proof: as the chain listed it.
         listed: whether it was listed when last looked at.
         last_proven: block height of its last proof, where known.
-        windows: different proof windows in which a proof was seen, since it was last listed anew or found wrong.
+        windows: proof windows that count, since it was last listed anew or found wrong; see `CopyCheck`.
+        last_window: the latest of them; None where there is none.
         fault: what was wrong with its bytes when last looked at; "" where nothing was.
         checked_at: when that was.
     """
@@ -736,15 +753,26 @@ class KnownCopy:
     windows: int
     fault: str
     checked_at: datetime
+    last_window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """What one look at a copy found; `window` is the number of the proof window that its last proof fell into, or None."""
+    """What one look at a copy found.
+
+    Attributes:
+        copy: as the store lists it.
+        window: the number of a proof window that counts: that of its last proof, where it is known to be verified; or the
+            present one, where all of a small file was read back. None where the look says nothing of any window.
+        fault: what is wrong with it; "" where nothing is.
+        apart: whether windows count that do not follow each other. Else one that does not follow the last begins the count
+            again: whoever was dropped in between may have joined with a part of the bytes.
+    """
 
     copy: Copy
     window: int | None = None
     fault: str = ""
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -901,24 +929,48 @@ class Ledger(Protocol):
         """
         ...
 
+    def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
+        """Give a `sealed` chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
+        ...
+
     def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """Give a `damaged` chunk the start of its new post, where the chain no longer has the first."""
         ...
 
-    def record_checks(self, lease: Lease, chunk: str, checks: Sequence[CopyCheck]) -> None:
-        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more."""
+    def record_checks(
+        self, lease: Lease, chunk: str, checks: Sequence[CopyCheck], *, again_in: float | None = None, enough: int = 0
+    ) -> None:
+        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more.
+
+        Args:
+            lease: on the chunk.
+            chunk: its name.
+            checks: one for each copy that is listed.
+            again_in: seconds after which a look can see the window after those that count; None where there are no windows.
+            enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
+        """
         ...
 
     def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
         ...
 
-    def chunks_to_prove(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks, those first that were looked at longest ago (or located, where never looked at)."""
+    def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
+        """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
+
+        Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
+        """
         ...
 
-    def record_read_back(self, lease: Lease, chunk: str) -> None:
-        """Remember that all stored bytes of a located or damaged chunk came back from the store just now with its root."""
+    def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
+        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any."""
+        ...
+
+    def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
+        """Remember that all stored bytes of a located or damaged chunk came back from this provider just now with its root.
+
+        Forgotten when this copy is found wrong or listed no more.
+        """
         ...
 
     def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:

@@ -128,6 +128,16 @@ _LOCATE: Final = """
     ORDER BY coalesce(found.object_version = said.object_version, false) DESC, last_modified DESC, snapshot COLLATE "C" DESC,
         found.object_version DESC LIMIT 1
 """
+_WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
+    WHERE sources.name = :source AND state = :located AND look_again_at <= now()
+    ORDER BY look_again_at, caf_file_id LIMIT :waiting"""
+_ANY_OBJECT = text(
+    """
+    SELECT start_byte, end_byte, sha256 FROM file_locations
+    WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = :chunk) AND end_byte - start_byte BETWEEN 1 AND :most
+    ORDER BY random() LIMIT 1
+    """
+)
 _SUMS = text(
     """
     SELECT state, count(*) AS chunks, sum(member_count) AS members, sum(member_bytes) AS bytes,
@@ -290,7 +300,7 @@ class PostgresLedger:
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
         if before in _ON_THE_STORE:  # what came back once says nothing of a chunk that was found damaged since
-            changes += ", read_back_at = NULL"
+            changes += ", read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
             moved = _move(connection, lease, chunk, before, after, changes=changes, facts=facts)
@@ -348,6 +358,17 @@ class PostgresLedger:
             statement = text("UPDATE caf_files SET samples = CAST(:samples AS jsonb) WHERE caf_file_id = :id")
             connection.execute(statement, {"samples": samples_as_json(samples), "id": caf_file_id})
 
+    def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
+        """Give a sealed chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
+        with self._database.transaction() as connection:
+            caf_file_id = _require_state(connection, lease, chunk, (_S.SEALED,), "given another root")
+            statement = text(
+                "UPDATE caf_files SET merkle_root = :root, proof_type = :proof_type, samples = CAST(:samples AS jsonb),"
+                " updated_at = now() WHERE caf_file_id = :id"
+            )
+            facts = {"root": merkle_root, "proof_type": proof_type, "samples": samples_as_json(samples), "id": caf_file_id}
+            connection.execute(statement, facts)
+
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted.
 
@@ -390,7 +411,8 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             _require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             statement = text(
-                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now(), read_back_at = NULL"
+                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now(),"
+                " read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
                 " WHERE name = :chunk"
                 " RETURNING caf_file_id, merkle_root, stored_size_bytes"
             )
@@ -399,10 +421,13 @@ class PostgresLedger:
             end_waiting(connection, row.caf_file_id)
             end_listing(connection, row.caf_file_id)
 
-    def record_checks(self, lease: Lease, chunk: str, checks: Sequence[CopyCheck]) -> None:
+    def record_checks(
+        self, lease: Lease, chunk: str, checks: Sequence[CopyCheck], *, again_in: float | None = None, enough: int = 0
+    ) -> None:
         """Write what a look at a located or damaged chunk's copies found; those that it did not find are listed no more."""
         with self._database.transaction() as connection:
-            record_look(connection, _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at"), checks)
+            caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at")
+            record_look(connection, caf_file_id, checks, again_in=again_in, enough=enough)
 
     def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
         """Write a chunk that only the store knew, with its plan, rows and skips, at once; return the location rows written."""
@@ -417,24 +442,31 @@ class PostgresLedger:
         with self._database.transaction() as connection:
             return known_copies(connection, chunk)
 
-    def chunks_to_prove(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks, those first that were looked at longest ago (or located, where never looked at)."""
+    def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
+        """Return located chunks: first some that wait for a look in their next window, then those looked at longest ago."""
         statement = text(
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located"
-            " ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+            f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
         )
+        facts = {"source": source, "located": _S.LOCATED, "limit": limit, "waiting": waiting}
         with self._database.transaction() as connection:
-            rows = connection.execute(statement, {"source": source, "located": _S.LOCATED, "limit": limit})
-            return [_chunk(row) for row in rows]
+            return [_chunk(row) for row in connection.execute(statement, facts)]
 
-    def record_read_back(self, lease: Lease, chunk: str) -> None:
-        """Remember that all stored bytes of a located or damaged chunk came back just now with its root.
+    def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
+        """Return one of the chunk's objects at random; reads the chunk's rows, some 0.5 s for a million."""
+        with self._database.transaction() as connection:
+            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
+        return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, bytes(row.sha256))
 
-        Forgotten when the chunk becomes damaged, is located again, or is posted again.
+    def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
+        """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
+
+        Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
         """
         with self._database.transaction() as connection:
             caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "read back")
-            connection.execute(text("UPDATE caf_files SET read_back_at = now() WHERE caf_file_id = :id"), {"id": caf_file_id})
+            statement = text("UPDATE caf_files SET read_back_at = now(), read_back_from = :provider WHERE caf_file_id = :id")
+            connection.execute(statement, {"id": caf_file_id, "provider": provider})
 
     # --- what stores keep here ---
 

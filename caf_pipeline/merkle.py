@@ -234,9 +234,23 @@ def _to_hex(blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArr
 
 def merkle_root(path: Path, proof_type: int) -> bytes:
     """Return the root of a file, in constant memory; raises OSError where it cannot be read."""
-    tree = MerkleTree(proof_type)
+    return merkle_roots(path, proof_type)[0]
+
+
+def merkle_roots(path: Path, *proof_types: int) -> list[bytes]:
+    """Return the roots of a file by several types of tree, of bytes that are read once; constant memory, raises OSError."""
+    trees = [MerkleTree(proof_type) for proof_type in proof_types]
     buffer = memoryview(bytearray(2 * _BATCH_BYTES))
     with open(path, "rb", buffering=0) as file:
         while size_bytes := file.readinto(buffer):
-            tree.update(buffer[:size_bytes])
-    return tree.root()
+            for tree in trees:
+                tree.update(buffer[:size_bytes])
+    return [tree.root() for tree in trees]
+
+
+def type_of_root(root: bytes) -> int:
+    """Return the proof type that a root is of, by its size; raises UsageError where no type has such roots."""
+    for proof_type, hashes in _HASHES.items():
+        if hashes.size_bytes == len(root):
+            return proof_type
+    raise UsageError(f"A Merkle root has 32 or 64 bytes, not {len(root)}.")

@@ -1,7 +1,8 @@
 """The proof watch: looks at located chunks again and again, and says where one is no longer what it was.
 
-A look asks the store who is listed, and each of them for a piece that was sealed: all pieces the first time, later one at a
-place that nobody can foresee. A chunk with fewer right copies than required, or with a wrong one, becomes `damaged`.
+A look asks the store who is listed, and each of them for pieces: all that were sealed the first time, later one of them and an
+object, at places that no provider can foresee; all of a file that is no larger than two leaves. A chunk with fewer right copies
+than required, or with a wrong one, becomes `damaged`; one whose copies are right and show no verified proof is `unverified`.
 
 Not here: mending (`repair`), when looks are made (`defs`). Source: docs/jackal.md (a listed proof may have failed),
 promise 1 in docs/design.md.
@@ -16,6 +17,8 @@ from caf_pipeline.archive import posting_of, working_on
 from caf_pipeline.errors import CafError, ChainBehind, ChainHalted, ChainUnreachable, HeldByOther, StoreUnreachable
 from caf_pipeline.interfaces import Chunk, CopyCheck, Lease, Posting, Sample
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.merkle import BLOCK_BYTES
+from caf_pipeline.reading_back import look_at_whole_copy
 from caf_pipeline.sampling import CopyFinding, described, look_at_copy
 from caf_pipeline.staging import sweep
 from caf_pipeline.workplace import Workplace
@@ -26,6 +29,15 @@ missed. One further behind is listed by a chain that does not check, as v5.0.1 d
 
 WHOLE_COPY: Final = "read as a whole: "
 """What the ledger's word on a copy begins with that was found wrong when all of it was read: no sample can take it back."""
+
+SMALL_BYTES: Final = 2 * BLOCK_BYTES
+"""Of a file of up to two leaves the chain never asks for any but the first, so that its proofs cannot be told from a provider's
+joining. Such a copy is read as a whole instead; the window in which that was done counts."""
+
+OBJECT_BYTES: Final = 1 << 20
+"""The largest object that a look asks each copy for. Who could foresee what is asked for could keep only that."""
+
+_JOINED: Final = "what the chain shows may be of its joining alone"
 
 MOST_UNANSWERED: Final = 1000
 """Chunks that a run of the watch passes over because nobody answers; more of them are an outage, which ends it anyhow."""
@@ -40,17 +52,27 @@ class ProofReport:
         checks: of each copy that is listed.
         read_back: the providers that gave the pieces they were asked for as they were sealed.
         explanation: what is wrong, or was when the chunk was found damaged; "" where nothing is.
+        unverified: why it is not known whether enough copies were proven; "" where it is, or where the store proves nothing
+            over time.
     """
 
     chunk: Chunk
     checks: Sequence[CopyCheck]
     read_back: Sequence[str]
     explanation: str
+    unverified: str = ""
 
     @property
     def proven(self) -> bool:
-        """Whether enough copies are listed, none of them gave anything wrong, and no repair is due."""
-        return not self.explanation
+        """Whether enough copies are listed and known to be proven, none of them gave anything wrong, and no repair is due."""
+        return self.verdict == "proven"
+
+    @property
+    def verdict(self) -> str:
+        """What the look comes to: "damaged", "unverified" or "proven"."""
+        if self.explanation:
+            return "damaged"
+        return "unverified" if self.unverified else "proven"
 
 
 def prove_chunk(work: Workplace, name: str) -> ProofReport:
@@ -65,7 +87,8 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
     with working_on(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
-        findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk))
+        an_object = work.ledger.any_object(name, OBJECT_BYTES)
+        findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             raise StoreUnreachable(f"nobody who has chunk {name} answers: {described(findings)}", hint="try again later")
@@ -76,8 +99,11 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
         elif explanation:
             # Before the checks: were they written alone, a piece at another place might be right the next time.
             work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
-        work.ledger.record_checks(lease, name, checks)
-        return ProofReport(work.ledger.chunk(name), checks, right, explanation)
+        work.ledger.record_checks(
+            lease, name, checks, again_in=_again_in(work, posting, checks), enough=work.store.required_copies
+        )
+        unverified = "" if explanation else unverified_copies(work, chunk, posting, checks)
+        return ProofReport(work.ledger.chunk(name), checks, right, explanation, unverified)
 
 
 def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
@@ -95,6 +121,9 @@ def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[C
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
+    Up to half of them are chunks that wait for a look in their next proof window, so that two windows in a row can be seen
+    though there are more chunks than a window has looks for.
+
     A chunk that another run holds is left for the next time; so is one of which nobody answers, and another one is looked at
     in its place, so that it keeps none of the others waiting.
 
@@ -103,7 +132,7 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """
     unanswered: StoreUnreachable | None = None
     looked_at = 0
-    for chunk in work.ledger.chunks_to_prove(work.source, limit + MOST_UNANSWERED):
+    for chunk in work.ledger.chunks_to_prove(work.source, limit + MOST_UNANSWERED, waiting=-(-limit // 2)):
         if looked_at == limit:
             break
         try:
@@ -138,14 +167,30 @@ def located_or_damaged(work: Workplace, name: str) -> Chunk:
 
 
 def look_at_copies(
-    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, samples: Sequence[Sample]
+    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, samples: Sequence[Sample], *, an_object: Sample | None = None
 ) -> Sequence[CopyFinding]:
-    """Ask every copy that the store lists for these samples."""
+    """Ask every copy that the store lists for these samples and the bytes of an object, or for all of a small file.
+
+    A copy that gives another object than the ledger's row says is read as a whole: its Merkle root tells which of them is wrong.
+    """
     findings = []
     for copy in work.store.copies(posting):
         work.hold(lease.check)
-        findings.append(look_at_copy(work.store, posting, copy, samples))
+        if is_small(chunk):
+            findings.append(look_at_whole_copy(work, lease, chunk, posting, copy))
+            continue
+        finding = look_at_copy(work.store, posting, copy, samples)
+        if finding.good and an_object is not None:
+            finding = look_at_copy(work.store, posting, copy, [an_object])
+            if finding.fault:
+                finding = look_at_whole_copy(work, lease, chunk, posting, copy)
+        findings.append(finding)
     return findings
+
+
+def is_small(chunk: Chunk) -> bool:
+    """Tell whether the chain's proofs of a chunk say nothing, so that its copies are read as a whole instead."""
+    return chunk.stored_size_bytes <= SMALL_BYTES
 
 
 def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
@@ -159,21 +204,45 @@ def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequenc
     checks = []
     for finding in findings:
         copy = finding.copy
-        window = work.store.proof_window(posting, copy)
+        proven = work.store.proof_window(posting, copy)
         fault, known = finding.fault, before.get(copy.provider)
         beyond_samples = known is not None and known.listed and known.fault.startswith(WHOLE_COPY) and not finding.whole
         if known is not None and (finding.unanswered or (finding.good and beyond_samples)):
             fault = known.fault
         elif fault and finding.whole:
             fault = f"{WHOLE_COPY}{fault}"
-        if not fault and window is not None and now is not None and now - window > WINDOWS_BEHIND:
-            fault = f"listed, but not proven since window {window}; it is window {now} now"
-        checks.append(CopyCheck(copy, window=window, fault=fault))
+        if not fault and proven is not None and now is not None and now - proven > WINDOWS_BEHIND:
+            fault = f"listed, but not proven since window {proven}; it is window {now} now"
+        if is_small(chunk):
+            window = now if finding.whole and finding.good else None
+        else:
+            window = proven if copy.verified and proven is not None and (now is None or proven <= now) else None
+        checks.append(CopyCheck(copy, window=None if fault else window, fault=fault, apart=is_small(chunk)))
     return checks
 
 
+def unverified_copies(work: Workplace, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> str:
+    """Say that fewer copies than required are known to be proven; "" where enough are, or where the store has no windows."""
+    verified = [check for check in checks if not check.fault and check.copy.verified]
+    required = work.store.required_copies
+    if len(verified) >= required or work.store.current_window(posting) is None:
+        return ""
+    if is_small(chunk):
+        return f"the chain never shows a verified proof of so small a file ({chunk.stored_size_bytes} bytes); all of it was read"
+    others = "; ".join(f"{one.copy.provider}: {one.fault or _JOINED}" for one in checks if one.fault or not one.copy.verified)
+    return f"{len(verified)} of {required} copies show a verified proof ({others}); the next proof window may tell more"
+
+
+def _again_in(work: Workplace, posting: Posting, checks: Sequence[CopyCheck]) -> float | None:
+    """Return after how many seconds a look can see another window than the checks count; None where there are no windows."""
+    now = work.store.current_window(posting)
+    if now is not None and any(check.window is not None and check.window < now for check in checks):
+        return 0.0
+    return work.store.window_ends_in(posting)
+
+
 def _pieces(chunk: Chunk) -> Sequence[Sample]:
-    """Choose what to ask for. Who could foresee the piece could keep only that one."""
+    """Choose samples to ask for. Their places follow from the root, and a provider has seen them all in the first look."""
     if chunk.checked_at is None or chunk.state is ChunkState.DAMAGED:
         return chunk.samples
     return [random.SystemRandom().choice(chunk.samples)]

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from caf_pipeline.archive import posting_of, put_staged, repeat_packing, to_store, working_on
-from caf_pipeline.errors import CafError, LedgerError, StagingError, StoreError, StoreUnreachable
-from caf_pipeline.interfaces import Chunk, Copy, Lease, Posting
+from caf_pipeline.errors import CafError, LedgerError, NotProven, StagingError, StoreError, StoreUnreachable
+from caf_pipeline.interfaces import Chunk, Copy, CopyCheck, Lease, Posting
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.merkle import merkle_root
 from caf_pipeline.pack import remove_staged
-from caf_pipeline.proofs import WHOLE_COPY, checks_of, located_or_damaged, look_at_copies
+from caf_pipeline.proofs import WHOLE_COPY, checks_of, is_small, located_or_damaged, look_at_copies, unverified_copies
 from caf_pipeline.reading_back import look_at_whole_copy
 from caf_pipeline.sampling import CopyFinding, described, too_few_copies
 from caf_pipeline.staging import download, let_go, proof_type_of, staged_path
@@ -99,15 +99,33 @@ def _finish(
     origin: Origin,
     posted_again: bool = False,
 ) -> RepairReport:
-    """Record what the copies gave; believe in the repair only where enough of them are right."""
+    """Record what the copies gave; believe in the repair only where enough of them are right, and known to be proven."""
     copies = [finding.copy for finding in findings if finding.good]
     if len(copies) < work.store.required_copies:
         raise too_few_copies(chunk, findings, work.store.required_copies)
-    work.ledger.record_checks(lease, chunk.name, checks_of(work, chunk, posting, findings))
+    checks = checks_of(work, chunk, posting, findings)
+    work.ledger.record_checks(lease, chunk.name, checks)
     if chunk.state is ChunkState.DAMAGED:
+        _require_proven(work, chunk, posting, checks)
         work.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
     let_go(work, chunk.name)  # also of what a repair left that broke off after its last move
     return RepairReport(work.ledger.chunk(chunk.name), origin, copies, posted_again, described(findings))
+
+
+def _require_proven(work: Workplace, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> None:
+    """Raise NotProven where a damaged chunk is listed and right by its pieces, and the chain verified too few of its copies.
+
+    A provider that was dropped since its proofs failed joins again within seconds, and is listed like any other.
+    """
+    right = sum(1 for check in checks if not check.fault)
+    read_whole = is_small(chunk) and right >= work.store.required_copies
+    unverified = "" if read_whole else unverified_copies(work, chunk, posting, checks)
+    if unverified:
+        raise NotProven(
+            f"chunk {chunk.name} stays damaged: {unverified}",
+            hint="repair it again in the next proof window; before 5.1.0 the chain verifies no proof of type 3, and such a chunk"
+            " is to be withdrawn and archived anew with jackal.proof_type = 0",
+        )
 
 
 def _posted(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Posting:

@@ -25,15 +25,12 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.interfaces import Chunk, ChunkStore, Copy, Lease, Posting
+from caf_pipeline.interfaces import WINDOWS_REQUIRED, Chunk, ChunkStore, Copy, KnownCopy, Lease, Posting
 from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline.proofs import mark_wrong, prove_chunk
+from caf_pipeline.proofs import is_small, mark_wrong, prove_chunk
 from caf_pipeline.reading_back import Range, read_back
 from caf_pipeline.sampling import CopyFinding, described
 from caf_pipeline.workplace import Workplace
-
-WINDOWS_REQUIRED: Final = 2
-"""A proof in one window may be that of the upload; a second one was given for bytes that were kept."""
 
 _CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 
@@ -129,7 +126,7 @@ class Chunks:
             if differing:
                 self.differing[name] = f"{differing} of its objects' rows have another SHA-256 than the bytes that are stored"
                 return self.differing[name]
-            self.work.ledger.record_read_back(lease, name)
+            self.work.ledger.record_read_back(lease, name, findings[-1].copy.provider)
             return ""
 
     def _from(
@@ -213,10 +210,26 @@ class Chunks:
             return Unsafe.NOT_LOOKED_AT, problem
         if len(right) < required:
             return Unsafe.TOO_FEW_COPIES, f"{len(right)} of {required} copies of chunk {chunk.name} are right"
-        windows = sorted((copy.windows for copy in right), reverse=True)[required - 1]
-        if windows < WINDOWS_REQUIRED:
-            return Unsafe.ONE_WINDOW, _window_told(self.work.store, posting_of(chunk), windows)
-        return None
+        return self._judged_by_windows(chunk, right)
+
+    def _judged_by_windows(self, chunk: Chunk, right: Sequence[KnownCopy]) -> tuple[Unsafe, str] | None:
+        """Say how many windows are known of as many copies as required; None where they are enough."""
+        store, posting = self.work.store, posting_of(chunk)
+        now = store.current_window(posting)
+        if now is None:
+            return Unsafe.ONE_WINDOW, "the store has no proof windows"
+        known = sorted((_windows(copy, now) for copy in right), reverse=True)[store.required_copies - 1]
+        if known >= WINDOWS_REQUIRED:
+            return None
+        windows = f"{known} of {WINDOWS_REQUIRED} proof windows"
+        told = f"read back as a whole in {windows}" if is_small(chunk) else f"proven in {windows} in a row"
+        seconds = store.window_ends_in(posting)
+        if seconds is None:
+            return Unsafe.ONE_WINDOW, told
+        if any(copy.last_window == now - 1 for copy in right):
+            return Unsafe.ONE_WINDOW, f"{told}; look again before this window ends in about {_duration(seconds)}"
+        when = f"the next window begins in about {_duration(seconds)}: look again while it lasts"
+        return Unsafe.ONE_WINDOW, f"{told}; {when}"
 
     def _manifest_compared(self, chunk: Chunk) -> tuple[Unsafe | None, str]:
         """Compare the ledger's rows with the manifest that a provider gives; one that fails is no reason not to ask another."""
@@ -249,10 +262,12 @@ def _of_this_machine(ranges: Iterator[Range]) -> Iterator[Range]:
         raise StagingError(str(error), hint="run the command again") from error
 
 
-def _window_told(store: ChunkStore, posting: Posting, windows: int) -> str:
-    seconds = store.window_ends_in(posting)
-    next_one = "" if seconds is None else f"; the next window begins in about {_duration(seconds)}"
-    return f"proven in {windows} of {WINDOWS_REQUIRED} proof windows{next_one}"
+def _windows(copy: KnownCopy, now: int) -> int:
+    """Return how many windows count of a copy as it is now.
+
+    After a window without a proof that counts, the chain may have dropped the provider, and let it join again, unseen.
+    """
+    return copy.windows if copy.last_window is not None and copy.last_window >= now - 1 else 0
 
 
 def _duration(seconds: float) -> str:

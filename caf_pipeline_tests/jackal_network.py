@@ -45,7 +45,7 @@ def wallet_words() -> str:
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackNetwork]:
     """A network for the module, whose wallet has coins and space."""
     folder = tmp_path_factory.mktemp("jackal")
-    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 100}
+    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 100, "no_zero_draws": 1}
     with LoopbackNetwork(folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as running:
         yield running
 

@@ -161,10 +161,18 @@ def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
             ledger.move(lease, chunk, ledger.chunk(chunk).state, state)
 
 
-def look(ledger: Any, chunk: str, *checks: CopyCheck) -> None:
+def look(ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0) -> None:
     """Record what a look at a chunk's copies found."""
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_checks(lease, chunk, checks)
+        ledger.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
+
+
+def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = False) -> int:
+    """Return how many windows count after looks that found the one copy proven in these."""
+    for window in windows:
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), window, apart=apart))
+    (copy,) = ledger.known_copies(chunk)
+    return int(copy.windows)
 
 
 def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
@@ -187,7 +195,7 @@ def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str
 def read_back(ledger: Any, chunk: str) -> None:
     """Record that all of a chunk came back."""
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_read_back(lease, chunk)
+        ledger.record_read_back(lease, chunk, "provider")
 
 
 def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
@@ -598,9 +606,56 @@ class LedgerContract:
 
     def test_each_proof_window_counts_once(self, ledger):
         chunk = archive(ledger, ["a"])
-        for last_proven, window in [(100, 1), (110, 1), (None, None), (205, 2), (120, 1), (505, 5)]:
+        for last_proven, window in [(100, 1), (110, 1), (None, None), (205, 2), (120, 1), (305, 3)]:
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", last_proven), window))
-        assert seen(ledger, chunk) == [("provider", True, 505, 3, "")]
+        assert seen(ledger, chunk) == [("provider", True, 305, 3, "")]
+        assert ledger.known_copies(chunk)[0].last_window == 3
+
+    def test_a_window_that_does_not_follow_the_last_one_begins_the_count_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert windows_after(ledger, chunk, 1, 2) == 2
+        assert windows_after(ledger, chunk, 5) == 1
+        assert windows_after(ledger, chunk, None, 7) == 1
+        assert windows_after(ledger, chunk, None, 8) == 2
+
+    def test_windows_that_count_apart_need_not_follow_each_other(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert windows_after(ledger, chunk, 1, 1, None, 5, apart=True) == 2
+
+    def test_up_to_so_many_chunks_that_wait_for_their_next_window_come_first(self, ledger):
+        names = [archive(ledger, [key]) for key in "abcd"]
+        for chunk, again_in, enough in zip(names[1:], (0, 0, 3600), (1, 1, 1), strict=True):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 1), again_in=again_in, enough=enough)
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == names
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=1)] == [names[1], names[0], names[2], names[3]]
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [names[1], names[2], names[0], names[3]]
+
+    def test_a_chunk_with_enough_windows_waits_for_none(self, ledger):
+        first, second = (archive(ledger, [key]) for key in "ab")
+        for window in (1, 2):
+            look(ledger, second, CopyCheck(Copy("provider", "proof", 1), window), again_in=0, enough=1)
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [first, second]
+
+    def test_an_object_of_the_chunk_is_chosen_by_chance_from_those_of_a_size(self, ledger):
+        rows = [location(f"key-{number}") for number in range(9)]
+        chunk = archive(ledger, [row.key for row in rows])
+        archive(ledger, ["elsewhere"], source="other")
+        size = rows[0].end_byte - rows[0].start_byte
+        assert ledger.any_object(chunk, size) in [Sample(row.start_byte, size, row.sha256) for row in rows]
+        assert ledger.any_object(chunk, size - 1) is None
+
+    def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
+        sealed, posted = register(ledger, ["a"], ["b"])
+        bring_to(ledger, sealed, ChunkState.SEALED)
+        bring_to(ledger, posted, ChunkState.POSTING)
+        other = [Sample(0, 3, b"\1" * 32)]
+        with ledger.lease(f"chunk/{sealed}", holder()) as lease:
+            ledger.record_root(lease, sealed, b"\2" * 64, 0, other)
+        row = ledger.chunk(sealed)
+        assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, ChunkState.SEALED)
+        with ledger.lease(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posting'"):
+            ledger.record_root(lease, posted, b"\2" * 64, 0, other)
+        assert ledger.chunk(posted).merkle_root == ROOT
 
     def test_window_0_counts(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -761,7 +816,16 @@ class LedgerContract:
         with ledger.lease(f"chunk/{chunk}", holder()) as old:
             pass
         with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
-            ledger.record_read_back(old, chunk)
+            ledger.record_read_back(old, chunk, "provider")
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_what_came_back_from_a_copy_counts_as_long_as_the_copy(self, ledger):
+        chunk = archive(ledger, ["a"])
+        right, other = CopyCheck(Copy("provider", "proof"), 3), CopyCheck(Copy("other", "proof"), 3)
+        read_back(ledger, chunk)
+        look(ledger, chunk, right, other)
+        assert ledger.chunk(chunk).read_back_at is not None
+        look(ledger, chunk, other)
         assert ledger.chunk(chunk).read_back_at is None
 
     def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(self, ledger):

@@ -23,6 +23,7 @@ class SeveralFolders:
         self.archives: dict[bytes, str] = {}
         self.away: set[str] = set()
         self.unlisted: set[str] = set()
+        self.unverified: set[str] = set()
         self.largest: int | None = None
         self.free_bytes = 1 << 40
         self.hold = 0.0
@@ -66,6 +67,9 @@ class SeveralFolders:
             self.archives[chunk.merkle_root] = chunk.archive_id
         return self.posts[chunk.merkle_root]
 
+    def posted_already(self, chunk, log):
+        return self.posts.get(chunk.merkle_root)
+
     def put(self, posting, staged, progress):
         if self.posts.get(posting.merkle_root) != posting:
             raise StoreError("it was not posted")
@@ -86,7 +90,10 @@ class SeveralFolders:
         return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.archives[one.merkle_root] == archive_id)
 
     def copies(self, posting):
-        return [Copy(name, f"{name}/{posting.start}", last_proven=posting.start) for name in self._listed(posting)]
+        return [
+            Copy(name, f"{name}/{posting.start}", last_proven=posting.start, verified=name not in self.unverified)
+            for name in self._listed(posting)
+        ]
 
     def holders(self, posting):
         return self._listed(posting)

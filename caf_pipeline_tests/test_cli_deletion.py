@@ -90,12 +90,14 @@ def test_a_list_is_written_when_everything_is_safe(safe):
     out = done.out.decode()
     assert "src: 12 of 12 objects are safe to delete (1.1 MiB of 1.1 MiB)" in out
     assert "listed in src-safe-to-delete.csv, columns Bucket,Key" in out
+    assert "by a stranger who posts and deletes the same root" in out
     assert "reading back 2 chunks" in done.err
     again = safe("src", "--json", "--no-read-back", "-o", "again.csv")
     assert again.status == 0, again.err
     shown = json.loads(again.out)
     assert (shown["safe_objects"], shown["objects"], shown["chunks_read_back"], shown["list"]) == (12, 12, 0, "again.csv")
     assert shown["columns"] == ["Bucket", "Key"]
+    assert "stranger" in shown["caution"]
 
 
 def test_what_is_not_safe_is_told_by_reason_and_the_rest_is_listed(safe):
@@ -121,7 +123,9 @@ def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived
     one_sentence(done, 1, "12 of 12 objects", "run the command again in the next proof window")
     out = done.out.decode()
     assert "none of 12 objects is safe to delete; no list was written" in out
-    assert re.search(r"proven in 1 of 2 proof windows; the next window begins in about \d+ s", out)
+    assert re.search(
+        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* ends) in about \d+ s", out
+    )
     assert "… and 7 more" in out
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
 

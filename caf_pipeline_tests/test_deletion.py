@@ -31,6 +31,7 @@ from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.processes import this_process
 from caf_pipeline.proofs import prove_chunk
 from caf_pipeline.repair import repair_chunk
+from caf_pipeline_tests.chunk_store_contract import corrupt
 from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.several_folders import SeveralFolders
@@ -172,10 +173,92 @@ def test_what_is_proven_in_one_window_waits_for_the_next(work, store, tmp_path, 
     store.window = store.now = 4
     answer = Answer(work, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert answer.details == {"proven in 1 of 2 proof windows; the next window begins in about 60 minutes"}
+    when = "the next window begins in about 60 minutes: look again while it lasts"
+    assert answer.details == {f"proven in 1 of 2 proof windows in a row; {when}"}
     assert answer.found.manifest is None
     store.window = store.now = 5
     assert Answer(work, tmp_path).keys == sorted(BODIES)
+
+
+@pytest.mark.parametrize("between", [1, 2, 40])
+def test_two_windows_count_only_if_they_follow_each_other(work, store, tmp_path, proven, between):
+    store.window = store.now = store.now + between
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    assert all("proven in 1 of 2" in detail for detail in answer.details)
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+
+
+def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(work, store, tmp_path, proven):
+    store.unverified = {"bert"}
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+
+
+def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(work, store, tmp_path, proven):
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.unverified = {"anna", "bert", "carl"}
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.window = store.now = store.now + 1  # by now they may have been dropped, and have joined again
+    assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
+
+
+def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(work, store, tmp_path, names):
+    store.window, store.now = 4, 5
+    details = Answer(work, tmp_path).details
+    assert details == {"proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 minutes"}
+
+
+def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(work, store, tmp_path, proven):
+    store.required_copies = 2
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.unlisted = {"anna"}
+    assert set(Answer(work, tmp_path).reasons.values()) == {"not_read_back"}
+    answer = Answer(work, tmp_path)
+    assert (answer.keys, answer.found.read_back[0]) == (sorted(BODIES), len(proven))
+
+
+@pytest.fixture
+def small(tmp_path, ledger, store):
+    """A workplace with one chunk of no more than two leaves, of which the chain shows no verified proof; its name."""
+    work = a_workplace(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
+    store.unverified = {"anna", "bert", "carl"}
+    (name,) = archive_everything(work)
+    assert work.ledger.chunk(name).stored_size_bytes <= 20_480
+    return work, name
+
+
+def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(small, store, tmp_path):
+    work, _ = small
+    store.window = store.now = 3
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"key": "one_window"}
+    assert all(detail.startswith("read back as a whole in 1 of 2 proof windows; ") for detail in answer.details)
+    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    store.window = store.now = 9
+    assert Answer(work, tmp_path).keys == ["key"]
+
+
+def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(small, store, tmp_path):
+    work, _ = small
+    store.window = store.now = 3
+    Answer(work, tmp_path)
+    store.window = store.now = 4
+    store.away = {"bert"}
+    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    store.away = set()
+    assert Answer(work, tmp_path).keys == ["key"]
+
+
+def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp_path):
+    work, name = small
+    store.window = store.now = 3
+    assert prove_chunk(work, name).verdict == "unverified"
+    corrupt(store.file("carl", posting(work, name)), at=work.ledger.chunk(name).stored_size_bytes // 2)
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
 
 
 def test_windows_of_fewer_copies_than_required_do_not_count(work, store, tmp_path, proven):

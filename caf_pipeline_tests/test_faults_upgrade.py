@@ -23,7 +23,7 @@ GROUP = "An upgrade with runs in flight"
 OLD = ("0001.ledger", "0002.jackal")
 """The migrations of version 0.2.0."""
 
-NEW_COLUMNS = {"caf_files": ("read_back_at", "restored_at")}
+NEW_COLUMNS = {"caf_files": ("read_back_at", "restored_at", "read_back_from", "look_again_at")}
 """What later ones added; a test holds this to the files."""
 
 OLD_RECORD = (

@@ -79,12 +79,12 @@ QUERIES = {
     "last_proven": (
         f"proofs/{PROVIDER}/{IN_PATH}/{OWNER}/7",
         {"proof": PROOF},
-        lambda chain: chain.last_proven(PROVIDER, ROOT, OWNER, 7),
+        lambda chain: chain.proof(PROVIDER, ROOT, OWNER, 7),
     ),
     "proofs": (
         f"proofs/{PROVIDER}",
         {"proofs": [PROOF], "pagination": {"next_key": None}},
-        lambda chain: chain.last_proven(PROVIDER, ROOT, OWNER, 7),
+        lambda chain: chain.proof(PROVIDER, ROOT, OWNER, 7),
     ),
     "broadcast": ("/cosmos/tx/v1beta1/txs", {"tx_response": SENT}, lambda chain: chain.broadcast(b"signed")),
     "transaction": (

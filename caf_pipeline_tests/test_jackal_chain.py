@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import re
 import socket
 import threading
 
@@ -433,26 +434,70 @@ def test_active_providers_come_with_what_they_registered(chain, node):
     assert len(chain.providers()) == 3
 
 
-def a_proof(start, height):
+def a_proof(start, height, leaf=3, prover="jkl1p"):
     return {
-        "prover": "jkl1p",
+        "prover": prover,
         "merkle": base64.b64encode(ROOT).decode(),
         "owner": OWNER,
         "start": str(start),
         "last_proven": str(height),
+        "chunk_to_prove": str(leaf),
     }
 
 
 def test_the_last_proof_is_found_in_the_providers_list(chain, node):
     node.answers["proofs/jkl1p"] = paged([a_proof(6, 1)], [a_proof(7, 88)], name="proofs")
-    assert chain.last_proven("jkl1p", ROOT, OWNER, 7) == 88
-    assert chain.last_proven("jkl1p", ROOT, OWNER, 9) is None
+    assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
+    assert chain.proof("jkl1p", ROOT, OWNER, 9) is None
     assert node.asked.count(f"proofs/jkl1p/{IN_PATH}/{OWNER}/9") == 0  # refused once
 
 
 def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node):
     node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": a_proof(7, 88)})
-    assert chain.last_proven("jkl1p", ROOT, OWNER, 7) == 88
+    assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
+
+
+@pytest.mark.parametrize("answer", [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}])
+def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_for(chain, node, answer):
+    node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": answer})
+    node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+    assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
+
+
+def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
+    for leaf, verified in (("0", False), ("12", True), (None, False), ("-1", False)):
+        answer = {name: value for name, value in (a_proof(7, 88) | {"chunk_to_prove": leaf}).items() if value is not None}
+        node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
+        assert chain.proof("jkl1p", ROOT, OWNER, 7).verified is verified
+
+
+# --- the version of the software -------------------------------------------------------------------------------------
+
+
+def runs(node, version):
+    software = {"version": version} if version is not None else None
+    info = {"default_node_info": {"network": node.chain_id}, "application_version": software}
+    node.answers["node_info"] = Told(info)
+
+
+@pytest.mark.parametrize("version", ["5.0.1", "", "main", None, "5.1.0-rc1"])
+def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(chain, node, version):
+    runs(node, version)
+    with pytest.raises(SettingsError, match="proof_type is 3") as refused:
+        chain.require_verified(3)
+    assert "proof_type = 0" in refused.value.hint
+    chain.require_verified(0)
+
+
+def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answer_are_passed_over(open_chain, nobody):
+    with ScriptedLcd() as old, ScriptedLcd() as new:
+        runs(new, "v5.1.0")
+        runs(old, "5.0.1")
+        with pytest.raises(SettingsError, match=re.escape(old.url)):
+            open_chain(new.url, old.url).require_verified(3)
+        open_chain(nobody, new.url).require_verified(3)
+        with pytest.raises(ChainUnreachable):
+            open_chain(nobody).require_verified(3)
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------

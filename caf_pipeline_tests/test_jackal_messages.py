@@ -265,3 +265,14 @@ def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
 def test_the_message_names_its_type(wallet):
     assert isinstance(a_post(wallet), ChainMessage)
     assert a_post(wallet).type_url == "/canine_chain.storage.MsgPostFile"
+
+
+@pytest.mark.parametrize(
+    ("version", "verifies"),
+    [
+        *((version, True) for version in ("5.1.0", "v5.1.0", "5.1", "5.1.1-rc1", "5.1.0+dirty", " 5.10.2 ", "6.0.0", "10.0.0")),
+        *((version, False) for version in ("5.0.1", "v5.0.9", "5.1.0-rc1", "4.9.0", "", "main", "5", "5.1.x", "\u0665.1.0")),
+    ],
+)
+def test_versions_from_5_1_0_on_verify_type_3_and_what_is_not_readable_does_not(version, verifies):
+    assert messages.verifies_type_3(version) is verifies

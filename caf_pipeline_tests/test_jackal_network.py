@@ -67,7 +67,8 @@ def named(tmp_path_factory) -> Iterator[Named]:
         yield _of_environment()
         return
     address = Wallet(WORDS).address
-    with LoopbackNetwork(tmp_path_factory.mktemp("network"), providers=4, fund={address: 10_000_000_000}) as network:
+    folder = tmp_path_factory.mktemp("network")
+    with LoopbackNetwork(folder, providers=4, fund={address: 10_000_000_000}, no_zero_draws=1) as network:
         yield Named(network.lcd, WORDS, network.chain_id, "3", str(LEAST_PURCHASE))
 
 

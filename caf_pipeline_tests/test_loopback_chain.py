@@ -525,16 +525,87 @@ def test_who_misses_a_window_is_dropped(user, how):
     assert user.provers(post) == [user.network.provider_addresses[1]]
 
 
-def test_a_chain_that_cannot_verify_a_type_lists_its_proof_once_and_drops_it(tmp_path):
-    with own_network(tmp_path, proof_window=10, proof_types=(0,)) as user:
-        post = user.post(random_content(100))
+def proof_of(user: ChainUser, post: Post, provider: int = 0) -> tuple[int, int] | None:
+    """The height and the leaf of the next proof that the chain shows."""
+    proofs = user.storage(f"proofs/{user.network.provider_addresses[provider]}").json()["proofs"]
+    root = base64.b64encode(post.root).decode()
+    found = [one for one in proofs if (one["merkle"], one["start"]) == (root, str(post.start))]
+    return (int(found[0]["last_proven"]), int(found[0]["chunk_to_prove"])) if found else None
+
+
+def version_of(user: ChainUser, lcd: int = 0) -> str:
+    return user.get("/cosmos/base/tendermint/v1beta1/node_info", lcd).json()["application_version"]["version"]
+
+
+def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its_height_and_nothing_else(tmp_path):
+    with own_network(tmp_path, proof_window=10, version="5.0.1") as user:
+        assert version_of(user) == "5.0.1"
+        post = user.post(random_content(40_000))
         user.upload(post)
         user.network.advance(15)
-        assert (len(user.provers(post)), last_proven(user, post)) == (1, post.start + 1)
+        assert proof_of(user, post) == (post.start + 1, 0)
         user.network.advance(10)
+        assert proof_of(user, post) == (post.start + 21, 0)  # dropped at the first block of the window, back at the next
+        assert len(user.provers(post)) == 1
+        type_0 = user.post(random_content(40_000), proof_type=0)
+        user.upload(type_0)
+        for _ in range(9):
+            user.network.advance(10)
+        assert proof_of(user, type_0)[0] > type_0.start + 80
+
+
+def test_each_verified_proof_draws_a_leaf_but_never_the_last_one(tmp_path):
+    drawn = {3: set(), 5: set()}
+    with own_network(tmp_path, proof_window=2) as user:
+        posts = {leaves: user.post(random_content(leaves * 10_240)) for leaves in drawn}
+        small = user.post(random_content(20_480))
+        for post in (*posts.values(), small):
+            user.upload(post)
+        for _ in range(60):
+            user.network.advance(2)
+            for leaves, post in posts.items():
+                drawn[leaves].add(proof_of(user, post)[1])
+            height, leaf = proof_of(user, small)
+            assert leaf == 0
+        assert drawn == {3: {0, 1}, 5: {0, 1, 2, 3}}
+        assert height > small.start + 100
+
+
+def test_who_keeps_one_leaf_joins_proves_it_is_dropped_and_joins_again(tmp_path):
+    with own_network(tmp_path, proof_window=10, no_zero_draws=1) as user:
+        post = user.post(random_content(400_000))
+        user.network.misbehave(provider=0, leaves=1)
+        user.upload(post)
+        windows = set()
+        for _ in range(60):
+            user.network.advance(1)
+            if (proof := proof_of(user, post)) and proof[1]:
+                windows.add((proof[0] - post.start) // 10)
+        assert windows == {0, 2, 4}
+
+
+def test_a_node_may_name_another_version_than_the_truth(tmp_path):
+    with own_network(tmp_path, lcds=2) as user:
+        user.network.misbehave(lcd=1, version="v5.0.1")
+        assert [version_of(user, lcd) for lcd in (0, 1)] == ["5.1.0", "v5.0.1"]
+
+
+def test_a_strangers_deletion_removes_the_bytes_of_a_post_that_stays_listed(tmp_path):
+    stranger_address = Wallet(OTHER_WORDS).address
+    wealth = {"fund": {ADDRESS: FUNDS, stranger_address: FUNDS}, "space": {ADDRESS: SPACE, stranger_address: SPACE}}
+    with own_network(tmp_path, proof_window=10, **wealth) as user:
+        post = user.post(random_content(40_000))
+        user.upload(post)
+        user.network.advance(1)
+        stranger = ChainUser(user.network, user.client, OTHER_WORDS)
+        theirs = stranger.post(post.content)
+        stranger.upload(theirs)
+        user.network.advance(1)
+        stranger.do(stranger.delete_message(theirs))
+        assert user.download(post.root).status_code == 500
+        assert len(user.provers(post)) == 1
+        user.network.advance(30)
         assert user.provers(post) == []
-        info = user.get("/cosmos/base/tendermint/v1beta1/node_info").json()
-        assert info["application_version"]["version"] == "5.0.1"
 
 
 def test_no_more_providers_are_listed_than_were_paid_for(user):

@@ -99,6 +99,26 @@ def test_a_process_killed_while_it_migrates_is_in_nobodys_way(connection, empty_
     assert tables(connection) == {"a"}
 
 
+def names_of_migrations():
+    return sorted(path.stem for path in sql_folder().glob("*.sql"))
+
+
+def test_windows_that_were_counted_before_they_were_known_to_be_proven_are_counted_again(connection, tmp_path):
+    before = {name: (sql_folder() / f"{name}.sql").read_text() for name in ("0001.ledger", "0002.jackal", "0003.care")}
+    migrate(connection, write(tmp_path, **before))
+    connection.execute(
+        "INSERT INTO sources (name, archive_id, address) VALUES ('s', 'a', 's3://s');"
+        "INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)"
+        " VALUES (1, '01234567', '\\x01', 'snapshot', 'folder', 1, 10);"
+        "INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes, read_back_at)"
+        " VALUES ('s-1', 1, 1, 1, 1, 10, 100, now());"
+        "INSERT INTO copies (caf_file_id, provider, proof, last_proven, last_window, windows) VALUES (1, 'p', 'q', 99, 9, 7)"
+    )
+    migrate(connection)
+    assert connection.execute("SELECT windows, last_window, last_proven FROM copies").fetchall() == [(0, None, 99)]
+    assert connection.execute("SELECT read_back_at IS NULL, read_back_from FROM caf_files").fetchall() == [(False, None)]
+
+
 def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url, tmp_path):
     migrate(connection, write(tmp_path, **{"0001.ledger": (sql_folder() / "0001.ledger.sql").read_text()}))
     connection.execute(
@@ -109,8 +129,7 @@ def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url
         " expected_size_bytes) VALUES ('s-1', 1, 1, 1, 'parked', 'no money', 1, 10, 100);"
         "INSERT INTO copies (caf_file_id, provider, proof) VALUES (1, 'p', 'q')"
     )
-    rest = sorted(path.stem for path in sql_folder().glob("*.sql"))[1:]
-    assert migrate(connection) == rest
+    assert migrate(connection) == [name for name in names_of_migrations() if name > "0001.ledger"]
     database = Database(parse_url(empty_database_url))
     ledger = PostgresLedger(database)
     assert (ledger.chunk("s-1").state, ledger.chunk("s-1").reason) == ("parked", "no money")

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from sqlalchemy import text
 
 from caf_pipeline import archive
 from caf_pipeline.errors import CafError, StoreUnreachable
@@ -56,6 +57,83 @@ def test_what_was_seen_of_each_copy_is_recorded(work, store, name):
     ]
 
 
+def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(work, store, name):
+    store.window = store.now = 4
+    store.unverified = {"bert"}
+    report = prove_chunk(work, name)
+    assert (report.verdict, report.proven, report.chunk.state) == ("unverified", False, ChunkState.LOCATED)
+    assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
+    assert {copy.provider: copy.windows for copy in work.ledger.known_copies(name)} == {"anna": 1, "bert": 0, "carl": 1}
+    store.unverified = set()
+    assert prove_chunk(work, name).verdict == "proven"
+
+
+def test_a_store_without_windows_has_nothing_to_verify(work, store, name):
+    store.unverified = {"anna", "bert", "carl"}
+    assert prove_chunk(work, name).proven
+
+
+def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others(work, store):
+    first, second = archive_everything(work)
+    store.window = store.now = 4
+    store.window_ends_in = lambda posting: 0.0  # the next one has begun by the next look
+    store.unverified = {"bert"}
+    prove_chunk(work, first)
+    store.unverified = set()
+    prove_chunk(work, second)
+    for window in (5, 6):
+        store.window = store.now = window
+        prove_chunk(work, second)
+    assert [report.chunk.name for report in prove_oldest(work, 1)] == [first]
+
+
+def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(work, store, name):
+    store.window, store.now = 9, 4
+    prove_chunk(work, name)
+    assert {copy.windows for copy in work.ledger.known_copies(name)} == {0}
+
+
+class Forgetful:
+    """Lets a provider keep, from `stop` on, only what it was asked for until then."""
+
+    def __init__(self, store, provider):
+        self.asked, self.learns, honest = [], True, store.read
+
+        def read(at, start, end, **named):
+            right = b"".join(honest(at, start, end, **named))
+            if named.get("provider") == provider and self.learns:
+                self.asked.append((start, end))
+            elif named.get("provider") == provider and not any(begin <= start and end <= until for begin, until in self.asked):
+                right = bytes(len(right))
+            return iter([right])
+
+        store.read = read
+
+    def stop(self):
+        self.learns = False
+
+
+def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(tmp_path, ledger, store):
+    bodies = {f"key-{number:04d}": os.urandom(4_000) for number in range(1500)}
+    work = a_workplace(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
+    bert = Forgetful(store, "bert")
+    (name,) = archive_everything(work)
+    assert prove_chunk(work, name).proven
+    bert.stop()
+    looks = 0
+    while prove_chunk(work, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
+        looks += 1
+        assert looks < 50
+    assert "bert: read as a whole: " in work.ledger.chunk(name).reason
+
+
+def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(work, name, database):
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE file_locations SET sha256 = sha256('x')"))
+    report = prove_chunk(work, name)
+    assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
+
+
 def test_a_listed_copy_that_is_proven_no_more_is_damage(work, store, name):
     store.window, store.now = 4, 6
     assert prove_chunk(work, name).proven
@@ -65,7 +143,7 @@ def test_a_listed_copy_that_is_proven_no_more_is_damage(work, store, name):
     assert "not proven since window 4" in report.explanation
 
 
-def test_the_first_look_compares_every_sample_and_later_ones_a_single_place(work, store, name, monkeypatch):
+def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(work, store, name, monkeypatch):
     asked = []
     original = store.read
 
@@ -75,10 +153,10 @@ def test_the_first_look_compares_every_sample_and_later_ones_a_single_place(work
 
     monkeypatch.setattr(store, "read", counted)
     prove_chunk(work, name)
-    assert len(asked) == 3 * len(work.ledger.chunk(name).samples)
+    assert len(asked) == 3 * (len(work.ledger.chunk(name).samples) + 1)
     asked.clear()
     prove_chunk(work, name)
-    assert len(asked) == 3
+    assert len(asked) == 3 * 2
 
 
 def test_fewer_copies_than_required_make_a_chunk_damaged(work, store, name):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from caf_pipeline import archive
-from caf_pipeline.errors import CafError, StoreError, StoreUnreachable
+from caf_pipeline.errors import CafError, NotProven, StoreError, StoreUnreachable
 from caf_pipeline.inventory import SkipReason
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.proofs import prove_chunk
@@ -112,6 +112,27 @@ def test_a_located_chunk_that_lacks_a_copy_gets_it(work, store, name):
 def test_a_chunk_that_is_right_needs_nothing(work, name):
     report = repair_chunk(work, name)
     assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
+
+
+def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(work, store, name):
+    store.window, store.now = 4, 9
+    assert "not proven since window 4" in prove_chunk(work, name).chunk.reason
+    store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
+    with pytest.raises(NotProven, match="stays damaged: 0 of 3 copies show a verified proof"):
+        repair_chunk(work, name)
+    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
+    store.unverified = set()
+    assert repair_chunk(work, name).origin == "none needed"
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+
+
+def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(tmp_path, ledger, store):
+    work = a_workplace(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
+    (name,) = archive_everything(work)
+    store.unverified, store.now, store.window = {*EVERYBODY}, 4, 4
+    damage(work, name, "anna")
+    assert repair_chunk(work, name).origin == "provider"
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
 
 
 def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(work, store, name):

@@ -24,13 +24,17 @@ _SENTENCES: Final = {
     "metadata_changed": "archived, but written again in S3 with other headers or user metadata",
     "damaged": "archived, but their chunk is damaged",
     "too_few_copies": "archived, but too few copies of their chunk are listed and right",
-    "one_window": "archived, but not yet proven in two proof windows",
+    "one_window": "archived, but not yet proven in two proof windows in a row",
     "not_looked_at": "archived, but their chunk could not be looked at now",
     "not_read_back": "archived, but their chunk was not read back yet",
     "disagrees": "archived, but the ledger and the chunk do not agree on them",
     "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag that would tell a change of them",
     "not_expressible": "safe, but a manifest for S3 Batch Operations cannot name their version",
 }
+_CAUTION: Final = (
+    "this is what was found just now; what is on Jackal can be lost later, also by a stranger who posts and deletes the same root"
+    " (docs/jackal.md): keep the proof watch and repairs running"
+)
 _WHAT_HELPS: Final = {
     "damaged": "'caf jackal repair {source}' mends damaged chunks",
     "too_few_copies": "'caf jackal repair {source}' mends damaged chunks",
@@ -40,7 +44,7 @@ _WHAT_HELPS: Final = {
     "claimed": "'caf run --source {source}' goes on with chunks under way",
     "disagrees": "keep these objects: the ledger says of them what their chunk does not",
     "not_read_back": "run the command again, without --no-read-back",
-    "one_window": "run the command again in the next proof window",
+    "one_window": "run the command again in the next proof window: of two in a row both have to be seen",
 }
 
 
@@ -65,13 +69,23 @@ def safe_to_delete(
     r"""List the objects that may be deleted in S3. Nothing is deleted.
 
     An object is listed only where, asked now: its chunk is located and undamaged; at least the required copies of it were
-    proven in two proof windows, no fault among them; all bytes of the chunk came back from a provider once, with its Merkle
-    root and each object's SHA-256; the chunk's manifest says of the object what the ledger does; and a fresh inventory still
-    has it with the same version id, or the same ETag, size and LastModified. Where only LastModified is newer, one HEAD a time
-    compares its headers (Content-Type, -Encoding, -Language, -Disposition, Cache-Control) and user metadata with those that are
-    archived: if they differ, it is not safe. Expires, tags, ACLs and object lock are not archived.
+    proven in two proof windows that follow each other, the later one no older than the last; all bytes of the chunk came back
+    from one of these copies once, with its Merkle root and each object's SHA-256; the chunk's manifest says of the object what
+    the ledger does; and a fresh inventory still has it with the same version id, or the same ETag, size and LastModified. The
+    first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
 
-    The first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
+    Where only LastModified is newer, one HEAD compares the object's headers (Content-Type, -Encoding, -Language, -Disposition,
+    Cache-Control) and user metadata with those that are archived: where they differ, it is not safe. Expires, tags, ACLs and
+    object lock are not archived.
+
+    A window counts where the chain shows that the provider's last proof was verified. The proof watch sees both windows where
+    it looks at each chunk in each window; else run this in two windows in a row: it says when the next one begins. Of a file of
+    up to 20,480 bytes the chain shows no verified proof, ever: each copy of it is read as a whole in two windows instead.
+
+    What is safe now may be lost later. Whoever knows a chunk's Merkle root, which the chain lists, can post it, let a provider
+    claim it and delete that post: the provider then removes the bytes, though our post stays listed until its next missed
+    proof. The proof watch finds that in its next look, and a repair puts the chunk back from staging, from another copy or from
+    S3: once the objects are deleted there, other copies are all that is left.
 
     FILE is a manifest for S3 Batch Operations: a line bucket,key or bucket,key,version id for each object, keys
     percent-encoded. It is written when it is complete. Where nothing is safe there is none, and an older list under its name
@@ -134,6 +148,7 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
             f" ({show_size(found.safe_bytes)} of {show_size(snapshot.object_bytes)})"
         )
         typer.echo(f"listed in {printable(str(found.manifest))}, columns {','.join(found.columns)}")
+        typer.echo(_CAUTION)
     else:
         typer.echo(f"{source}: none of {counted(snapshot.object_count, 'object')} is safe to delete; no list was written")
     for each in found.not_safe:
@@ -171,6 +186,7 @@ def _print_json(source: str, found: "DeletionReport") -> None:
             "gone_keys": found.gone,
             "chunks_read_back": found.read_back[0],
             "bytes_read_back": found.read_back[1],
+            "caution": _CAUTION if found.manifest else None,
         }
     )
     for each in found.not_safe:

@@ -226,7 +226,8 @@ def buy(
       caf jackal buy --bytes 1000000000 --days 30 --yes
 
     Exit status: 0 bought, or an earlier purchase has just been found to be; 1 not confirmed; 2 too little, or too short; 3 a
-    setting or the wallet is wrong; 6 the database failed; 7 the chain failed, the wallet cannot pay, or the spend cap is reached;
+    setting or the wallet is wrong, or the chain may not verify proofs of the type that is set; 6 the database failed; 7 the chain
+    failed, the wallet cannot pay, or the spend cap is reached;
     10 a run is signing at this moment.
     """
     size_bytes = parse_size(size, decimal=True)
@@ -234,6 +235,7 @@ def buy(
         raise UsageError(f"{size_bytes:,} bytes are too few.", hint=f"The chain sells no less than {LEAST_BYTES:,}.")
     with opened_network(load_settings()) as network:
         chain, address = network.store.chain, network.store.wallet.address
+        chain.require_verified(network.store.proof_type)
         plan = chain.plan(address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise UsageError(

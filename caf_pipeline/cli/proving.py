@@ -9,7 +9,7 @@ import typer
 
 from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
-from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.errors import CafError, NotProven, UsageError
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.settings import load_settings
 
@@ -36,52 +36,74 @@ def prove(
 ) -> None:
     r"""Look at stored chunks again.
 
-    That is the store's proofs, and a piece read back from each copy. Those that were looked at longest ago come first. A
-    chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it. The job prove_SOURCE does the
-    same every hour.
+    That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first. A
+    chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it. A chunk is unverified where
+    its copies are right, and the chain shows no verified proof of enough of them: what it shows may be of a provider's joining
+    alone. Look again in the next proof window; a file of up to 20,480 bytes is always unverified. The job prove_SOURCE does
+    the same every hour.
 
     \b
     Examples:
       caf jackal prove demo
-      caf jackal prove demo --limit 5 --json | jq 'select(.proven | not)'
+      caf jackal prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
-    Exit status: 0 all that were looked at are proven; 1 some are not; 3 a setting is wrong; 6 the database or 7 the store failed.
+    Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong; 6 the database or 7
+    the store failed.
     """
     from caf_pipeline.proofs import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     settings.source(source)
     looked_at = 0
-    damaged: list[str] = []
+    found: dict[str, list[str]] = {"damaged": [], "unverified": [], "proven": []}
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
         for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
             looked_at += 1
             _print_proof(report, json)
-            if not report.proven:
-                damaged.append(report.chunk.name)
-    if damaged:
-        raise CafError(
-            f"{len(damaged)} of {counted(looked_at, 'chunk')} of '{source}' are not proven: {', '.join(damaged[:5])}",
-            hint=f"caf jackal repair {source}",
-        )
+            found[report.verdict].append(report.chunk.name)
+    _raise_unless_proven(source, looked_at, damaged=found["damaged"], unverified=found["unverified"])
     if not json:
         typer.echo(f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven")
 
 
+def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unverified: list[str]) -> None:
+    """Raise the error that says which chunks are damaged, and which unverified."""
+    if not damaged and not unverified:
+        return
+    sorts = (("damaged", damaged), ("unverified", unverified))
+    said = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in sorts if names)
+    hints = [f"caf jackal repair {source}"] if damaged else []
+    hints += ["look at what is unverified again in the next proof window"] if unverified else []
+    raise CafError(f"of {counted(looked_at, 'chunk')} of '{source}', {said}", hint="; ".join(hints))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
 def _print_proof(report: "ProofReport", json: bool) -> None:
     if json:
-        copies = [{"provider": each.copy.provider, "window": each.window, "fault": each.fault or None} for each in report.checks]
+        copies = [
+            {
+                "provider": each.copy.provider,
+                "verified": each.copy.verified,
+                "window": each.window,
+                "fault": each.fault or None,
+            }
+            for each in report.checks
+        ]
         print_json(
             {
                 "chunk": report.chunk.name,
+                "verdict": report.verdict,
                 "proven": report.proven,
-                "explanation": report.explanation or None,
+                "explanation": report.explanation or report.unverified or None,
                 "state": str(report.chunk.state),
                 "copies": copies,
             }
         )
     elif not report.proven:
-        typer.echo(f"{report.chunk.name}: {printable(report.explanation)}")
+        typer.echo(f"{report.chunk.name} {report.verdict}: {printable(report.explanation or report.unverified)}")
 
 
 def repair(
@@ -91,7 +113,7 @@ def repair(
     r"""Store damaged chunks anew.
 
     From staging, else from another provider, else packed again from S3. A chunk that the chain no longer lists is posted
-    again, which takes its space anew.
+    again, which takes its space anew. A damaged chunk is located again only where the chain shows verified proofs of its copies.
 
     \b
     Examples:
@@ -120,7 +142,7 @@ def repair(
 
 
 def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
-    """Repair one after the other; raise the first error at the end, or a transient one at once: all would meet it."""
+    """Repair one after the other; raise the first error at the end, or at once a transient one that all would meet."""
     from caf_pipeline.repair import repair_chunk  # noqa: PLC0415  loaded by the commands that use it
 
     failed: list[CafError] = []
@@ -128,7 +150,7 @@ def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
         try:
             _print_repair(repair_chunk(work, name), json)
         except CafError as error:
-            if not error.permanent:
+            if not error.permanent and not isinstance(error, NotProven):
                 raise
             failed.append(error)
             note(f"{name}: {error}")

@@ -153,7 +153,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             upstream="caf_chunk",
             steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
             description=(
-                "The chunk where it is kept for good. Complete only when the store proves the asked number of copies **and** "
+                "The chunk where it is kept for good. Complete only when the store lists the asked number of copies **and** "
                 "pieces read back from it match those taken when the chunk was sealed."
             ),
             kinds={"jackal"},

@@ -112,9 +112,10 @@ def _chunk_is_proven(source: str) -> AssetChecksDefinition:
         asset=AssetKey(asset_key(source, "jackal_chunk")),
         name=CHUNK_IS_PROVEN,
         description=(
-            "The store still proves the asked number of copies, and a piece read back from each is right. Looked at again and "
-            f"again by the job `{prove_job(source)}`; a chunk that fails is marked as `damaged`, and "
-            f"`{repair_job(source)}` or `caf jackal repair` mends it."
+            "The chain shows a verified proof of the asked number of copies, and pieces read back from each are right. Looked at "
+            f"again and again by the job `{prove_job(source)}`; a chunk that fails is marked as `damaged`, and "
+            f"`{repair_job(source)}` or `caf jackal repair` mends it. A warning, `unverified`, where the copies are right and "
+            "what the chain shows may be of a provider's joining alone: the next proof window may tell more."
         ),
         partitions_def=chunk_partitions(source),
         retry_policy=RETRY_TRANSIENT,
@@ -123,11 +124,26 @@ def _chunk_is_proven(source: str) -> AssetChecksDefinition:
         def prove(work: Workplace) -> AssetCheckResult:
             report = proofs.prove_chunk(work, context.op_execution_context.partition_key)
             shown = metadata.proof_metadata(report)
-            return AssetCheckResult(passed=report.proven, description=report.explanation or None, metadata=shown)
+            return AssetCheckResult(
+                passed=report.proven,
+                severity=proof_severity(report),
+                description=proof_description(report) or None,
+                metadata=shown,
+            )
 
         return _result(context, pipeline, source, prove)
 
     return check
+
+
+def proof_severity(report: proofs.ProofReport) -> AssetCheckSeverity:
+    """Return how bad it is that a chunk is not proven: what is unverified is no damage."""
+    return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
+
+
+def proof_description(report: proofs.ProofReport) -> str:
+    """Say why a chunk is not proven; "" where it is."""
+    return report.explanation or (f"unverified: {report.unverified}" if report.unverified else "")
 
 
 def _storage_plan_lasts(source: str) -> AssetChecksDefinition:

@@ -152,12 +152,17 @@ def verify_metadata(report: VerifyReport) -> Metadata:
 
 def proof_metadata(report: ProofReport) -> Metadata:
     """Return what is shown of a look at a stored chunk."""
-    rows = [(each.copy.provider, each.copy.last_proven or 0, each.fault or "none") for each in report.checks]
+    rows = [
+        (each.copy.provider, each.copy.last_proven or 0, "yes" if each.copy.verified else "not known", each.fault or "none")
+        for each in report.checks
+    ]
+    columns = {"provider": "string", "last_proven_height": "int", "verified": "string", "fault": "string"}
     return {
+        "verdict": report.verdict,
         "state": report.chunk.state.value,
         "copies": len(report.checks),
         "read_back": len(report.read_back),
-        "providers": table({"provider": "string", "last_proven_height": "int", "fault": "string"}, rows),
+        "providers": table(columns, rows),
     }
 
 

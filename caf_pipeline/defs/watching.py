@@ -10,6 +10,7 @@ from functools import partial
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetCheckSeverity,
     AssetKey,
     AssetRecordsFilter,
     Config,
@@ -28,6 +29,7 @@ from pydantic import Field
 
 from caf_pipeline import proofs, repair
 from caf_pipeline.defs import metadata
+from caf_pipeline.defs.checks import proof_description, proof_severity
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure, attempt
 from caf_pipeline.defs.naming import (
     CHUNK_IS_PROVEN,
@@ -41,7 +43,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import Pipeline
-from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.errors import CafError, HeldByOther, NotProven
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.workplace import Workplace
 
@@ -69,7 +71,7 @@ def _prove_job(source: str) -> JobDefinition:
         name=prove_job(source),
         tags={SOURCE_TAG: source},
         description=(
-            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and a piece read back from "
+            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
             "each copy. Hourly. The results stand at the check `chunk_is_proven` of each partition."
         ),
     )
@@ -99,20 +101,22 @@ def _prove_op(source: str) -> OpDefinition:
         if work is None:
             return
         reports = iter(proofs.prove_oldest(work, pipeline.settings.jackal.prove_per_run))
-        looked_at, damaged = 0, list[str]()
+        looked_at, damaged, unverified = 0, list[str](), list[str]()
         while (report := attempt(context, lambda: next(reports, None), pipeline.on_error)) is not None:
             looked_at += 1
             if not report.proven:
-                damaged.append(report.chunk.name)
+                (damaged if report.explanation else unverified).append(report.chunk.name)
             yield _evaluation(
                 context.instance,
                 report.chunk.name,
                 source,
                 passed=report.proven,
-                description=report.explanation,
+                description=proof_description(report),
                 shown=metadata.proof_metadata(report),
+                severity=proof_severity(report),
             )
-        yield Output(None, metadata={"looked_at": looked_at, "damaged": len(damaged), "chunks": _names(damaged)})
+        numbers = {"looked_at": looked_at, "damaged": len(damaged), "unverified": len(unverified)}
+        yield Output(None, metadata={**numbers, "chunks": _names(damaged), "unverified_chunks": _names(unverified)})
 
     return prove_chunks
 
@@ -213,7 +217,7 @@ def _repair(work: Workplace, name: str) -> repair.RepairReport | CafError:
     except HITS_EVERY_CHUNK:
         raise
     except CafError as error:
-        if not error.permanent:
+        if not error.permanent and not isinstance(error, NotProven):
             raise
         return error
 
@@ -230,7 +234,14 @@ def _repaired(instance: DagsterInstance, source: str, report: repair.RepairRepor
 
 
 def _evaluation(
-    instance: DagsterInstance, chunk: str, source: str, *, passed: bool, description: str, shown: metadata.Metadata
+    instance: DagsterInstance,
+    chunk: str,
+    source: str,
+    *,
+    passed: bool,
+    description: str,
+    shown: metadata.Metadata,
+    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
     """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
     key = AssetKey(asset_key(source, "jackal_chunk"))
@@ -245,6 +256,7 @@ def _evaluation(
         passed=passed,
         description=description or None,
         metadata=shown,
+        severity=severity,
         partition=chunk,
         target_materialization_data=target[0] if target else None,
     )

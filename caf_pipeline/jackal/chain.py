@@ -35,11 +35,14 @@ from caf_pipeline.jackal.messages import (
     DENOM,
     NOT_FOUND,
     NOTE_MEMBER,
+    TYPE_3,
+    TYPE_3_SINCE,
     Account,
     Block,
     Broadcast,
     ChainFile,
     ChainParams,
+    FileProof,
     IncludedTransaction,
     Provider,
     Refusal,
@@ -62,9 +65,11 @@ from caf_pipeline.jackal.messages import (
     parse_providers,
     parse_refusal,
     parse_transaction,
+    parse_version,
     quoted,
     root_in_path,
     transaction_hash,
+    verifies_type_3,
 )
 
 ATTEMPTS: Final = 5
@@ -257,6 +262,24 @@ class Chain:
         """Return what the storage module is set to."""
         return self._one(f"{_STORAGE}/params", parse_params)
 
+    def require_verified(self, proof_type: int) -> None:
+        """Raise where the chain may not verify proofs of this type: asked before anything is paid.
+
+        Type 0 needs no question. For type 3 every node that answers is asked, and each has to be new enough: the nodes of one
+        chain run one version, and of two that differ nothing tells which is right. To believe the older one costs a setting; to
+        believe the newer one wrongly costs a post that is never proven.
+
+        Raises:
+            SettingsError: a node names an older version, or none that is readable. ChainUnreachable: no node answers.
+        """
+        for url, version in self._retrying()(self._versions) if proof_type == TYPE_3 else ():
+            if not verifies_type_3(version):
+                raise SettingsError(
+                    f"jackal.proof_type is 3, which this chain may not be able to verify: {url} names the version"
+                    f" '{quoted(version, 40)}', and it takes {'.'.join(map(str, TYPE_3_SINCE))} or later",
+                    hint="set jackal.proof_type = 0; what was packed for type 3 and not posted is posted as type 0 then",
+                )
+
     # the wallet
 
     def account(self, address: str) -> Account:
@@ -346,20 +369,23 @@ class Chain:
         active = set(self._kept(self._pages(f"{_STORAGE}/active_providers", parse_active_providers)))
         return [one for one in self.providers() if one.address in active] if active else []
 
-    def last_proven(self, provider: str, merkle_root: bytes, owner: str, start: int) -> int | None:
-        """Return the block height of a copy's last proof; None where the chain tells of none."""
+    def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
+        """Return what the chain keeps of a copy's proofs, all of it from one answer; None where it tells of none."""
+
+        def asked_for(proof: FileProof) -> bool:
+            of_file = (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start)
+            return of_file and proof.provider in ("", provider)
+
         path = f"{_STORAGE}/proofs/{_part(provider)}"
         if self._knows_single_proofs:
             try:
-                return self._one(f"{path}/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_proof).last_proven
+                found = self._one(f"{path}/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_proof)
+                if asked_for(found):
+                    return found
             except _Refused as refused:
                 # Read in the chain's source, not run. A provider has as many proofs as files, so that going through them is slow.
                 self._knows_single_proofs = refused.status != httpx.codes.NOT_IMPLEMENTED
-        for page in self._pages(path, parse_proofs):
-            for proof in page:
-                if (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start):
-                    return proof.last_proven
-        return None
+        return next((one for page in self._pages(path, parse_proofs) for one in page if asked_for(one)), None)
 
     # transactions
 
@@ -457,14 +483,16 @@ class Chain:
         Raises:
             StoreUnreachable: after all attempts, as one of its kinds. SettingsError: a node is of another chain.
         """
-        retrying = Retrying(
+        answer: T = self._retrying()(self._asked_once, ask)
+        return answer
+
+    def _retrying(self) -> Retrying:
+        return Retrying(
             retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
             reraise=True,
         )
-        answer: T = retrying(self._asked_once, ask)
-        return answer
 
     def _asked_once(self, ask: Callable[[_Node, Block], T]) -> T:
         faults: list[StoreUnreachable] = []
@@ -478,12 +506,36 @@ class Chain:
                     node.avoid_until = time.monotonic() + _AVOID_SECONDS
         raise _the_fault(faults)
 
+    def _versions(self) -> list[tuple[str, str]]:
+        """Return the version that each node names which answers; one that failed a moment ago is asked only if no other does."""
+        found: list[tuple[str, str]] = []
+        faults: list[StoreUnreachable] = []
+        now = time.monotonic()
+        for node in sorted(self._nodes, key=lambda one: one.avoid_until > now):
+            if found and node.avoid_until > now:
+                continue
+            try:
+                info, query = self._info(node)
+                found.append((node.url, parse_version(info, query)))
+            except StoreUnreachable as error:
+                faults.append(error)
+                node.avoid_until = time.monotonic() + _AVOID_SECONDS
+        if not found:
+            raise _the_fault(faults)
+        return found
+
+    def _info(self, node: _Node) -> tuple[object, str]:
+        """Return what a node of this chain says of itself, and what it was asked."""
+        query = f"{node.url}{_TENDERMINT}/node_info"
+        info = self._answer("GET", node, f"{_TENDERMINT}/node_info")[0]
+        self._check_chain(node, parse_chain_id(info, query))
+        node.known = True
+        return info, query
+
     def _newest_block(self, node: _Node) -> Block:
         """Return the node's newest block, where the node may be believed."""
         if not node.known:
-            path = f"{_TENDERMINT}/node_info"
-            self._check_chain(node, parse_chain_id(self._answer("GET", node, path)[0], f"{node.url}{path}"))
-            node.known = True
+            self._info(node)
         path = f"{_TENDERMINT}/blocks/latest"
         block = parse_block(self._answer("GET", node, path)[0], f"{node.url}{path}")
         self._check_chain(node, block.chain_id)

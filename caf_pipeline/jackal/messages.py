@@ -248,6 +248,13 @@ NOT_FOUND: Final = 5
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+TYPE_3: Final = 3
+TYPE_3_SINCE: Final = (5, 1, 0)
+"""The version of the chain that verifies proofs of type 3; earlier ones list them, and all of them fail."""
+
+_VERSION: Final = re.compile(
+    r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
+)
 _LARGEST: Final = 2**63 - 1
 """Of int64; the few uint64 among the answers are heights and counts, which never come near it."""
 
@@ -337,12 +344,26 @@ class ChainFile:
 
 @dataclass(frozen=True, slots=True)
 class FileProof:
-    """The last proof of one copy, as a block height."""
+    """What the chain keeps of one copy's proofs.
+
+    Attributes:
+        provider: whose copy it is; "" where the answer does not say.
+        last_proven: block height of the last verified proof, or of the provider's joining, which verifies nothing.
+        next_leaf: the leaf that the next proof is to be of, drawn when a proof was verified. Joining writes 0, which may also
+            be drawn.
+    """
 
     merkle_root: bytes
     owner: str
     start: int
     last_proven: int
+    provider: str = ""
+    next_leaf: int = 0
+
+    @property
+    def verified(self) -> bool:
+        """Whether `last_proven` is the height of a verified proof for certain: only such a proof draws a leaf other than 0."""
+        return self.next_leaf > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +492,27 @@ def parse_chain_id(value: object, query: str) -> str:
     return Answer(value, query).object("default_node_info").text("network")
 
 
+def parse_version(value: object, query: str) -> str:
+    """Read the version of the chain's software out of `node_info`; "" where it names none."""
+    answer = Answer(value, query)
+    if not answer.has("application_version"):
+        return ""
+    software = answer.object("application_version")
+    return software.text("version") if software.has("version") else ""
+
+
+def verifies_type_3(version: str) -> bool:
+    """Tell whether software of this version verifies proofs of type 3; False for one that is not readable.
+
+    What stands after the numbers makes it an earlier one (5.1.0-rc1), except where it names a build (5.1.0+1).
+    """
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        return False
+    numbers = int(match["major"]), int(match["minor"]), int(match["patch"] or 0)
+    return numbers > TYPE_3_SINCE or (numbers == TYPE_3_SINCE and not match["before"])
+
+
 def parse_block(value: object, query: str) -> Block:
     """Read a block, of which only the header matters here."""
     header = Answer(value, query).object("block").object("header")
@@ -559,7 +601,14 @@ def parse_proofs(value: object, query: str) -> list[FileProof]:
 
 
 def _proof(one: Answer) -> FileProof:
-    return FileProof(one.data("merkle"), one.text("owner"), one.integer("start"), one.integer("last_proven"))
+    return FileProof(
+        one.data("merkle"),
+        one.text("owner"),
+        one.integer("start"),
+        one.integer("last_proven"),
+        provider=one.text("prover") if one.has("prover") else "",
+        next_leaf=one.integer("chunk_to_prove") if one.has("chunk_to_prove") else 0,
+    )
 
 
 def parse_next_key(value: object, query: str) -> str | None:

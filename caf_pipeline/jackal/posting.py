@@ -169,7 +169,8 @@ class Poster:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
 
         Raises:
-            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
+            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may
+                not verify proofs of the chunk's type.
             TransactionRefused: by a code that no other error stands for.
             StoreError: the root is posted by us in a way that does not serve. StoreUnreachable. LeaseLost.
         """
@@ -194,6 +195,7 @@ class Poster:
                     self._settle_pending(lease, log)
                     found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
                     if found is None:
+                        self._chain.require_verified(chunk.proof_type)
                         self._sign_posts(mine, lease, log, attempts)
             except HeldByOther:
                 self._wait()
@@ -201,11 +203,25 @@ class Poster:
             if found is not None:
                 return found
 
+    def found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post where the chain has it, once none is pending that may become one; signs nothing.
+
+        Raises:
+            What `post` raises of a chain and of posts that do not serve.
+        """
+        while self._is_pending(chunk.merkle_root, log):
+            try:
+                self.settle(log)
+            except HeldByOther:  # who has the sequence does just that
+                self._wait()
+        return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
+
     def buy(self, size_bytes: int, days: int, log: TransactionLog) -> Purchase:
         """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it came through, is the answer.
 
         Raises:
-            EmptyWallet, SpendCapReached: nothing was signed. TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
+            EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may not verify proofs of the type
+                that is set. TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
         """
         attempts = _Attempts()
         message = buy_storage(self._wallet.address, size_bytes, days)
@@ -232,11 +248,15 @@ class Poster:
 
     def _settle_post(self, merkle_root: bytes, log: TransactionLog) -> None:
         """Settle what is pending where a post of this root is in it, which is in a block as the chain's list shows."""
-        bodies = [one.body for one in log.pending(self.account)]
-        posted = {_root_of(one.value) for body in bodies for one in transaction_messages(body) if one.type_url == POST_FILE}
-        if merkle_root in posted:
+        if self._is_pending(merkle_root, log):
             with suppress(HeldByOther):  # who has the sequence does just that
                 self.settle(log)
+
+    def _is_pending(self, merkle_root: bytes, log: TransactionLog) -> bool:
+        """Tell whether a transaction whose fate is not known posts this root."""
+        bodies = [one.body for one in log.pending(self.account)]
+        posted = {_root_of(one.value) for body in bodies for one in transaction_messages(body) if one.type_url == POST_FILE}
+        return merkle_root in posted
 
     # what the chain has
 
@@ -310,8 +330,10 @@ class Poster:
             if len(posts) == MOST_POSTS:
                 break
             root = _root_of(post.message)
-            # Its own run finds a root that is posted; and two posts of one would be one too many.
-            if post.charged_bytes <= free_bytes and root not in roots and not self._ours(root):
+            # Its own run finds a root that is posted; and two posts of one would be one too many. Whether the chain verifies
+            # another type of proof is for that run to ask.
+            fits = post.charged_bytes <= free_bytes and len(root) == len(_root_of(mine.message))
+            if fits and root not in roots and not self._ours(root):
                 posts.append(post)
                 roots.add(root)
                 free_bytes -= post.charged_bytes
@@ -378,6 +400,7 @@ class Poster:
         self, message: ChainMessage, lease: Lease, log: TransactionLog, attempts: _Attempts, *, size_bytes: int, days: int
     ) -> Purchase | None:
         """Sign and settle one purchase; None where it came to nothing and may be tried again."""
+        self._chain.require_verified(self._settings.proof_type)
         gas = ceil(GAS_BUY * GAS_MARGIN) * attempts.gas_factor
         price = self._chain.price(days, size_bytes)
         plan = self._chain.plan(self._wallet.address)

@@ -89,8 +89,10 @@ class JackalStore:
 
         Raises:
             MnemonicRefused: there is no wallet, or not one.
+            SettingsError: the chain may not verify proofs of the type that is set.
         """
         _require_public(public)
+        self.chain.require_verified(self.proof_type)
         self._require_uploadable(stored_size_bytes)
         self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
         self._require_fee()
@@ -150,20 +152,26 @@ class JackalStore:
         _require_public(chunk.public)
         return self.poster.post(chunk, log)
 
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
+        return self.poster.found(chunk, log)
+
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return what the chain lists, with the height of each last proof."""
+        """Return what the chain lists, with what it keeps of each copy's proofs."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
         if file is None:
             return []
-        return [
-            Copy(provider, proof, self.chain.last_proven(provider, merkle_root, owner, start))
-            for provider, proof in zip(file.providers, file.proofs, strict=True)
-        ]
+        copies = []
+        for provider, listed in zip(file.providers, file.proofs, strict=True):
+            proof = self.chain.proof(provider, merkle_root, owner, start)
+            height, verified = (proof.last_proven, proof.verified) if proof else (None, False)
+            copies.append(Copy(provider, listed, height, verified))
+        return copies
 
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the providers that the chain lists, fastest first, those that failed of late last."""

@@ -39,6 +39,7 @@ from caf_pipeline.jackal.chain import Chain
 from caf_pipeline.jackal.messages import ChainFile
 from caf_pipeline.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.jackal.roster import RATE_MARGIN, Roster
+from caf_pipeline.merkle import type_of_root
 from caf_pipeline.settings import JackalSettings
 
 MEASURED_FROM_BYTES: Final = 4 << 20
@@ -400,7 +401,7 @@ class _Upload:
                         self._posting,
                         self._staged,
                         pace,
-                        proof_type=self._settings.proof_type,
+                        proof_type=type_of_root(self._posting.merkle_root),  # the setting may have changed since
                         answer_seconds=self._settings.upload_seconds,
                         known_before=known_before,
                     )

@@ -20,10 +20,6 @@ def _amount(text: str) -> tuple[str, int]:
     return address, int(amount)
 
 
-def _types(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in text.split(","))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m caf_pipeline_tests.loopback",
@@ -39,8 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fund", type=_amount, action="append", metavar="ADDRESS=UJKL", help="at genesis; may be repeated")
     parser.add_argument("--space", type=_amount, action="append", metavar="ADDRESS=BYTES", help="bought at genesis")
     parser.add_argument("--space-days", type=int, help="for how long it is bought (365)")
-    parser.add_argument("--proof-types", type=_types, help='that the chain verifies ("0,3")')
+    parser.add_argument("--version", help="of the chain's software (5.1.0); before 5.1 it verifies proofs of type 0 only")
     parser.add_argument("--proof-window", type=int, help="blocks (50)")
+    parser.add_argument("--no-zero-draws", type=int, choices=(0, 1), help="whether leaf 0 is never drawn (0)")
     parser.add_argument("--min-gas-price", type=float, help="ujkl (0.002)")
     parser.add_argument("--price", type=int, help="ujkl for a GB and 30 days (25000)")
     parser.add_argument("--provider-space", type=int, help="bytes of each provider (1 TiB)")

@@ -94,7 +94,7 @@ def proof(one: Proof) -> Answer:
         "owner": owner,
         "start": start,
         "last_proven": str(one.last_proven),
-        "chunk_to_prove": "0",
+        "chunk_to_prove": str(one.to_prove),
     }
 
 
@@ -162,7 +162,7 @@ def coin(amount: int) -> Answer:
     return {"denom": DENOM, "amount": str(amount)}
 
 
-def node_info(options: Options, chain_id: str) -> Answer:
+def node_info(chain_id: str, version: str) -> Answer:
     """Return what a node says of itself."""
     return {
         "default_node_info": {
@@ -178,7 +178,7 @@ def node_info(options: Options, chain_id: str) -> Answer:
         "application_version": {
             "name": "canine",
             "app_name": "canined",
-            "version": options.version,
+            "version": version,
             "git_commit": "",
             "build_tags": "",
             "go_version": "",

@@ -52,7 +52,7 @@ class Chain:
         world: the state after the newest block.
     """
 
-    def __init__(self, options: Options, database: Database, orders: Orders, can_prove: Callable[[Holding], bool]) -> None:
+    def __init__(self, options: Options, database: Database, orders: Orders, can_prove: Callable[[Holding, int], bool]) -> None:
         self.options = options
         self.database = database
         self.orders = orders
@@ -212,7 +212,7 @@ class Chain:
             changes = draft.changes | {("pending", hash_): None for hash_ in [*done, *evicted]}
             changes |= {("holding", key): None for key in gone}
             self.database.save(changes, block=(height, time))
-            self._let_go(gone, world)
+            self._let_go(gone)
             self._pending = {hash_: pending for hash_, pending in left.items() if hash_ not in evicted}
             self._worlds.append(world)
             self.world = world
@@ -240,21 +240,21 @@ class Chain:
         return evicted
 
     def _prove(self, draft: Draft, height: int) -> list[str]:
-        """Let providers prove; return the keys of holdings that end."""
+        """Let providers prove; return the keys of holdings whose files are gone. Who was dropped waits to join again."""
         settled = proving.list_new(draft, list(self._unlisted.values()), self._can_prove, self.options, height=height)
         for holding in settled:
             del self._unlisted[holding.key]
-        window = self.options.proof_window
         deleted = [key for key, holding in self.holdings.items() if draft.get("file", holding.file) is None]
-        gone = [*deleted, *proving.renew(draft, self.world, self.holdings, self._can_prove, window=window, height=height)]
-        return gone
+        dropped = proving.renew(draft, self.world, self.holdings, self._can_prove, self.options, height=height)
+        self._unlisted |= {key: self.holdings[key] for key in dropped if key in self.holdings}
+        return deleted
 
-    def _let_go(self, gone: Iterable[str], world: World) -> None:
-        """Forget holdings; the bytes go, too, where the file is gone from the chain."""
+    def _let_go(self, gone: Iterable[str]) -> None:
+        """Forget holdings, and let the bytes go, whoever else's file has the same root."""
         for key in gone:
             holding = self.holdings.pop(key, None)
             self._unlisted.pop(key, None)
-            if holding and holding.file not in world.files:
+            if holding:
                 self.purge(holding)
 
     def _spend_foreign(self, draft: Draft) -> set[str]:

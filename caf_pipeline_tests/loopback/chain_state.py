@@ -65,12 +65,12 @@ class PostedFile:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One provider's proof of one file. `verified` is False where the chain listed it and could not check it."""
+    """One provider's proof of one file: the height of its last proof or of its joining, and the leaf of the next one."""
 
     provider: str
     file: str
     last_proven: int
-    verified: bool = True
+    to_prove: int = 0
 
     @property
     def key(self) -> str:

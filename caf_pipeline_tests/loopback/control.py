@@ -166,6 +166,7 @@ class Control:
                     "note": file.note,
                     "providers": list(file.provers),
                     "last_proven": {one: world.proofs[f"{one}/{file.key}"].last_proven for one in file.provers},
+                    "to_prove": {one: world.proofs[f"{one}/{file.key}"].to_prove for one in file.provers},
                 }
                 for file in sorted(world.files.values(), key=lambda file: (file.start, file.key))
             ],

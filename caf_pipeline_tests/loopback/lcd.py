@@ -105,7 +105,8 @@ class Node:
     # --- tendermint --------------------------------------------------------------------------------------------------
 
     def _node_info(self, world: World, query: Query) -> Answer:
-        return answers.node_info(self._chain.options, self._chain_id)
+        said = self._chain.orders.node(self.index).version
+        return answers.node_info(self._chain_id, self._chain.options.version if said is None else said)
 
     def _syncing(self, world: World, query: Query) -> Answer:
         return {"syncing": False}

@@ -23,6 +23,8 @@ class ProviderConduct:
         drop_upload_after: cut the connection after so many bytes of an upload's body; nothing is stored.
         drop_reply: take an upload, store and prove it, and cut the connection instead of answering.
         never_prove: say that all is done, and prove nothing, also nothing again.
+        leaves: of each file only so many can be proven, from the first on; it serves all the same what it is asked for, as one
+            does that fetches it from another provider.
         flip_byte: serve downloads with this byte of the file inverted; -1 for all of them.
         upload_rate: bytes a second that it reads.
         download_rate: bytes a second that it sends.
@@ -40,6 +42,7 @@ class ProviderConduct:
     drop_upload_after: int | None = None
     drop_reply: bool = False
     never_prove: bool = False
+    leaves: int | None = None
     flip_byte: int | None = None
     upload_rate: float = 0
     download_rate: float = 0
@@ -71,6 +74,7 @@ class NodeConduct:
         nonsense: as for a provider.
         chain_id: the network that it says it is of.
         index_off: know no transaction.
+        version: what it says of the chain's software instead of the truth.
     """
 
     lag: int = 0
@@ -80,6 +84,7 @@ class NodeConduct:
     nonsense: str = ""
     chain_id: str = ""
     index_off: bool = False
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

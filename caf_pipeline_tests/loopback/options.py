@@ -1,6 +1,7 @@
 """What a network is made of. The first start writes it into the folder; later ones take it from there."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,8 +24,9 @@ class Options:
         fund: ujkl by address, at genesis.
         space: bytes by address that are bought at genesis.
         space_days: for how long.
-        proof_types: that the chain can verify: version 5.0.1 knows 0 only, 5.1 knows 3, too.
+        version: of the chain's software, as its nodes name it: before 5.1 it verifies proofs of type 0 only.
         proof_window: blocks in which a provider proves a file once.
+        no_zero_draws: whether the chain never draws leaf 0, as it does once in all leaves but one: for tests that look once.
         min_gas_price: ujkl, below which a node takes no transaction.
         price: ujkl for a GB (10^9 bytes) and 30 days.
         provider_space: bytes that each provider has.
@@ -41,8 +43,9 @@ class Options:
     fund: Mapping[str, int] = field(default_factory=dict)
     space: Mapping[str, int] = field(default_factory=dict)
     space_days: int = 365
-    proof_types: tuple[int, ...] = (0, 3)
+    version: str = "5.1.0"
     proof_window: int = 50
+    no_zero_draws: bool = False
     min_gas_price: float = 0.002
     price: int = 25_000
     provider_space: int = 1 << 40
@@ -50,10 +53,10 @@ class Options:
     reply_seconds: float = 300
     job_seconds: float = 600
 
-    @property
-    def version(self) -> str:
-        """The version that the chain's node names."""
-        return "5.1.0" if 3 in self.proof_types else "5.0.1"
+    def verifies(self, proof_type: int) -> bool:
+        """Tell whether the chain can verify proofs of a type."""
+        numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
+        return proof_type == 0 or bool(numbers and tuple(map(int, numbers.groups())) >= (5, 1))
 
     def price_of(self, size_bytes: int, days: int) -> int:
         """Return what space costs in ujkl; megabytes are rounded down, and less than one counts as one."""
@@ -65,7 +68,6 @@ class Options:
         file = folder / FILE
         known = json.loads(file.read_text()) if file.exists() else {}
         merged = known | {name: value for name, value in given.items() if value is not None}
-        merged["proof_types"] = tuple(merged.get("proof_types", cls().proof_types))
         options = cls(**{one.name: merged[one.name] for one in fields(cls) if one.name in merged})
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)

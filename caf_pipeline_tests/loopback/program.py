@@ -46,9 +46,10 @@ class Program:
         self._providers = [Provider(index, address, self._chain, blobs[address]) for index, address in enumerate(self._addresses)]
         self._control = Control(self._chain, self._providers)
 
-    def _can_prove(self, blobs: dict[str, BlobStore], holding: Holding) -> bool:
-        index = self._addresses.index(holding.provider)
-        return not self._orders.provider(index).never_prove and blobs[holding.provider].has(holding.root)
+    def _can_prove(self, blobs: dict[str, BlobStore], holding: Holding, leaf: int) -> bool:
+        conduct = self._orders.provider(self._addresses.index(holding.provider))
+        known = conduct.leaves is None or leaf < conduct.leaves
+        return known and not conduct.never_prove and blobs[holding.provider].has(holding.root)
 
     def start(self) -> dict[str, Any]:
         """Open the ports, make blocks; return all addresses."""

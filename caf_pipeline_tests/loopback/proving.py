@@ -1,20 +1,26 @@
 """Who proves which file at a block.
 
-A provider that has taken a file is listed with it at the next block, while places are free. In each later window of blocks,
-counted from the file's start, it proves the file once more; who missed a whole window is dropped.
+A provider that has a file and is not listed with it joins at the next block, while places are free: that alone writes the
+height and 0 as the leaf to prove. It proves in the same block, and then once in each later window of blocks, counted from the
+file's start. A proof that is verified writes the height and draws the leaf of the next one; one that fails writes nothing. Who
+missed a whole window is dropped, and joins again as soon as it has the bytes and a place.
 
-Real: the chain lists a provider before it checks the proof, and a proof that fails leaves it listed, so a proof type that
-the chain cannot verify is listed for a window and then dropped. Left out: the proofs themselves; having the bytes is proof.
+Real: the chain lists a provider before it checks the proof, so one whose proofs all fail stays listed for a window, is dropped,
+and joins again; the last leaf is never drawn. Left out: the proofs themselves; having the bytes is proof.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from caf_pipeline_tests.loopback.chain_state import Draft, Holding, PostedFile, Proof, World
 from caf_pipeline_tests.loopback.options import Options
 
-CanProve = Callable[[Holding], bool]
-"""Whether a provider has all of a file's bytes and is willing."""
+LEAF_BYTES: Final = 10_240
+
+CanProve = Callable[[Holding, int], bool]
+"""Whether a provider has this leaf of a file and is willing."""
 
 
 def list_new(draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, options: Options, *, height: int) -> list[Holding]:
@@ -25,18 +31,18 @@ def list_new(draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, opti
         if file is None or holding.provider in file.provers:
             settled.append(holding)
             continue
-        if holding.ready_height > height or len(file.provers) >= file.max_proofs or not can_prove(holding):
+        if holding.ready_height > height or len(file.provers) >= file.max_proofs or not can_prove(holding, 0):
             continue
-        verified = file.proof_type in options.proof_types
-        proof = Proof(holding.provider, file.key, height, verified)
-        draft.put("proof", proof.key, proof)
         draft.put("file", file.key, replace(file, provers=(*file.provers, holding.provider)))
+        joined = Proof(holding.provider, file.key, height)
+        draft.put("proof", joined.key, joined)
+        _prove(draft, file, joined, options, height=height)
         settled.append(holding)
     return settled
 
 
 def renew(
-    draft: Draft, world: World, holdings: Mapping[str, Holding], can_prove: CanProve, *, window: int, height: int
+    draft: Draft, world: World, holdings: Mapping[str, Holding], can_prove: CanProve, options: Options, *, height: int
 ) -> list[str]:
     """Prove again in a file's new window, and drop who has missed the last one.
 
@@ -44,6 +50,7 @@ def renew(
         Keys of proofs that were dropped.
     """
     dropped = []
+    window = options.proof_window
     for file in world.files.values():
         into = (height - file.start) % window
         if height - file.start < window:
@@ -56,9 +63,25 @@ def renew(
             if into == 0 and proof.last_proven < height - window:
                 drop(draft, proof)
                 dropped.append(proof.key)
-            elif into > 0 and proof.verified and holding and can_prove(holding):
-                draft.put("proof", proof.key, replace(proof, last_proven=height))
+            elif into > 0 and holding and can_prove(holding, proof.to_prove):
+                _prove(draft, file, proof, options, height=height)
     return dropped
+
+
+def _prove(draft: Draft, file: PostedFile, proof: Proof, options: Options, *, height: int) -> None:
+    """Write a proof that the chain can verify."""
+    if options.verifies(file.proof_type):
+        to_prove = _drawn(file, f"{height}/{proof.key}", options)
+        draft.put("proof", proof.key, replace(proof, last_proven=height, to_prove=to_prove))
+
+
+def _drawn(file: PostedFile, seed: str, options: Options) -> int:
+    """Draw from 0 to the last leaf but one; 0 only where nothing else is left, if the options say so."""
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
+    leaves = -(-file.size_bytes // LEAF_BYTES)
+    if leaves <= 2:
+        return 0
+    return 1 + number % (leaves - 2) if options.no_zero_draws else number % (leaves - 1)
 
 
 def drop(draft: Draft, proof: Proof) -> None:
