@@ -389,6 +389,16 @@ class ChunkStore(Protocol):
         """Yield the files that are listed under an archive's id, whoever posted them and whatever they hold, in any order."""
         ...
 
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
+
+        What other programs of the owner posted does not count. Goes through all that the store lists, so ask seldom.
+
+        Raises:
+            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        """
+        ...
+
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the copies that the store proves now; an empty sequence for an unknown chunk."""
         ...
@@ -699,6 +709,10 @@ class Ledger(Protocol):
         Raises:
             LedgerError: the name stands for another address.
         """
+        ...
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
         ...
 
     def export_standing(self, source: str, path: Path) -> int:

@@ -179,6 +179,11 @@ class PostgresLedger:
                 hint="give the new address a source of another name",
             )
 
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
+        with self._database.transaction() as connection:
+            return {row.archive_id: row.address for row in connection.execute(text("SELECT archive_id, address FROM sources"))}
+
     def export_standing(self, source: str, path: Path) -> int:
         """Write what is known of the source's objects as Parquet; return the rows written. Constant memory."""
         source_id = self._source_id(source)

@@ -19,6 +19,7 @@ from typing import Final
 
 from caf_pipeline.durable import sync_file, sync_folder
 from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.first_plan import refuse_second_copy
 from caf_pipeline.in_use import writing_into
 from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
@@ -155,19 +156,24 @@ def _recorded_identity(obj: S3Object) -> tuple[str, str]:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
+def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
+
+    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
     chunk was withdrawn that was larger than what fits now, they have the size that fits.
 
     Raises:
+        StoredAlready: see `refuse_second_copy`; and what the store raises when it is asked.
         HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
     with work.ledger.lease(f"plan/{work.source}", work.holder):
         require_whole(snapshot.path)
+        if snapshot.object_count and not second_copy:
+            refuse_second_copy(work)
         target_size, warning = _target_size(work)
         _remove_unnamed(work)
         more = True

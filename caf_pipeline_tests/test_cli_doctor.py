@@ -10,8 +10,7 @@ import pytest
 from caf_pipeline_tests.command_inside import CommandInside, archive_source, inside
 from caf_pipeline_tests.command_line import CommandLine, source_text
 from caf_pipeline_tests.crashes import everything, killed, started
-from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line
-from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, WORDS
+from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
@@ -136,8 +135,8 @@ def test_s3_is_not_needed(caf, database_url):
 def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
     """The same as two chunks, kept on Jackal."""
     fill(new_bucket)
-    network.grant(ADDRESS, SPACE)
-    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url, **KEPT)
+    words = wallet_with_space(network).words
+    caf = jackal_command_line(tmp_path, network, words, CAF_DATABASE_URL=database_url, **KEPT)
     caf.settings(source_text(s3_server, new_bucket.name, target_size="1200KiB") + "public = true\n")
     return caf
 
@@ -157,7 +156,7 @@ def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, databa
     done = inside(on_jackal)("doctor", JACKAL_MNEMONIC="")
     assert any("given back" in line for line in lines(done))
     assert done.status == 3
-    assert WORDS not in done.err
+    assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
 
 
 @pytest.mark.parametrize("reached", ["posting", "packing", "uploading", "located"][::EVERY])

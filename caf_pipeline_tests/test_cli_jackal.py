@@ -10,7 +10,7 @@ import pytest
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.processes import this_process
 from caf_pipeline_tests.command_line import CommandLine, source_text
-from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
 
@@ -29,8 +29,9 @@ def caf(tmp_path, network, database_url) -> CommandLine:
 
 
 @pytest.fixture
-def source(caf, s3_server, new_bucket) -> CommandLine:
-    """The same with a source `src` of three chunks, nothing archived yet."""
+def source(caf, network, s3_server, new_bucket) -> CommandLine:
+    """The same with a wallet of its own and a source `src` of three chunks, nothing archived yet."""
+    caf = with_wallet(caf, wallet_with_space(network).words)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")

@@ -241,6 +241,15 @@ def archive_of(note: str) -> str | None:
     return named if isinstance(named, str) else None
 
 
+def is_ours(note: str) -> bool:
+    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely another program's."""
+    try:
+        value = json.loads(note)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(value, dict) or NOTE_MEMBER in value
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 NOT_FOUND: Final = 5

@@ -5,7 +5,8 @@ Source: docs/jackal.md.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ from caf_pipeline.interfaces import (
     TransactionLog,
 )
 from caf_pipeline.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
-from caf_pipeline.jackal.messages import DENOM, ChainFile
+from caf_pipeline.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.jackal.reading import Reading
 from caf_pipeline.jackal.roster import Roster
@@ -203,6 +204,10 @@ class JackalStore:
         for file in self.chain.files_of_archive(None, archive_id):
             posting = Posting(file.merkle_root, file.owner, file.start, file.size_bytes)
             yield PostedFile(posting, file.proof_type)
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
+        return Counter(archive_of(file.note) for file in self.chain.files_of_owner(self.wallet.address) if is_ours(file.note))
 
     def listed(self, archive_id: str) -> Iterator[ChainFile]:
         """Yield what the chain lists for this owner and archive."""
