@@ -44,7 +44,7 @@ def renamed(work, name, **changes):
 @pytest.fixture
 def archived(tmp_path, ledger):
     """A workplace whose source is archived."""
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger)
     archive_everything(work)
     return work
 
@@ -151,7 +151,7 @@ def wallet(network):
 @pytest.fixture
 def work(tmp_path, ledger, network, wallet):
     settings = jackal_settings(network, mnemonic=wallet.words)
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=open_jackal_store, jackal=settings)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
     yield work
     work.store.close()
 
@@ -188,7 +188,7 @@ def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(work, networ
 
 def test_without_a_wallet_it_is_not_known_whose_files_to_ask_for(tmp_path, ledger, network):
     settings = jackal_settings(network, mnemonic=None)
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=open_jackal_store, jackal=settings)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
     with pytest.raises(MnemonicRefused):
         first_plan(work)
     work.store.close()
