@@ -347,7 +347,8 @@ class ChunkStore(Protocol):
             waiting_bytes: stored bytes of other chunks that are being packed and are to be posted, too.
 
         Raises:
-            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, StoreUnreachable.
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, UploadsRefused, StoreUnreachable.
+            NoProvider: no provider could be sent it now, so that it is not paid for.
         """
         ...
 

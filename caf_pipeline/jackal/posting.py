@@ -165,8 +165,10 @@ class Poster:
 
     # what is asked of it
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None) -> Posting:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
+
+        `ready` is called before anything is signed, and raises what stands against paying now.
 
         Raises:
             NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
@@ -194,6 +196,7 @@ class Poster:
                     self._settle_pending(lease, log)
                     found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
                     if found is None:
+                        ready()
                         self._sign_posts(mine, lease, log, attempts)
             except HeldByOther:
                 self._wait()

@@ -29,6 +29,7 @@ from caf_pipeline.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.jackal.reading import Reading
 from caf_pipeline.jackal.roster import Roster
+from caf_pipeline.jackal.takers import Takers
 from caf_pipeline.jackal.uploads import Uploads
 from caf_pipeline.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.settings import JackalSettings, Settings
@@ -66,6 +67,7 @@ class JackalStore:
         self.proof_type: int = settings.proof_type
         self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
         self._uploads = Uploads(chain, settings, records, self._roster, brake)
+        self._takers = Takers(settings, self._roster, self._uploads)
         self._reading = Reading(chain, records, self._roster)
 
     def close(self) -> None:
@@ -95,6 +97,7 @@ class JackalStore:
         self._require_uploadable(stored_size_bytes)
         self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
         self._require_fee()
+        self._takers.require(stored_size_bytes)
 
     def _require_uploadable(self, stored_size_bytes: int) -> None:
         largest = self.largest_chunk_bytes()
@@ -147,9 +150,9 @@ class JackalStore:
     # --- a chunk ---------------------------------------------------------------------------------------------------------
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
-        """Announce the chunk on the chain: see `Poster.post`."""
+        """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
-        return self.poster.post(chunk, log)
+        return self.poster.post(chunk, log, ready=lambda: self._takers.require(chunk.stored_size_bytes))
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""

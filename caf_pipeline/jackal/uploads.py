@@ -9,6 +9,7 @@ Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -33,6 +34,7 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
     StoreUnreachable,
+    UploadsRefused,
 )
 from caf_pipeline.interfaces import Posting, ProviderRecords
 from caf_pipeline.jackal.chain import Chain
@@ -161,19 +163,27 @@ class Uploads:
         """Return how many providers to send to at once: fewer where the bandwidth would let none of them be through in time.
 
         Raises:
-            NoProvider: under the bandwidth not even one would be.
+            UploadsRefused: under the limit not even one would be. NoProvider: under this run's share of it.
         """
         rate = self.brake.bandwidth()
         if not rate:
             return self.settings.copies
-        through = int(rate * self.settings.upload_seconds * RATE_MARGIN / size_bytes)
-        if not through:
-            raise NoProvider(
-                f"at {rate:.0f} bytes a second, the limit that was set, {size_bytes} bytes are not through"
-                f" in the {self.settings.upload_seconds:.0f} s that a provider reads",
-                hint="raise the limit with 'caf jackal limit', or let fewer runs upload at once",
-            )
-        return min(through, self.settings.copies)
+        seconds = self.settings.upload_seconds * RATE_MARGIN
+        through = int(rate * seconds / size_bytes)
+        if through:
+            return min(through, self.settings.copies)
+        limit = self.brake.limit()
+        too_slow = (
+            f"{size_bytes} bytes are not through in the {self.settings.upload_seconds:.0f} s that a provider reads: the bandwidth"
+            f" limit is {limit} bytes a second"
+        )
+        if limit * seconds < size_bytes:
+            least = math.ceil(size_bytes / seconds)
+            raise UploadsRefused(too_slow, hint=f"'caf jackal limit --bandwidth {least}' is the least, or lift it with 'none'")
+        raise NoProvider(
+            f"{too_slow}, and other runs upload at the same time",
+            hint="wait until they are through, or raise the limit with 'caf jackal limit'",
+        )
 
 
 class _Upload:
@@ -387,7 +397,7 @@ class _Upload:
 
     def _send(self, address: str, client: ProviderClient, *, known_before: bool = False) -> Result | None:
         """Send the file; return why it failed, or None where the provider says that it has it."""
-        job = Job(0, "")
+        job, proof_type = Job(0, ""), self._file().proof_type  # the setting may have changed since the post
         for attempt in range(LAGGING_SENDS):
             if attempt:
                 self._sleep(self._limited(LAGGING_SECONDS))
@@ -400,7 +410,7 @@ class _Upload:
                         self._posting,
                         self._staged,
                         pace,
-                        proof_type=self._settings.proof_type,
+                        proof_type=proof_type,
                         answer_seconds=self._settings.upload_seconds,
                         known_before=known_before,
                     )
