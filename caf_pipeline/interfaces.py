@@ -243,7 +243,8 @@ class TransactionLog(Protocol):
             outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
                 timeout height and not known) or "superseded" (another transaction has its sequence).
             starts: of an included one, the start of each post in order.
-            cost: what it came to in ujkl, where that is less than was feared: a failed purchase costs its fee.
+            cost: what it came to in ujkl, where that is known: a failed purchase costs its fee, and the chain takes what is left
+                of a running plan off a purchase's list price.
 
         Raises:
             LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.
@@ -256,6 +257,10 @@ class TransactionLog(Protocol):
 
     def spent(self, account: str) -> int:
         """Return what the account's transactions came to in ujkl: those that were included, failed or may be included."""
+        ...
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases `spent` counts at their list price, since it is not known what the chain took for them."""
         ...
 
     def seen_height(self, chain_id: str) -> int:

@@ -36,8 +36,9 @@ from caf_pipeline.inventory import (
     require_whole,
 )
 from caf_pipeline.inventory import account_for as account_for_files
-from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
+from caf_pipeline.plurals import counted
 from caf_pipeline.workplace import Workplace
 
 SNAPSHOTS_KEPT: Final = 20
@@ -58,7 +59,8 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
-    `warning` is a sentence where chunks of the source's target size are too large for the store as it was measured, else "".
+    `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
+    ones have another proof type than new ones get; "" where neither is so.
     """
 
     snapshot: Snapshot
@@ -185,7 +187,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                     record, planned = _register(work, snapshot, plan)
                     plans.append(record)
                     chunks.extend(planned)
-    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warning)
+    warnings = [warning, _other_proof_type(work)]
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), "; ".join(filter(None, warnings)))
 
 
 def _target_size(work: Workplace) -> tuple[int, str]:
@@ -201,6 +204,16 @@ def _target_size(work: Workplace) -> tuple[int, str]:
         f" uploaded in the time that providers give; "
         + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less")
     )
+
+
+def _other_proof_type(work: Workplace) -> str:
+    """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
+    posted = [chunk for chunk in work.ledger.chunks(work.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    others = sum(chunk.proof_type != work.store.proof_type for chunk in posted)
+    if not others:
+        return ""
+    goes_on = "goes on as it is" if others == 1 else "go on as they are"
+    return f"new chunks have proof type {work.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
 
 
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:

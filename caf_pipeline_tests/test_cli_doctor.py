@@ -11,6 +11,7 @@ from caf_pipeline_tests.command_inside import CommandInside, archive_source, ins
 from caf_pipeline_tests.command_line import CommandLine, source_text
 from caf_pipeline_tests.crashes import everything, killed, started
 from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
+from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
@@ -118,6 +119,28 @@ def test_a_source_that_only_the_ledger_has_is_looked_at_too(caf, database_url):
     assert done.status == 0, done.err
     assert "given back" in lines(done)[0]
     assert "caf.toml does not have this source" in lines(done)[1]
+
+
+def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):  # noqa: F811
+    text = (caf.folder / "caf.toml").read_text()
+    caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
+    for source in ("src", "other"):
+        archive_source(caf, source)
+    fresh = new_ledger()
+    caf.environment["CAF_DATABASE_URL"] = fresh.url
+    assert caf("rebuild", "src").status == 0
+    done = caf("doctor", "--dry-run")
+    assert done.status == 1, done.err
+    assert fresh.sources() == ["src"]
+    done = caf("doctor")
+    assert done.status == 0, done.err
+    assert fresh.account("other").located_objects == 10
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_a_source_of_the_settings_that_the_ledger_does_not_know_has_nothing_to_find(caf):
+    done = caf("doctor", "src")
+    assert (done.status, lines(done)) == (0, ["nothing was found"])
 
 
 def test_s3_is_not_needed(caf, database_url):

@@ -7,7 +7,7 @@ Source: BIP-39, BIP-32, SLIP-44 coin type 118; "Transactions" in the notes on Ja
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from caf_pipeline.errors import MnemonicRefused, UsageError
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
 MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
+SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # which the settings read, and which comes first
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -87,6 +88,12 @@ def require_address(text: str) -> str:
             f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal account' shows it."
         )
     return text
+
+
+def words_named(given: str | None, file: Path | None) -> Sequence[str]:
+    """Return where words are named: environment variables and a file's path. `read_mnemonic` takes the first and no other."""
+    variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
+    return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
 
 
 def read_mnemonic(given: str | None, file: Path | None) -> str:

@@ -55,9 +55,9 @@ class Options:
         """The version that the chain's node names."""
         return "5.1.0" if 3 in self.proof_types else "5.0.1"
 
-    def price_of(self, size_bytes: int, days: int) -> int:
+    def price_of(self, size_bytes: int, days: float) -> int:
         """Return what space costs in ujkl; megabytes are rounded down, and less than one counts as one."""
-        return self.price * max(1, size_bytes // 10**6) * days // (1000 * 30)
+        return int(self.price * max(1, size_bytes // 10**6) * days // (1000 * 30))
 
     @classmethod
     def open(cls, folder: Path, given: Mapping[str, Any]) -> Self:
