@@ -12,6 +12,7 @@ from caf_pipeline import rebuild
 from caf_pipeline.errors import ArchiveError, CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
 from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.lifecycle import CLAIMING, IN_GOOD_STANDING
+from caf_pipeline.plurals import counted
 from caf_pipeline.rebuild import FindingKind
 from caf_pipeline.staging import lease_name
 
@@ -41,7 +42,7 @@ def listed_files(ward: Ward) -> Iterator[Finding]:
 def _finding(ward: Ward, file: rebuild.Finding) -> Iterator[Finding]:
     if file.kind is FindingKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
-        found = f"the store has this chunk of {members} members ({_place(file)}), and the ledger does not"
+        found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger does not"
         yield mendable(Kind.FILE, file.name, found, _remedy(ward, file), partial(_restore, ward, file))
         return
     if file.kind is FindingKind.KNOWN:
@@ -100,7 +101,7 @@ def _restore(ward: Ward, file: rebuild.Finding) -> Mended:
             if not rows:
                 return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Turn.NOBODY)
             remedy = _remedy(ward, file)
-            return Mended(f"{remedy}, with {rows} locations", Turn.MENDED if remedy == "restored" else Turn.OPERATOR)
+            return Mended(f"{remedy}, with {counted(rows, 'location')}", Turn.MENDED if remedy == "restored" else Turn.OPERATOR)
         return GONE
 
 

@@ -147,7 +147,7 @@ def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s
     keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     place = {"CAF_SOURCES__PHOTOS__ENDPOINT_URL": s3_server, "CAF_SOURCES__PHOTOS__BUCKET": bucket.name}
     said = sh(script_with("caf run"), checkout, environment, **keys, **place)
-    assert "photos: 1 objects located" in said
+    assert "photos: 1 object located" in said
     doctor, rebuild, delete = script_with("caf doctor").splitlines()
     # 1 says that there is something to mend, or that not everything is safe yet: of a chunk that was proven once, nothing is.
     assert "found" in sh(f"{{ {doctor}\n}} || test $? = 1", checkout, environment, **keys, **place)

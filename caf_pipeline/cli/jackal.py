@@ -410,8 +410,8 @@ def _print_files(source: str, found: "Holdings", everything: bool) -> None:
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"{source}: {len(found.held):,} chunks on the chain, {len(found.missing):,} missing, {len(found.foreign):,} foreign, "
-        f"{len(found.short):,} short, {len(found.expiring):,} expiring"
+        f"{source}: {counted(len(found.held), 'chunk')} on the chain, {len(found.missing):,} missing, "
+        f"{len(found.foreign):,} foreign, {len(found.short):,} short, {len(found.expiring):,} expiring"
     )
     rows = list(_rows(found, everything))
     if not rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, opened_workplace
-from caf_pipeline.cli.terminal import help_of, print_json, printable, show_size
+from caf_pipeline.cli.terminal import counted, help_of, print_json, printable, show_size
 from caf_pipeline.errors import UsageError
 from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.settings import load_settings
@@ -230,6 +230,6 @@ def _sentence(name: str, account: "SourceAccount | None") -> str:
         return f"{name}: nothing planned yet"
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count)
     return (
-        f"{name}: {account.located_objects:,} objects located ({show_size(account.located_bytes)}), "
+        f"{name}: {counted(account.located_objects, 'object')} located ({show_size(account.located_bytes)}), "
         f"{account.claimed_objects:,} claimed, skipped: {skipped or 'none'}"
     )

@@ -44,6 +44,7 @@ from caf_pipeline.defs.storage import require_database
 from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotPublic, SettingsError, UsageError
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
+from caf_pipeline.plurals import counted
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 
@@ -292,7 +293,7 @@ def _warnings(result: ExecuteInProcessResult) -> list[str]:
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
     size = f"{summary.size_bytes / (1 << 20):,.1f} MiB"
-    done = f"{summary.source}: {chunks} chunk{'' if chunks == 1 else 's'} archived, {summary.objects:,} objects, {size}"
+    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {size}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new"
     failed = f"; {len(summary.failed)} failed" if summary.failed else ""

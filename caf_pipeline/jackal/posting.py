@@ -56,6 +56,7 @@ from caf_pipeline.jackal.messages import (
     transaction_messages,
 )
 from caf_pipeline.jackal.wallet import Wallet
+from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
 
 MOST_POSTS: Final = 8
@@ -268,7 +269,8 @@ class Poster:
         if ours:
             first = ours[0]
             raise StoreError(
-                f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with {first.max_proofs} copies of"
+                f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with"
+                f" {counted(first.max_proofs, 'copy', 'copies')} of"
                 f" {first.size_bytes} bytes; wanted are {required} of {size_bytes}",
                 hint="lower jackal.required_copies, or delete that post with whatever made it",
             )
@@ -526,7 +528,8 @@ class Poster:
             starts = post_starts(fate.answer.data)
             if len(starts) != len(posts):
                 raise StoreError(
-                    f"transaction {fate.transaction.hash} has {len(posts)} posts, and {len(starts)} starts came back"
+                    f"transaction {fate.transaction.hash} has {counted(len(posts), 'post')}, and"
+                    f" {counted(len(starts), 'start')} came back"
                 )
             return starts
         if not posts:

@@ -41,6 +41,7 @@ from caf_pipeline.jackal.chain import Chain
 from caf_pipeline.jackal.messages import ChainFile
 from caf_pipeline.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.jackal.roster import RATE_MARGIN, Roster
+from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
 
 MEASURED_FROM_BYTES: Final = 4 << 20
@@ -289,7 +290,8 @@ class _Upload:
                 hint="see whether they are reached from this machine; a later run tries all of them again",
             )
         return NotProven(
-            f"file {root} has {len(good)} of {required} copies: {has_it} has it; {why or 'there is no other provider'}",
+            f"file {root} has {len(good)} of {counted(required, 'copy', 'copies')}: {has_it} has it;"
+            f" {why or 'there is no other provider'}",
             hint="run the partition again: who has it is not sent it again",
         )
 

@@ -19,6 +19,7 @@ from Crypto.Hash import RIPEMD160
 from mnemonic import Mnemonic
 
 from caf_pipeline.errors import MnemonicRefused, UsageError
+from caf_pipeline.plurals import counted
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
@@ -123,7 +124,7 @@ def _what_is_wrong(words: str) -> str:
     known = set(Mnemonic("english").wordlist)
     given = words.split()
     if len(given) not in (12, 15, 18, 21, 24):
-        return f"it has {len(given)} words"
+        return f"it has {counted(len(given), 'word')}"
     unknown = [str(number) for number, word in enumerate(given, 1) if word not in known]
     if unknown:
         return f"word {', '.join(unknown)} is not in the English list"
