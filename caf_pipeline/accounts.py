@@ -18,6 +18,7 @@ from caf_pipeline.interfaces import Chunk
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.plan import read_chunk_objects
+from caf_pipeline.plurals import counted
 from caf_pipeline.retrieve import fetch
 from caf_pipeline.workplace import Workplace
 
@@ -78,7 +79,7 @@ def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
 
 def _account_for_empty(chunk: Chunk) -> ChunkAccount:
     agrees = chunk.skipped_count + chunk.released_count == chunk.object_count
-    explanation = "" if agrees else f"{chunk.object_count} objects were planned, {chunk.skipped_count} were skipped"
+    explanation = "" if agrees else f"{counted(chunk.object_count, 'object')} planned, {chunk.skipped_count} skipped"
     return ChunkAccount(chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation)
 
 
@@ -93,15 +94,16 @@ def _misplaced(chunk_file: ChunkFile, member: str, start_byte: int, end_byte: in
 
 def _differs_from_ledger(chunk: Chunk, chunk_file: ChunkFile, members: int, skipped: int, released: int) -> str:
     if members + skipped + released != chunk.object_count:
-        return f"{chunk.object_count} objects were planned, {members + skipped + released} are accounted for"
+        return f"{counted(chunk.object_count, 'object')} planned, {members + skipped + released} accounted for"
     if (members, skipped, released) != (chunk.member_count, chunk.skipped_count, chunk.released_count):
         return (
-            f"the ledger has {chunk.member_count} members, {chunk.skipped_count} skipped and {chunk.released_count} released, "
+            f"the ledger has {counted(chunk.member_count, 'member')}, {chunk.skipped_count} skipped and {chunk.released_count}"
+            " released, "
             f"the chunk {members}, {skipped} and {released}"
         )
     ours = 2  # the head and the manifest
     if len(chunk_file.reader) != members + ours:
-        return f"the index has {len(chunk_file.reader)} members, the manifest {members} and our own two"
+        return f"the index has {counted(len(chunk_file.reader), 'member')}, the manifest {members} and our own two"
     return ""
 
 

@@ -38,6 +38,7 @@ from caf_pipeline.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.merkle import merkle_roots, type_of_root
 from caf_pipeline.pack import Packed, remove_staged
 from caf_pipeline.plan import read_chunk_objects
+from caf_pipeline.plurals import counted
 from caf_pipeline.sampling import look_at_copy, staged_matches, take_samples, too_few_copies
 from caf_pipeline.staging import (
     download,
@@ -118,7 +119,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
         planned = sum(1 for _ in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
         if planned != chunk.object_count:
             raise CafError(
-                f"the plan of chunk {name} lists {planned} objects, the ledger {chunk.object_count}",
+                f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger {chunk.object_count}",
                 hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it or withdraw the chunk",
             )
         if read_packed(work, name) is None:

@@ -74,11 +74,14 @@ class Brake:
             return self._spend_cap
         return ordered if ordered >= 0 else None
 
+    def limit(self) -> int:
+        """Return the bandwidth of all uploads together in bytes a second; 0 for no limit."""
+        ordered = self._known().bandwidth
+        return self._bandwidth if ordered is None else ordered
+
     def bandwidth(self) -> float:
         """Return this run's share of the bandwidth in bytes a second; 0 for no limit."""
-        orders = self._known()
-        total = self._bandwidth if orders.bandwidth is None else orders.bandwidth
-        return total / max(orders.uploads, 1)
+        return self.limit() / max(self._known().uploads, 1)
 
     def piece_bytes(self, most: int) -> int:
         """Return how many bytes to send at once: `most`, or less under a small bandwidth."""

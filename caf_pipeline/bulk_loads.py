@@ -17,6 +17,7 @@ from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.interfaces import LocationRow, Skip
 from caf_pipeline.inventory import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.lifecycle import IN_GOOD_STANDING
+from caf_pipeline.plurals import counted
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
@@ -126,7 +127,7 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, row
     except psycopg.errors.UniqueViolation as error:
         raise LedgerError(f"{_duplicate(error)} is located in another chunk already", hint=_TWICE) from error
     if written != count:
-        raise LedgerError(f"{count - written} objects are located in other chunks already", hint=_TWICE)
+        raise LedgerError(f"{counted(count - written, 'object')} located in other chunks already", hint=_TWICE)
     return count
 
 

@@ -24,6 +24,7 @@ from typing_extensions import Buffer
 from caf_pipeline.caf_index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
 from caf_pipeline.durable import sync_folder
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
+from caf_pipeline.plurals import counted
 
 SUFFIX_BYTES: Final = 64 * 1024
 """The first read of an archive: holds the index of about a thousand members, and a small archive whole."""
@@ -47,7 +48,7 @@ class Limits:
     def reason_against(self, member_count: int, index_size_bytes: int, size_bytes: int) -> str:
         """Say which limit such an archive would pass, or "" where it passes none."""
         if member_count > self.max_members:
-            return f"an archive holds at most {self.max_members} members"
+            return f"an archive holds at most {counted(self.max_members, 'member')}"
         if index_size_bytes > self.max_index_bytes:
             return f"its index would have {index_size_bytes} bytes of at most {self.max_index_bytes}"
         if size_bytes > self.max_bytes:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from caf_pipeline.errors import ArchiveLimitReached, MalformedArchive, MemberRefused
+from caf_pipeline.plurals import counted
 
 FORMAT_VERSION: Final = "1.0"
 
@@ -337,7 +338,7 @@ def _collect(files: _Object, name: str, lenient: bool, warn: Callable[[str], Non
             repeated += 1
         ranges[key] = value if isinstance(value, ByteRange) else _range_of(value, key, name)
     if surrogates:
-        warn(f"{name}: {surrogates} keys hold lone surrogates; U+FFFD stands for each.")
+        warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD stands for each.")
     if repeated:
         warn(f"{name}: {repeated} entries have a key that comes again later; the last of each was taken.")
     return ranges

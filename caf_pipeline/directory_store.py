@@ -11,7 +11,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -115,19 +116,27 @@ class DirectoryStore:
         Raises:
             StoreError: a file among the posts is none.
         """
+        for listed, archive in self._listed():
+            if archive in (archive_id, None):
+                yield listed
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the posts by their archive; None: of before posts told of one. Raises as `posted`."""
+        return Counter(archive for _, archive in self._listed())
+
+    def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
         for path in sorted(self._posts.glob("*.json")):
             try:
                 described = json.loads(path.read_bytes())
                 root = bytes.fromhex(path.stem)
                 posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
                 listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
-                archive = described.get("archive", archive_id)
+                archive = described.get("archive")
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise StoreError(
                     f"{path} is not a post of this store: {error}", hint="move it elsewhere, and its chunk with it"
                 ) from error
-            if archive == archive_id:
-                yield listed
+            yield listed, None if archive is None else str(archive)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the one copy, where its file has the posted length."""

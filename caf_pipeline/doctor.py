@@ -17,6 +17,7 @@ from caf_pipeline.errors import CafError, HeldByOther, StoreError
 from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.interfaces import Chunk, ChunkRows, Holder, LeaseRecord, SignedTransaction
 from caf_pipeline.lifecycle import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.plurals import counted
 from caf_pipeline.proofs import prove_chunk
 from caf_pipeline.staging import lease_name
 from caf_pipeline.stray_chunks import listed_files
@@ -173,7 +174,7 @@ def _stray(rows: ChunkRows) -> str:
     """Say which rows no chunk stands for; "" where each has one."""
     locations = rows.locations if rows.state not in EVER_LOCATED else 0
     claims = rows.claims if rows.state not in CLAIMING else 0
-    counts = " and ".join(f"{count} {what}" for count, what in ((locations, "locations"), (claims, "claims")) if count)
+    counts = " and ".join(counted(count, what) for count, what in ((locations, "location"), (claims, "claim")) if count)
     if not counts:
         return ""
     return f"{counts} of a chunk that is '{rows.state}'" if rows.state else f"{counts} of a chunk that the ledger does not have"
@@ -184,11 +185,11 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
     if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
         if rows.restored and rows.locations < rows.member_count:
             return None  # other chunks had the others already
-        found = f"{rows.locations} locations of {rows.member_count} members"
+        found = f"{counted(rows.locations, 'location')} of {counted(rows.member_count, 'member')}"
         return found, "the next plan archives the objects without a location again; report it, since no crash does this"
     sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
     if sealed and rows.claims != rows.member_count:
-        return f"{rows.claims} claims of {rows.member_count} members", "report it, since no crash does this"
+        return f"{counted(rows.claims, 'claim')} of {counted(rows.member_count, 'member')}", "report it, since no crash does this"
     return None
 
 
@@ -215,7 +216,11 @@ def _unlisted(ward: Ward) -> Iterator[Finding]:
             yield unseen(f"copies of the located chunks of {work.source}", error)
             return
         if listed < required and lease_name(chunk.name) not in ward.in_hands():
-            found = f"{listed} of {required} copies are listed" if listed else "the store no longer lists it, or any copy of it"
+            found = (
+                f"{listed} of {counted(required, 'copy', 'copies')} listed"
+                if listed
+                else "the store no longer lists it, or any copy of it"
+            )
             remedy = f"marked as damaged; {_repair(chunk)}"
             yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, ward, chunk, remedy))
 
@@ -246,8 +251,8 @@ def _chunks(ward: Ward) -> Iterator[Finding]:
             yield told(Kind.CHUNK, chunk.name, f"parked: {chunk.reason or 'no reason was given'}", remedy, Turn.OPERATOR)
     planned = sum(chunk.state is _S.PLANNED for chunk in chunks)
     if planned:
-        found = "1 chunk is planned and not begun" if planned == 1 else f"{planned} chunks are planned and not begun"
-        yield told(Kind.CHUNK, work.source, found, f"{next_run} archives them", Turn.RUN)
+        found = f"{counted(planned, 'chunk')} planned and not begun"
+        yield told(Kind.CHUNK, work.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Turn.RUN)
     for chunk in ward.left([chunk for chunk in chunks if chunk.state in _GOES_ON]):
         found = f"a run left it as '{chunk.state}'"
         yield told(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Turn.RUN)

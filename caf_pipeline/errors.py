@@ -37,6 +37,8 @@
     │   │   └── PlanExpired
     │   ├── PlanTooSmall               the bought space is too small for what is to be posted
     │   ├── SpendCapReached            the operator's limit on what may be spent
+    │   ├── StoredAlready              the store has files that may hold what a first plan would archive
+    │   ├── UploadsRefused             settings or limits leave too few providers, whatever they answer
     │   └── NotPublic                  a source that may not go out in the clear
     ├── StagingError               8   disk full, folder missing or read-only
     ├── IntegrityError             9   bytes are not what was recorded
@@ -255,6 +257,14 @@ class PlanTooSmall(StoreError):
 
 class SpendCapReached(StoreError):
     """A transaction would spend more than the operator allows."""
+
+
+class StoredAlready(StoreError):
+    """The ledger has nothing of a source, and the store has files that may hold its objects: they would be paid for again."""
+
+
+class UploadsRefused(StoreError):
+    """As the settings and limits are, too few providers may be sent a chunk, however they answer."""
 
 
 class StoredChunkMissing(StoreError):

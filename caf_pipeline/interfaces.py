@@ -257,7 +257,8 @@ class TransactionLog(Protocol):
             outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
                 timeout height and not known) or "superseded" (another transaction has its sequence).
             starts: of an included one, the start of each post in order.
-            cost: what it came to in ujkl, where that is less than was feared: a failed purchase costs its fee.
+            cost: what it came to in ujkl, where that is known: a failed purchase costs its fee, and the chain takes what is left
+                of a running plan off a purchase's list price.
 
         Raises:
             LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.
@@ -270,6 +271,10 @@ class TransactionLog(Protocol):
 
     def spent(self, account: str) -> int:
         """Return what the account's transactions came to in ujkl: those that were included, failed or may be included."""
+        ...
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases `spent` counts at their list price, since it is not known what the chain took for them."""
         ...
 
     def seen_height(self, chain_id: str) -> int:
@@ -361,8 +366,9 @@ class ChunkStore(Protocol):
             waiting_bytes: stored bytes of other chunks that are being packed and are to be posted, too.
 
         Raises:
-            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, StoreUnreachable. SettingsError: the
-                store would not prove what is posted.
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, UploadsRefused, StoreUnreachable.
+            NoProvider: no provider could be sent it now, so that it is not paid for. SettingsError: the store would not prove what
+            is posted.
         """
         ...
 
@@ -410,6 +416,16 @@ class ChunkStore(Protocol):
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
         """Yield the files that are listed under an archive's id, whoever posted them and whatever they hold, in any order."""
+        ...
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
+
+        What other programs of the owner posted does not count. Goes through all that the store lists, so ask seldom.
+
+        Raises:
+            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        """
         ...
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
@@ -817,6 +833,10 @@ class Ledger(Protocol):
         Raises:
             LedgerError: the name stands for another address.
         """
+        ...
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
         ...
 
     def export_standing(self, source: str, path: Path) -> int:

@@ -65,6 +65,7 @@ from caf_pipeline.interfaces import (
 from caf_pipeline.inventory import CurrentException, SkipReason, is_supported
 from caf_pipeline.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
 from caf_pipeline.lifecycle import CLAIMING, ChunkState, require_move
+from caf_pipeline.plurals import counted
 from caf_pipeline.provider_records import PostgresProviderRecords
 from caf_pipeline.restoring import Superseded, restore
 from caf_pipeline.standing import write_exceptions, write_located, write_standing
@@ -186,6 +187,11 @@ class PostgresLedger:
                 f"source '{name}' is {known} in the ledger, and {address} in the settings",
                 hint="give the new address a source of another name",
             )
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
+        with self._database.transaction() as connection:
+            return {row.archive_id: row.address for row in connection.execute(text("SELECT archive_id, address FROM sources"))}
 
     def export_standing(self, source: str, path: Path) -> int:
         """Write what is known of the source's objects as Parquet; return the rows written. Constant memory."""
@@ -346,7 +352,8 @@ class PostgresLedger:
             # An object without a claim may by now be in another plan; archiving it here too would be doing it twice.
             if left != seal.member_count:
                 raise LedgerError(
-                    f"chunk {chunk} has {seal.member_count} members, but claims {left} objects after its skips",
+                    f"chunk {chunk} has {counted(seal.member_count, 'member')}, but claims"
+                    f" {counted(left, 'object')} after its skips",
                     hint="withdraw the chunk; the next plan has its objects again",
                 )
 
@@ -397,7 +404,8 @@ class PostgresLedger:
             claimed = _end_claims(connection, moved.caf_file_id)
             if not written == claimed == moved.member_count:
                 raise LedgerError(
-                    f"chunk {chunk} has {moved.member_count} members and {claimed} claims, but {written} locations",
+                    f"chunk {chunk} has {counted(moved.member_count, 'member')} and {counted(claimed, 'claim')}, but"
+                    f" {counted(written, 'location')}",
                     hint="its archive is not what was sealed: check the staged file",
                 )
         return written

@@ -21,6 +21,7 @@ from caf_pipeline.comparing import Comparison, compare_headers
 from caf_pipeline.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.durable import sync_file, sync_folder
 from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.first_plan import refuse_second_copy
 from caf_pipeline.in_use import writing_into
 from caf_pipeline.interfaces import InventoryRecord, Lease, ListedIdentity, PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
@@ -38,8 +39,9 @@ from caf_pipeline.inventory import (
     rewritten_version,
 )
 from caf_pipeline.inventory import account_for as account_for_files
-from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
+from caf_pipeline.plurals import counted
 from caf_pipeline.workplace import Workplace
 
 SNAPSHOTS_KEPT: Final = 20
@@ -60,8 +62,8 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
-    `warning` is a sentence where chunks of the source's target size are too large for the store as it was measured, else "".
-    `comparison` and `exceptions` are those of `Current`.
+    `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
+    ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`.
     """
 
     snapshot: Snapshot
@@ -232,19 +234,24 @@ def _identify(work: Workplace, snapshot: Snapshot, folder: Path) -> tuple[tuple[
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
+def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
+
+    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
     chunk was withdrawn that was larger than what fits now, they have the size that fits.
 
     Raises:
+        StoredAlready: see `refuse_second_copy`; and what the store raises when it is asked.
         HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
     with plan_lease(work) as lease:
         require_whole(snapshot.path)
+        if snapshot.object_count and not second_copy:
+            refuse_second_copy(work)
         target_size, warning = _target_size(work)
         _remove_unnamed(work)
         with _workspace(work, _CUTTING) as outer:
@@ -258,7 +265,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
                         record, planned = _register(work, snapshot, plan)
                         plans.append(record)
                         chunks.extend(planned)
-    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warning, current.comparison, current.exceptions)
+    warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warnings, current.comparison, current.exceptions)
 
 
 def plan_lease(work: Workplace) -> AbstractContextManager[Lease]:
@@ -279,6 +287,16 @@ def _target_size(work: Workplace) -> tuple[int, str]:
         f" uploaded in the time that providers give; "
         + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less")
     )
+
+
+def _other_proof_type(work: Workplace) -> str:
+    """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
+    posted = [chunk for chunk in work.ledger.chunks(work.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    others = sum(chunk.proof_type != work.store.proof_type for chunk in posted)
+    if not others:
+        return ""
+    goes_on = "goes on as it is" if others == 1 else "go on as they are"
+    return f"new chunks have proof type {work.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
 
 
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:

@@ -39,6 +39,7 @@ from caf_pipeline.interfaces import Checksum, Chunk, Copy, LocationRow, ObjectHe
 from caf_pipeline.inventory import S3Object
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.manifest import open_manifest
+from caf_pipeline.plurals import counted
 from caf_pipeline.stored_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head, rows_of
 from caf_pipeline.workplace import Workplace
 
@@ -350,7 +351,7 @@ def fault_of(work: Workplace, chunk: StoredChunk) -> str:
     if right >= required and not chunk.wrong:
         return ""
     faults = "".join(f"; {provider} {fault}" for provider, fault in chunk.wrong.items())
-    return f"{right} of {required} copies were right when it was restored (listed: {', '.join(listed)}{faults})"
+    return f"{right} of {counted(required, 'copy', 'copies')} right when it was restored (listed: {', '.join(listed)}{faults})"
 
 
 def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[Outcome]:

@@ -14,6 +14,7 @@ from caf_pipeline.caf import RangeSource
 from caf_pipeline.chunk_file import StagedSource
 from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
 from caf_pipeline.interfaces import Chunk, ChunkStore, Copy, Posting, Sample
+from caf_pipeline.plurals import counted
 
 SAMPLE_COUNT: Final = 16
 """Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in all."""
@@ -95,7 +96,8 @@ def described(findings: Sequence[CopyFinding]) -> str:
 def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int) -> CafError:
     """Return the error of a chunk of which fewer than `required` copies were found right."""
     right = sum(1 for finding in findings if finding.good)
-    message = f"chunk {chunk.name} has {right} of {required} copies listed and read back right ({described(findings)})"
+    of = f"{right} of {counted(required, 'copy', 'copies')}"
+    message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
     if any(finding.fault for finding in findings):
         return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it anew")
     return NotProven(message, hint="run the partition again: it is uploaded to whoever does not have it")

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Final
 
 from caf_pipeline import rebuild
-from caf_pipeline.errors import CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
+from caf_pipeline.errors import ArchiveError, CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
 from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.lifecycle import CLAIMING, IN_GOOD_STANDING
+from caf_pipeline.plurals import counted
 from caf_pipeline.rebuild import FindingKind
 from caf_pipeline.staging import lease_name
 
@@ -20,7 +21,10 @@ _DOUBTFUL: Final = frozenset({FindingKind.UNREADABLE, FindingKind.CONFLICTING})
 
 
 def listed_files(ward: Ward) -> Iterator[Finding]:
-    """Find files that the store lists under the source's archive and the ledger has no chunk for."""
+    """Find files of ours that the store lists under the source's archive and the ledger has no chunk for.
+
+    Others may post as many files as they like under our note; those are not told of, since nothing is to be done about them.
+    """
     work = ward.work
     if work.source not in work.settings.sources:
         found = "caf.toml does not have this source, so that the store was not asked for chunks that the ledger does not know"
@@ -29,7 +33,7 @@ def listed_files(ward: Ward) -> Iterator[Finding]:
     sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
     try:
         for file in rebuild.find_chunks(work):
-            if file.kind is not FindingKind.KNOWN or file.name not in sound:
+            if file.kind is not FindingKind.FOREIGN and (file.kind is not FindingKind.KNOWN or file.name not in sound):
                 yield from _finding(ward, file)
     except (StoreError, SettingsError) as error:
         yield unseen(f"what the store lists of {work.source}", error)
@@ -38,7 +42,7 @@ def listed_files(ward: Ward) -> Iterator[Finding]:
 def _finding(ward: Ward, file: rebuild.Finding) -> Iterator[Finding]:
     if file.kind is FindingKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
-        found = f"the store has this chunk of {members} members ({_place(file)}), and the ledger does not"
+        found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger does not"
         yield mendable(Kind.FILE, file.name, found, _remedy(ward, file), partial(_restore, ward, file))
         return
     if file.kind is FindingKind.KNOWN:
@@ -49,8 +53,6 @@ def _finding(ward: Ward, file: rebuild.Finding) -> Iterator[Finding]:
         yield told(Kind.FILE, name, where, "not restored; 'caf rebuild --whole' finds which copies are right", Turn.OPERATOR)
     elif file.kind in _DOUBTFUL:
         yield told(Kind.FILE, name, where, "not restored; look again later", Turn.OPERATOR)
-    elif file.kind is FindingKind.FOREIGN:
-        yield told(Kind.FILE, name, where, "left", Turn.NOBODY)
     else:
         yield told(Kind.FILE, name, where, f"left; {_space(file)}", Turn.NOBODY)
 
@@ -85,18 +87,21 @@ def _remedy(ward: Ward, file: rebuild.Finding) -> str:
 
 
 def _restore(ward: Ward, file: rebuild.Finding) -> Mended:
-    with ward.taken(f"plan/{ward.work.source}"):
+    work = ward.work
+    with ward.taken(f"plan/{work.source}"):
         try:
-            ward.work.ledger.chunk(file.name)
+            work.ledger.chunk(file.name)
         except NotLocated:
+            # The ledger may have been rebuilt for other sources only, and not know this one.
+            work.ledger.register_source(work.source, work.archive_id, work.address)
             try:
-                rows = rebuild.restore(ward.work, file)
-            except (ClaimConflict, IntegrityError) as error:
+                rows = rebuild.restore(work, file)
+            except (ArchiveError, ClaimConflict, IntegrityError) as error:
                 return Mended(f"not restored: {_said(error)}", Turn.OPERATOR)
             if not rows:
                 return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Turn.NOBODY)
             remedy = _remedy(ward, file)
-            return Mended(f"{remedy}, with {rows} locations", Turn.MENDED if remedy == "restored" else Turn.OPERATOR)
+            return Mended(f"{remedy}, with {counted(rows, 'location')}", Turn.MENDED if remedy == "restored" else Turn.OPERATOR)
         return GONE
 
 

@@ -86,8 +86,8 @@ _COMMIT_POST = text(
 )
 _TRANSACTION = text("SELECT account, outcome FROM transactions WHERE hash = :hash FOR NO KEY UPDATE")
 _SETTLE = text(
-    "UPDATE transactions SET outcome = :outcome, settled_at = now(), cost = coalesce(CAST(:cost AS bigint), cost)"
-    " WHERE hash = :hash"
+    "UPDATE transactions SET outcome = :outcome, settled_at = now(), cost = coalesce(CAST(:cost AS bigint), cost),"
+    " cost_told = CAST(:cost AS bigint) IS NOT NULL WHERE hash = :hash"
 )
 _POSITIONS = text("SELECT position FROM transaction_posts WHERE hash = :hash ORDER BY position")
 _START = text("UPDATE transaction_posts SET start = :start WHERE hash = :hash AND position = :position")
@@ -107,6 +107,10 @@ _START_OF = text(
 _SPENT = text(
     "SELECT coalesce(sum(cost), 0) FROM transactions WHERE account = :account"
     " AND (outcome IS NULL OR outcome IN ('included', 'failed'))"
+)
+_AT_LIST_PRICE = text(
+    "SELECT count(*) FROM transactions WHERE account = :account AND purpose = 'buy' AND NOT cost_told"
+    " AND (outcome IS NULL OR outcome = 'included')"
 )
 _SEE_HEIGHT = text(
     """
@@ -224,6 +228,11 @@ class PostgresTransactionLog:
         """Return the cost in ujkl of the account's transactions that were included, failed or may be included."""
         with self._database.transaction() as connection:
             return int(connection.execute(_SPENT, {"account": account}).scalar_one())
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases that are or may be included are counted at their list price."""
+        with self._database.transaction() as connection:
+            return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 where none was."""

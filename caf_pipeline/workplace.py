@@ -50,13 +50,12 @@ class Workplace:
     @property
     def address(self) -> str:
         """Which bucket and prefix this is, without any secret."""
-        settings = self.source_settings
-        return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
+        return address_of(self.source_settings)
 
     @property
     def archive_id(self) -> str:
         """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
-        return hashlib.sha256(f"caf-pipeline archive\0{self.source}\0{self.address}".encode()).hexdigest()[:32]
+        return archive_id_of(self.source, self.address)
 
     def hold(self, check: Callable[[], None]) -> None:
         """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
@@ -76,6 +75,16 @@ class Workplace:
     def staging(self) -> Path:
         """Return the staging folder, made if it is missing."""
         return _folder(self.settings.staging_folder)
+
+
+def address_of(settings: SourceSettings) -> str:
+    """Return which bucket and prefix a source is."""
+    return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
+
+
+def archive_id_of(source: str, address: str) -> str:
+    """Return the id of a source's archive, which changes with its name and with its address."""
+    return hashlib.sha256(f"caf-pipeline archive\0{source}\0{address}".encode()).hexdigest()[:32]
 
 
 def _folder(path: Path) -> Path:

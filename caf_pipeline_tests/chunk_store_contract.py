@@ -6,7 +6,7 @@ It may give the fixture `log` too: a transaction log that the store's posts go t
 import hashlib
 import os
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -201,6 +201,13 @@ class ChunkStoreContract:
         assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
         assert posting.owner == store.owner()
         assert list(store.posted("f" * 32)) == []
+
+    def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
+        before = store.archives()
+        chunk = replace(to_store(store, staged_file(tmp_path, os.urandom(1000))), archive_id=os.urandom(16).hex())
+        store.post(chunk, log)
+        store.post(chunk, log)
+        assert store.archives() == {**before, chunk.archive_id: 1}
 
     def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)

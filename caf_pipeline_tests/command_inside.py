@@ -50,11 +50,11 @@ def inside(caf: CommandLine) -> CommandInside:
     return CommandInside(caf.folder, caf.environment)
 
 
-def archive_source(caf: CommandInside) -> None:
-    """Archive what `src` has with this command line's settings, by the steps of a run and without Dagster."""
+def archive_source(caf: CommandInside, source: str = "src") -> None:
+    """Archive what a source has with this command line's settings, by the steps of a run and without Dagster."""
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            work = open_workplace(settings, "src", run="run-1", ledger=ledger)
+            work = open_workplace(settings, source, run="run-1", ledger=ledger)
             archive_everything(work)
             close_store(work.store)

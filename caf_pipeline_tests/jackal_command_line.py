@@ -8,6 +8,7 @@ from mnemonic import Mnemonic
 
 from caf_pipeline.jackal.wallet import Wallet
 from caf_pipeline_tests.command_line import CommandLine
+from caf_pipeline_tests.jackal_network import FUNDS, SPACE
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.s3_server import KEY_ID, SECRET
 
@@ -26,6 +27,14 @@ def new_wallet() -> NewWallet:
     """Return a wallet that the network has never seen."""
     words = Mnemonic("english").generate(strength=128)
     return NewWallet(words, Wallet(words).address)
+
+
+def wallet_with_space(network: LoopbackNetwork) -> NewWallet:
+    """Return a new wallet with coins and space, which has posted nothing."""
+    wallet = new_wallet()
+    network.fund(wallet.address, FUNDS)
+    network.grant(wallet.address, SPACE)
+    return wallet
 
 
 def jackal_command_line(folder: Path, network: LoopbackNetwork, words: str, **more: str) -> CommandLine:

@@ -219,6 +219,7 @@ class LedgerContract:
         with pytest.raises(LedgerError, match="s3://b/"):
             ledger.register_source(SOURCE, "id", "s3://b/")
         assert ledger.sources() == [SOURCE]
+        assert ledger.addresses() == {"id": "s3://a/"}
 
     def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")

@@ -19,6 +19,7 @@ class _Entry:
     chunks: tuple[str, ...]
     outcome: str | None = None
     starts: tuple[int, ...] = ()
+    cost_told: bool = False
 
 
 @dataclass
@@ -114,7 +115,7 @@ class MemoryLog:
                 raise LedgerError(f"{len(entry.chunks)} posts have {len(starts)} starts")
             entry.outcome, entry.starts = outcome, tuple(starts)
             if cost is not None:
-                entry.transaction = replace(entry.transaction, cost=cost)
+                entry.transaction, entry.cost_told = replace(entry.transaction, cost=cost), True
 
     def start_of(self, account: str, chunk: str) -> int | None:
         with self._lock:
@@ -126,6 +127,11 @@ class MemoryLog:
     def spent(self, account: str) -> int:
         with self._lock:
             return sum(one.transaction.cost for one in self._of(account) if one.outcome in {None, "included", "failed"})
+
+    def at_list_price(self, account: str) -> int:
+        with self._lock:
+            bought = [one for one in self._of(account) if one.transaction.purpose == "buy" and one.outcome in MAY_HOLD]
+            return sum(not one.cost_told for one in bought)
 
     def seen_height(self, chain_id: str) -> int:
         with self._lock:

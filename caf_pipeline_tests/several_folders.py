@@ -5,6 +5,7 @@ a provider that is asked alone answers alone, and what is put is listed only whe
 """
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 from caf_pipeline.directory_store import DirectoryStore
@@ -20,7 +21,7 @@ class SeveralFolders:
         self.folders = {name: DirectoryStore(folder / name) for name in providers}
         self.required_copies = required
         self.posts: dict[bytes, Posting] = {}
-        self.archives: dict[bytes, str] = {}
+        self.noted: dict[bytes, str] = {}
         self.away: set[str] = set()
         self.unlisted: set[str] = set()
         self.unverified: set[str] = set()
@@ -64,7 +65,7 @@ class SeveralFolders:
         if chunk.merkle_root not in self.posts:
             posting = Posting(chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes)
             self.posts[chunk.merkle_root] = posting
-            self.archives[chunk.merkle_root] = chunk.archive_id
+            self.noted[chunk.merkle_root] = chunk.archive_id
         return self.posts[chunk.merkle_root]
 
     def posted_already(self, chunk, log):
@@ -87,7 +88,10 @@ class SeveralFolders:
         return "owner"
 
     def posted(self, archive_id):
-        return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.archives[one.merkle_root] == archive_id)
+        return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.noted[one.merkle_root] == archive_id)
+
+    def archives(self):
+        return Counter(self.noted[one.merkle_root] for one in self.posts.values())
 
     def copies(self, posting):
         return [

@@ -10,8 +10,8 @@ import pytest
 from caf_pipeline_tests.command_inside import CommandInside, archive_source, inside
 from caf_pipeline_tests.command_line import CommandLine, source_text
 from caf_pipeline_tests.crashes import everything, killed, started
-from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line
-from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, WORDS
+from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
+from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
@@ -121,6 +121,28 @@ def test_a_source_that_only_the_ledger_has_is_looked_at_too(caf, database_url):
     assert "caf.toml does not have this source" in lines(done)[1]
 
 
+def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):  # noqa: F811
+    text = (caf.folder / "caf.toml").read_text()
+    caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
+    for source in ("src", "other"):
+        archive_source(caf, source)
+    fresh = new_ledger()
+    caf.environment["CAF_DATABASE_URL"] = fresh.url
+    assert caf("rebuild", "src").status == 0
+    done = caf("doctor", "--dry-run")
+    assert done.status == 1, done.err
+    assert fresh.sources() == ["src"]
+    done = caf("doctor")
+    assert done.status == 0, done.err
+    assert fresh.account("other").located_objects == 10
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_a_source_of_the_settings_that_the_ledger_does_not_know_has_nothing_to_find(caf):
+    done = caf("doctor", "src")
+    assert (done.status, lines(done)) == (0, ["nothing was found"])
+
+
 def test_s3_is_not_needed(caf, database_url):
     archive_source(caf)
     killed("lease", database_url, "plan/src", LONG)
@@ -136,8 +158,8 @@ def test_s3_is_not_needed(caf, database_url):
 def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
     """The same as two chunks, kept on Jackal."""
     fill(new_bucket)
-    network.grant(ADDRESS, SPACE)
-    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url, **KEPT)
+    words = wallet_with_space(network).words
+    caf = jackal_command_line(tmp_path, network, words, CAF_DATABASE_URL=database_url, **KEPT)
     caf.settings(source_text(s3_server, new_bucket.name, target_size="1200KiB") + "public = true\n")
     return caf
 
@@ -157,7 +179,7 @@ def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, databa
     done = inside(on_jackal)("doctor", JACKAL_MNEMONIC="")
     assert any("given back" in line for line in lines(done))
     assert done.status == 3
-    assert WORDS not in done.err
+    assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
 
 
 @pytest.mark.parametrize("reached", ["posting", "packing", "uploading", "located"][::EVERY])

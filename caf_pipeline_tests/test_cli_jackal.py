@@ -11,7 +11,7 @@ import pytest
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.processes import this_process
 from caf_pipeline_tests.command_line import CommandLine, source_text
-from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
 
@@ -30,8 +30,9 @@ def caf(tmp_path, network, database_url) -> CommandLine:
 
 
 @pytest.fixture
-def source(caf, s3_server, new_bucket) -> CommandLine:
-    """The same with a source `src` of three chunks, nothing archived yet."""
+def source(caf, network, s3_server, new_bucket) -> CommandLine:
+    """The same with a wallet of its own and a source `src` of three chunks, nothing archived yet."""
+    caf = with_wallet(caf, wallet_with_space(network).words)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
@@ -90,6 +91,21 @@ def test_without_a_wallet_it_is_said_where_one_is_taken_from(caf):
     one_sentence(with_wallet(caf, "")("jackal", "account"), 3, "JACKAL_MNEMONIC")
 
 
+def test_the_account_says_where_its_words_come_from_and_which_are_not_used(caf, tmp_path):
+    file = tmp_path / "words"
+    file.write_text(WORDS)
+    file.chmod(0o600)
+    shown = of(caf("jackal", "account", "--json"))
+    assert (shown["words_from"], shown["words_not_used"]) == ("JACKAL_MNEMONIC", [])
+    both = {"CAF_JACKAL__MNEMONIC_FILE": str(file), "CAF_JACKAL__MNEMONIC": WORDS}
+    shown = of(caf("jackal", "account", "--json", **both))
+    assert (shown["words_from"], shown["words_not_used"]) == ("CAF_JACKAL__MNEMONIC", ["JACKAL_MNEMONIC", str(file)])
+    told = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in told
+    told = caf("jackal", "account", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from {file}\n" in told
+
+
 def test_chunks_in_a_folder_have_no_account(caf):
     one_sentence(caf("jackal", "account", CAF_STORE__KIND="directory"), 3, "store.kind", "directory")
 
@@ -129,6 +145,26 @@ def test_space_is_bought_once_its_price_was_shown(caf, network):
     shown = of(caf("jackal", "account", "--json"))
     assert shown["plan"]["space_bytes"] == 2 * GB
     assert 0 < COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
+
+
+def test_what_was_spent_is_what_the_wallet_has_less(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    for size in ("2GB", "3GB"):
+        bought = caf("jackal", "buy", "--bytes", size, "--days", "30", "--yes")
+        assert bought.out.decode().startswith("bought for "), bought.err
+        assert "at most" not in bought.out.decode()
+    shown = of(caf("jackal", "account", "--json"))
+    assert (COINS - shown["balance_ujkl"], 0) == (shown["spent_ujkl"], shown["purchases_at_list_price"])
+
+
+def test_a_purchase_that_no_node_tells_of_is_said_to_count_at_list_price(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    for lcd in (0, 1):
+        network.misbehave(lcd=lcd, index_off=True)
+    bought = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
+    assert bought.out.decode().startswith("bought for at most "), bought.err
+    told = caf("jackal", "account").out.decode()
+    assert "at most: 1 purchase at list price, since it is not known what the chain took" in told
 
 
 def test_nothing_is_bought_where_nobody_can_answer(caf):
@@ -202,6 +238,22 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, datab
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert [line["missing"] for line in lines].count(True) == 1
     assert [line["foreign"] for line in lines].count(True) == 1
+
+
+def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it_is(source, ledger):
+    assert source("run", CAF_SOURCES__SRC__TARGET_SIZE="32MiB").status == 0
+    (chunk,) = ledger.chunks()
+    assert "proofs     type 3\n" in source("jackal", "account").out.decode()
+    changed = {"CAF_JACKAL__PROOF_TYPE": "0", "CAF_SOURCES__SRC__TARGET_SIZE": "32MiB"}
+    shown = of(source("jackal", "account", "--json", **changed))
+    assert (shown["proof_type"], shown["posted_by_proof_type"]) == (0, {"3": 1})
+    said = "1 chunk posted with another type goes on as it is"
+    assert said in source("jackal", "account", **changed).out.decode()
+    done = source("run", **changed)
+    assert done.status == 0, done.err
+    assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(done.err.split())
+    assert ledger.chunks() == [chunk]
+    assert "src: 1 chunk on the chain, 0 missing" in source("jackal", "files", **changed).out.decode()
 
 
 # --- orders ----------------------------------------------------------------------------------------------------------

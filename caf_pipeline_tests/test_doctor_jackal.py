@@ -6,12 +6,13 @@ import httpx
 import psycopg
 import pytest
 
-from caf_pipeline import archive
+from caf_pipeline import archive, rebuild
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.findings import Kind, Turn
 from caf_pipeline.jackal.messages import archive_note
 from caf_pipeline.jackal.store import open_jackal_store
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.rebuild import FindingKind
 from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import dying_runs
 from caf_pipeline_tests.chain_user import ChainUser
@@ -184,7 +185,7 @@ def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
 
-def test_a_file_that_another_wallet_posted_under_our_archive_is_told_and_gives_no_row(work, name, network):
+def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(work, name, network):
     archive_chunk(work, name)
     words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
     with httpx.Client() as client:
@@ -192,9 +193,8 @@ def test_a_file_that_another_wallet_posted_under_our_archive_is_told_and_gives_n
         network.fund(spoofer.address, 10**9)
         network.grant(spoofer.address, 10**9)
         spoofer.post(b"spoofed", note=archive_note(work.archive_id))
-    (told,) = examined(work)
-    assert (told.kind, told.turn) == (Kind.FILE, Turn.NOBODY)
-    assert spoofer.address in told.found
+    assert list(examined(work)) == []
+    assert FindingKind.FOREIGN in {one.kind for one in rebuild.find_chunks(work)}
 
 
 def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(

@@ -252,9 +252,11 @@ def test_the_roster_hands_the_setting_to_its_clients():
 def test_providers_on_this_machine_are_passed_over_like_unreachable_ones(network, tmp_path):
     path = tmp_path / "chunk.caf"
     path.write_bytes(bytes(100_000))
-    opened = open_store(network, allow_private_addresses=False, copies=1)
+    before = open_store(network, copies=1)
+    posting = before.posted(path)
+    before.store.close()
+    opened = open_store(network, before.log, allow_private_addresses=False, copies=1)
     try:
-        posting = opened.posted(path)
         with pytest.raises(StoreUnreachable, match=r"jackal\.allow_private_addresses") as caught:
             opened.store.put(posting, path, lambda _: None)
         assert type(caught.value).__name__ == "NoProvider"

@@ -168,6 +168,29 @@ def test_answers_are_read():
     assert messages.parse_transaction({"tx": {}, "tx_response": included}, "q") == IncludedTransaction(99, 0, "", "[]", "0A")
 
 
+def moved_by(*events):
+    response = {"height": "99", "code": 0, "codespace": "", "data": "", "raw_log": "[]", "logs": [{"events": list(events)}]}
+    return messages.parse_transaction({"tx_response": response}, "q").moved
+
+
+def bank(type_, *pairs):
+    return {"type": type_, "attributes": [{"key": key, "value": value} for key, value in pairs]}
+
+
+def test_what_messages_moved_is_read_from_the_events_of_the_bank():
+    spent = bank("coin_spent", ("spender", "us"), ("amount", "7ujkl,5uatom"), ("spender", "pool"), ("amount", "3ujkl"))
+    received = bank("coin_received", ("receiver", "pool"), ("amount", "7ujkl"), ("receiver", "us"), ("amount", "2ujkl"))
+    assert moved_by(spent, bank("transfer", ("sender", "us"), ("amount", "7ujkl")), received) == {"us": -5, "pool": 4}
+    assert moved_by(bank("coin_spent", ("spender", "us"), ("amount", ""))) == {"us": 0}
+    assert moved_by({"type": "coin_spent", "attributes": [{"key": "spender", "value": "us"}, {"key": "amount"}]}) == {"us": 0}
+
+
+@pytest.mark.parametrize("event", [None, 5, {"type": "coin_spent"}, {"type": "coin_spent", "attributes": [{"key": 1}]}])
+def test_events_that_are_none_tell_nothing_and_are_no_failure(event):
+    assert moved_by(event) is None
+    assert moved_by() == {}
+
+
 def test_an_account_that_vests_is_read_like_a_plain_one():
     plain = {"account_number": "7", "sequence": "3"}
     assert messages.parse_account({"account": {"base_vesting_account": {"base_account": plain}}}, "q") == Account(7, 3)

@@ -558,6 +558,38 @@ def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
     assert payer.charged() == CHARGED
 
 
+def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_list_price(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    poster = payer.poster(log)
+    poster.buy(3 * GB, 30, log)
+    left = payer.balance()
+    second = poster.buy(4 * GB, 30, log)
+    assert second.cost_told
+    assert second.cost == left - payer.balance() < poster._chain.price(30, 4 * GB)
+    assert log.spent(payer.account) == 10**9 - payer.balance()
+    assert log.at_list_price(payer.account) == 0
+
+
+def test_before_a_purchase_the_cap_is_held_to_its_list_price(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    spent = payer.poster(log).buy(3 * GB, 30, log).cost
+    with pytest.raises(SpendCapReached):
+        payer.poster(log, cap=spent + 90_000).buy(4 * GB, 30, log)
+    assert log.spent(payer.account) == spent
+
+
+def test_where_no_node_tells_what_was_taken_the_list_price_counts_and_is_said_to(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    payer.poster(log).buy(3 * GB, 30, log)
+    for index in (0, 1):
+        network.misbehave(lcd=index, index_off=True)
+    second = payer.poster(log).buy(4 * GB, 30, log)
+    assert not second.cost_told
+    assert second.cost >= payer.chain(log).price(30, 4 * GB)
+    assert log.spent(payer.account) > 10**9 - payer.balance()
+    assert log.at_list_price(payer.account) == 1
+
+
 def test_a_purchase_obeys_the_spend_cap_and_the_balance(network, stack, log):
     payer = Payer.new(network, stack, space=0, coins=10_000)
     with pytest.raises(SpendCapReached):

@@ -18,6 +18,7 @@ from caf_pipeline.errors import (
     RootRefused,
     StoredChunkMissing,
     StoreError,
+    UploadsRefused,
 )
 from caf_pipeline.interfaces import Orders, Posting
 from caf_pipeline.jackal.messages import Provider
@@ -367,9 +368,9 @@ def test_a_slow_one_is_left_out_where_enough_fast_ones_are(opened, network, stag
 
 
 def test_a_chunk_that_the_bandwidth_does_not_let_through_is_not_begun(open_with, staged):
-    opened = open_with(bandwidth=1000)
-    posting, before = opened.posted(staged), opened.begun()
-    with pytest.raises(NoProvider, match="the limit that was set"):
+    posting, opened = open_with().posted(staged), open_with(bandwidth=1000)
+    before = opened.begun()
+    with pytest.raises(UploadsRefused, match="the bandwidth limit is 1000 bytes a second"):
         put(opened, posting, staged)
     assert not sent_since(opened, before)
 

@@ -102,7 +102,7 @@ def test_the_slow_path_too_refuses_an_object_that_is_located_in_good_standing(le
     kept = archive(ledger, ["a"])
     (chunk,) = register(ledger, ["old"])
     bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="1 objects are located"):
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="1 object located in other chunks"):
         ledger.load_locations(lease, chunk, [location("a")])
     assert ledger.locate(SOURCE, "a").chunk == kept
 

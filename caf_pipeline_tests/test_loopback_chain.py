@@ -240,10 +240,23 @@ def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
     assert buyer.storage("price_check/60/2000000000").json() == {"price": "100000"}
     assert buyer.do(messages.buy_storage(buyer.address, 2 * 10**9, 60), fee=1000)["code"] == 0
     assert buyer.balance() == 10**9 - 1000 - 100_000
-    buyer.do(messages.buy_storage(buyer.address, 10**9, 30))
+    left = buyer.balance()
+    buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
+    assert buyer.balance() == left - 1000  # the plan that runs is worth more
     plan = buyer.storage(f"payment_info/{buyer.address}").json()["storage_payment_info"]
     assert (plan["spaceAvailable"], plan["spaceUsed"]) == ("1000000000", "0")
     assert plan["end"].endswith("Z")
+
+
+def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_was_paid(user, client):
+    buyer = ChainUser(user.network, client, "letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+    user.network.fund(buyer.address, 10**9)
+    buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
+    left = buyer.balance()
+    done = buyer.do(messages.buy_storage(buyer.address, 3 * 10**9, 30), fee=1000)
+    paid = left - buyer.balance() - 1000
+    assert 2 * 25_000 <= paid <= 2 * 25_000 + 100  # a block or two of the first plan are used up
+    assert messages.parse_transaction({"tx_response": done}, "q").moved[buyer.address] == -paid
 
 
 # --- time ------------------------------------------------------------------------------------------------------------

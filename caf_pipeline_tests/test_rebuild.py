@@ -79,7 +79,7 @@ def archived(origin, tmp_path):
     kept = origin.store
     shutil.copytree(kept.folders["anna"].folder.parent, tmp_path / "store")
     store = SeveralFolders(tmp_path / "store")
-    store.posts, store.archives = dict(kept.posts), dict(kept.archives)
+    store.posts, store.noted = dict(kept.posts), dict(kept.noted)
     return dataclasses.replace(origin, store=store)
 
 
@@ -447,7 +447,7 @@ def test_another_owners_file_is_foreign_and_never_read(bare, tmp_path):
 def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
     posting = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     twice = dataclasses.replace(posting, start=posting.start + 5)
-    bare.store.posts[b"twice"], bare.store.archives[twice.merkle_root] = twice, bare.archive_id
+    bare.store.posts[b"twice"] = twice
     assert sorted(kinds(rebuild.rebuild(bare))) == [FindingKind.CHUNK, FindingKind.DOUBLE]
     assert bare.ledger.chunks()[0].start == posting.start
     outcomes = list(rebuild.rebuild(bare))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import MnemonicRefused
-from caf_pipeline.jackal.wallet import MNEMONIC_VARIABLE, Wallet, address_of, read_mnemonic
+from caf_pipeline.jackal.wallet import MNEMONIC_VARIABLE, Wallet, address_of, read_mnemonic, words_named
 
 WORDS = "abandon " * 11 + "about"
 PRIVATE_KEY = "c4a48e2fce1481cd3294b4490f6678090ea98d3d0e5cd984558ab0968741b104"
@@ -137,3 +137,13 @@ def test_a_wallet_is_read_only_when_its_key_is_needed():
     assert (asked, repr(wallet)) == ([], "Wallet(…)")
     assert wallet.address == wallet.address == "jkl19rl4cm2hmr8afy4kldpxz3fka4jguq0a97rvx2"
     assert asked == [1]
+
+
+def test_the_first_place_that_names_words_is_the_one_they_are_taken_from(monkeypatch, tmp_path):
+    file = tmp_path / "words"
+    monkeypatch.setenv("JACKAL_MNEMONIC", WORDS)
+    assert words_named("given", file) == ["CAF_JACKAL__MNEMONIC", "JACKAL_MNEMONIC", str(file)]
+    assert read_mnemonic(None, file) == WORDS
+    monkeypatch.delenv("JACKAL_MNEMONIC")
+    assert words_named(None, file) == [str(file)]
+    assert words_named(None, None) == []

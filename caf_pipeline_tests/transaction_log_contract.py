@@ -200,6 +200,16 @@ class TransactionLogContract:
             log.settle(lease, one.hash, "failed", cost=6_000)
         assert log.spent(ACCOUNT) == 6_000
 
+    def test_a_purchase_counts_at_its_list_price_until_it_is_told_what_was_taken(self, log):
+        told, untold, failed, _pending = (commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5))
+        commit(log, signed(5, cost=1))
+        with log.own(ACCOUNT) as lease:
+            log.settle(lease, told.hash, "included", cost=300)
+            log.settle(lease, untold.hash, "included")
+            log.settle(lease, failed.hash, "failed", cost=7)
+        assert (log.spent(ACCOUNT), log.at_list_price(ACCOUNT)) == (300 + 1_000 + 7 + 1_000 + 1, 2)
+        assert log.at_list_price(OTHER) == 0
+
     # --- heights ---
 
     def test_the_greatest_height_of_a_chain_is_remembered(self, log):

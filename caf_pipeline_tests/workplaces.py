@@ -61,7 +61,8 @@ def a_workplace(
 
 
 def plan(work: Workplace):
-    return planning.cut_plan(work, planning.take_inventory(work))
+    """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
+    return planning.cut_plan(work, planning.take_inventory(work), second_copy=True)
 
 
 def archive_chunk(work: Workplace, name: str, *, until=None) -> None:

@@ -254,13 +254,14 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
                 advance(len(piece))
         gaps = list(reader.gaps())
         dead_bytes = sum(end_byte - start_byte for start_byte, end_byte in gaps)
+        overlaps = reader.overlap_count()
         report: dict[str, object] = {
             "members": len(reader),
             "size_bytes": reader.size_bytes,
             "data_bytes": reader.data_size_bytes,
             "dead_bytes": dead_bytes,
             "gaps": len(gaps),
-            "overlaps": reader.overlap_count(),
+            "overlaps": overlaps,
         }
         if as_json:
             print_json(report | {"warnings": list(reader.warnings)})
@@ -268,8 +269,8 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
         print(f"{counted(len(reader), 'member')}, all {reader.size_bytes} bytes ({show_size(reader.size_bytes)}) read")
         if gaps:
             print(f"dead bytes: {dead_bytes} in {counted(len(gaps), 'gap')}, the first at {gaps[0][0]} to {gaps[0][1]}")
-        if report["overlaps"]:
-            print(f"overlaps: {report['overlaps']} members share bytes with another")
+        if overlaps:
+            print(f"overlaps: {counted(overlaps, 'member')} with bytes that another has, too")
 
 
 # --- merkle --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ def doctor(
     Leases of dead runs, files and reservations in staging that nobody needs, transactions that were signed and not settled,
     chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
     killed inventories and plans left, chunks that no run goes on with. May be run at any moment, also beside runs: what a live
-    one holds is left alone. Nothing is paid anew, nothing is deleted on Jackal, S3 is not asked.
+    one holds is left alone. Nothing is paid again, nothing is deleted on Jackal, S3 is not asked. What other wallets post under
+    this archive's note is left out: `caf rebuild --dry-run` lists it.
 
     A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in JSON is "mended"; "doctor"
     where it was not mended, or only looked at; "run" for the next `caf run`; "operator"; or "nobody".

@@ -4,6 +4,7 @@ Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protoco
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -14,9 +15,9 @@ import typer
 
 from caf_pipeline.cli import orders, proving
 from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_network, opened_workplace
-from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, show_coins, show_size
+from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
-from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _group(context: typer.Context) -> None:
 def account(json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
-    What was spent is the sum of this ledger's transactions; other programs may use the wallet, too.
+    What was spent is the sum of this ledger's transactions; other programs may use the wallet, too. A purchase counts as what
+    the chain took. Where no node told that, or an earlier version made it, it counts at its list price, which is the most.
 
     \b
     Examples:
@@ -72,16 +74,25 @@ def account(json: JsonOption = False) -> None:
     with opened_network(settings) as network:
         chain, address = network.store.chain, network.store.wallet.address
         balance, plan, spent = chain.balance(address), chain.plan(address), network.log.spent(network.account)
+        at_list_price = network.log.at_list_price(network.account)
         given = network.ledger.switchboard().orders()
+        chunks = network.ledger.chunks()
+    types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
+    words_from, *not_used = _words_named(settings)
     cap, rate = orders.spend_cap_in_force(settings, given), orders.bandwidth_in_force(settings, given)
     if json:
         print_json(
             {
                 "address": address,
                 "chain_id": settings.jackal.chain_id,
+                "words_from": words_from,
+                "words_not_used": not_used,
+                "proof_type": settings.jackal.proof_type,
+                "posted_by_proof_type": {str(proof_type): count for proof_type, count in sorted(types.items())},
                 "balance_ujkl": balance,
                 "plan": _plan_json(plan),
                 "spent_ujkl": spent,
+                "purchases_at_list_price": at_list_price,
                 "spend_cap_ujkl": cap,
                 "bandwidth": rate,
                 "paused": given.paused or None,
@@ -89,12 +100,34 @@ def account(json: JsonOption = False) -> None:
         )
         return
     typer.echo(f"address    {address} on {settings.jackal.chain_id}")
+    unused = f"; not used: {printable(', '.join(not_used))}" if not_used else ""
+    typer.echo(f"words      from {printable(words_from)}{unused}")
     typer.echo(f"balance    {show_coins(balance)}")
     typer.echo(f"space      {_plan_line(plan)}")
     typer.echo(f"spent      {show_coins(spent)} by this ledger's transactions; cap: {'none' if cap is None else show_coins(cap)}")
+    if at_list_price:
+        typer.echo(
+            f"           at most: {counted(at_list_price, 'purchase')} at list price, since it is not known what the chain took"
+        )
+    typer.echo(f"proofs     {_proofs_line(settings.jackal.proof_type, types)}")
     typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second for all uploads together'}")
     if given.paused:
         typer.echo(f"paused     {given.paused}")
+
+
+def _words_named(settings: Settings) -> Sequence[str]:
+    from caf_pipeline.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
+
+    jackal = settings.jackal
+    return words_named(jackal.mnemonic.get_secret_value() if jackal.mnemonic else None, jackal.mnemonic_file)
+
+
+def _proofs_line(proof_type: int, posted: "Counter[int | None]") -> str:
+    others = sum(count for other, count in posted.items() if other != proof_type)
+    if not others:
+        return f"type {proof_type}"
+    goes_on = "goes on as it is" if others == 1 else "go on as they are"
+    return f"type {proof_type} for new chunks; {counted(others, 'chunk')} posted with another type {goes_on}"
 
 
 def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
@@ -253,7 +286,8 @@ def buy(
         _confirm(yes)
         purchase = network.store.poster.buy(size_bytes, days, network.log)
         which = "an earlier purchase was pending and is included, nothing more was bought:" if purchase.earlier else "bought"
-        typer.echo(f"{which} for at most {show_coins(purchase.cost)} at height {purchase.height}, transaction {purchase.hash}")
+        cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
+        typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
         typer.echo(f"the wallet has {_plan_line(chain.plan(address))}")
 
 
@@ -389,8 +423,8 @@ def _print_files(source: str, found: "Holdings", everything: bool) -> None:
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"{source}: {len(found.held):,} chunks on the chain, {len(found.missing):,} missing, {len(found.foreign):,} foreign, "
-        f"{len(found.short):,} short, {len(found.expiring):,} expiring"
+        f"{source}: {counted(len(found.held), 'chunk')} on the chain, {len(found.missing):,} missing, "
+        f"{len(found.foreign):,} foreign, {len(found.short):,} short, {len(found.expiring):,} expiring"
     )
     rows = list(_rows(found, everything))
     if not rows:

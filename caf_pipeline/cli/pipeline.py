@@ -12,6 +12,7 @@ import typer
 
 from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, opened_workplace
 from caf_pipeline.cli.terminal import help_of, note, print_json, printable, show_size, show_time
+from caf_pipeline.errors import UsageError
 from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.settings import load_settings
 
@@ -35,15 +36,23 @@ def run(
     source: Annotated[
         str | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
     ] = None,
+    second_copy: Annotated[
+        bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
+    ] = False,
 ) -> None:
     r"""Take an inventory, plan what is new, and archive every planned chunk.
 
     Runs through Dagster, in this process; each run stands on its job's page in the UI. What an earlier run left unfinished
     is finished, too. Ctrl-C ends it; the next run goes on from there.
 
+    Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where it lists files that may hold
+    the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
+    all of it once more.
+
     \b
-    Example:
+    Examples:
       caf run --source demo
+      caf run --source demo --second-copy
 
     Exit status: 0 all went well, also where there was nothing to do; 1 a check failed; 3 a setting is wrong; 5 the source,
     6 the database, 7 the store or 8 the staging folder failed; 9 bytes differ; 10 another run holds what this one needs;
@@ -52,8 +61,10 @@ def run(
     settings = load_settings()
     if source is not None:
         settings.source(source)
+    elif second_copy:
+        raise UsageError("--second-copy is for one source.", hint="Name it with --source.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
-    entry.load()(source, settings=settings)
+    entry.load()(source, settings=settings, second_copy=second_copy)
 
 
 def get(

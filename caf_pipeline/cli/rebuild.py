@@ -162,14 +162,10 @@ def _print(outcome: "Outcome", dry_run: bool) -> None:
     rows = "" if outcome.rows in (None, chunk.member_count) else f", {outcome.rows:,} of them not located before"
     typer.echo(
         f"{chunk.name}: {done}, {counted(chunk.member_count, 'object')}{rows}, {chunk.skipped_count:,} skipped,"
-        f" read from {len(chunk.read_from)} of {_copies(len(chunk.copies))}"
+        f" read from {len(chunk.read_from)} of {counted(len(chunk.copies), 'listed copy', 'listed copies')}"
     )
     if outcome.fault:
         typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
-
-
-def _copies(count: int) -> str:
-    return "1 listed copy" if count == 1 else f"{count} listed copies"
 
 
 def _print_not_known(settings: Settings) -> None:

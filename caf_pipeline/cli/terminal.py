@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from caf_pipeline.errors import UsageError
+from caf_pipeline.plurals import counted as counted  # noqa: PLC0414  what commands show comes from this module
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
@@ -56,11 +57,6 @@ def show_time(moment: datetime) -> str:
 def show_coins(amount: int) -> str:
     """Return an amount of ujkl for people: 1 JKL is 1,000,000 ujkl."""
     return f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)" if amount >= 10_000 else f"{amount:,} ujkl"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return `1 member`, `2 members`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def printable(text: str) -> str:

@@ -50,6 +50,15 @@ class InventoryWindow(Config):
     until: str | None = Field(default=None, description="Percent-encoded key, the last one taken; to the end where not given.")
 
 
+class PlanTerms(Config):
+    """What a plan may do."""
+
+    second_copy: bool = Field(
+        default=False,
+        description="Plan the source although the ledger has nothing of it and the store has files that may hold its objects.",
+    )
+
+
 def source_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:
     """Return the assets of one source, in flow order."""
     return [_inventory(source, settings), _plan(source, settings), *_chunk_assets(source, settings)]
@@ -91,7 +100,9 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
             f"{settings.target_size.human_readable()}, and makes one **partition** for each, e.g. "
             f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
-            f"sensor `launch_chunks_{identifier(source)}` do it."
+            f"sensor `launch_chunks_{identifier(source)}` do it.\n\n"
+            "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
+            "`caf rebuild` restores such a ledger. *Launchpad:* `second_copy` plans, and pays, all the same."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -99,10 +110,11 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
     )
-    def chunk_plan(context: AssetExecutionContext, pipeline: Pipeline) -> Results:
+    def chunk_plan(context: AssetExecutionContext, config: PlanTerms, pipeline: Pipeline) -> Results:
         def cut() -> metadata.Metadata:
             work = _open(context, pipeline, source)
-            report = planning.cut_plan(work, snapshot_to_plan(work, context.instance, context.run.run_id))
+            snapshot = snapshot_to_plan(work, context.instance, context.run.run_id)
+            report = planning.cut_plan(work, snapshot, second_copy=config.second_copy)
             if report.warning:
                 context.log.warning(report.warning)
             copies = pipeline.settings.jackal.copies if pipeline.settings.store.kind == "jackal" else 1

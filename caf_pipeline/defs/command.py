@@ -5,7 +5,7 @@ process for all of them, since a new one takes ten seconds a run. Not here: what
 printed and made an exit status (`cli`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -34,6 +34,7 @@ from caf_pipeline.defs.naming import (
     archive_job,
     audit_job,
     plan_job,
+    plan_op,
 )
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.progress import ChunkProgress
@@ -43,6 +44,7 @@ from caf_pipeline.defs.storage import require_database
 from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotPublic, SettingsError, UsageError
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
+from caf_pipeline.plurals import counted
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 
@@ -77,12 +79,15 @@ class Summary:
     complete: bool = False
 
 
-def run_source(source: str | None, *, settings: Settings, console: Console | None = None) -> list[Summary]:
+def run_source(
+    source: str | None, *, settings: Settings, second_copy: bool = False, console: Console | None = None
+) -> list[Summary]:
     """Archive what is new of one source, or of all.
 
     Args:
         source: its name; None for every source of the settings, in order of their names.
         settings: as loaded.
+        second_copy: plan also what the store may have, where the ledger knows nothing of the source.
         console: where progress and notes go; a new one on stderr by default.
 
     Returns:
@@ -102,7 +107,10 @@ def run_source(source: str | None, *, settings: Settings, console: Console | Non
     with InterruptWatch() as watch, open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
         for run in reap_dead_runs(instance):
             console.print(f"run {run} was killed earlier; it is marked as failed", style="yellow")
-        summaries = [_Command(settings, instance, ledger, console=console, source=name, watch=watch).run() for name in names]
+        summaries = [
+            _Command(settings, instance, ledger, console=console, source=name, watch=watch, second_copy=second_copy).run()
+            for name in names
+        ]
         for summary in summaries:
             console.print(_sentence(summary), highlight=False)
     errors = [error for summary in summaries for error in summary.failed.values()]
@@ -144,8 +152,10 @@ class _Command:
         console: Console,
         source: str,
         watch: InterruptWatch,
+        second_copy: bool,
     ) -> None:
         self._source = source
+        self._second_copy = second_copy
         self._watch = watch
         self._instance = instance
         self._ledger = ledger
@@ -175,7 +185,8 @@ class _Command:
         return self._summary
 
     def _plan(self) -> ExecuteInProcessResult:
-        planned = self._execute(plan_job(self._source))
+        terms = {"ops": {plan_op(self._source): {"config": {"second_copy": self._second_copy}}}}
+        planned = self._execute(plan_job(self._source), config=terms)
         if holder := self._holder(planned):
             self._console.print(f"run {holder} is planning '{self._source}'; going on with what is planned already")
         for warning in _warnings(planned):
@@ -236,13 +247,15 @@ class _Command:
         run = self._instance.get_run_by_id(result.run_id)
         return run.tags.get(HELD_TAG) if run else None
 
-    def _execute(self, job: str, *, partition_key: str | None = None) -> ExecuteInProcessResult:
+    def _execute(
+        self, job: str, *, partition_key: str | None = None, config: Mapping[str, object] | None = None
+    ) -> ExecuteInProcessResult:
         """Execute one run of a job here; raise the error that ended it, or KeyboardInterrupt."""
         self._errors.clear()
         result = self._defs.resolve_job_def(job).execute_in_process(
             instance=self._instance,
             partition_key=partition_key,
-            run_config=_QUIET,
+            run_config={**_QUIET, **(config or {})},
             tags=run_tags(),
             raise_on_error=False,
         )
@@ -280,7 +293,7 @@ def _warnings(result: ExecuteInProcessResult) -> list[str]:
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
     size = f"{summary.size_bytes / (1 << 20):,.1f} MiB"
-    done = f"{summary.source}: {chunks} chunk{'' if chunks == 1 else 's'} archived, {summary.objects:,} objects, {size}"
+    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {size}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new"
     failed = f"; {len(summary.failed)} failed" if summary.failed else ""

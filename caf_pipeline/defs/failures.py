@@ -14,7 +14,16 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster_shared.error import DagsterError
 
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG
-from caf_pipeline.errors import CafError, EmptyWallet, HeldByOther, NoStoragePlan, NotPublic, SettingsError, SpendCapReached
+from caf_pipeline.errors import (
+    CafError,
+    EmptyWallet,
+    HeldByOther,
+    NoStoragePlan,
+    NotPublic,
+    SettingsError,
+    SpendCapReached,
+    UploadsRefused,
+)
 
 T = TypeVar("T")
 Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext
@@ -22,7 +31,7 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """For every op: 2, 4 and 8 seconds. Requests have back-off of their own; this is for what outlasts it."""
 
-HITS_EVERY_CHUNK: Final = (SettingsError, NotPublic, NoStoragePlan, EmptyWallet, SpendCapReached)
+HITS_EVERY_CHUNK: Final = (SettingsError, NotPublic, NoStoragePlan, EmptyWallet, SpendCapReached, UploadsRefused)
 """What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
 
 

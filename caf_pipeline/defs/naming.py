@@ -97,6 +97,11 @@ def storage_plan_job(source: str) -> str:
     return f"storage_plan_{identifier(source)}"
 
 
+def plan_op(source: str) -> str:
+    """Return the name of the op behind `chunk_plan`, under which a run's config stands."""
+    return f"{identifier(source)}__chunk_plan"
+
+
 def inventory_op(source: str) -> str:
     """Return the name of the op behind `s3_inventory`, under which a run's config stands."""
     return f"{identifier(source)}__s3_inventory"

@@ -358,6 +358,11 @@ class Chain:
         for page in pages:
             yield from _of_archive(page, owner, archive_id)
 
+    def files_of_owner(self, owner: str) -> Iterator[ChainFile]:
+        """Yield all files of an owner: there is no query for that, so that the whole network's are gone through."""
+        for page in self._pages(f"{_STORAGE}/files", parse_files):
+            yield from (one for one in page if one.owner == owner)
+
     # providers
 
     def providers(self) -> Sequence[Provider]:

@@ -54,6 +54,10 @@ def no_check() -> None:
     """Find nothing wrong."""
 
 
+class PrivateAddress(StoreUnreachable):
+    """A provider is at an address that is not public, and the settings keep us from connecting to it."""
+
+
 # --- addresses -----------------------------------------------------------------------------------------------------------
 
 
@@ -255,14 +259,14 @@ class Connection(http.client.HTTPConnection):
         """Return a socket to one of the host's addresses, as they are looked up now and not again.
 
         Raises:
-            StoreUnreachable: none of them may be connected to. OSError: none of them answers.
+            PrivateAddress: none of them may be connected to. OSError: none of them answers.
         """
         host, port = self.address.host, self.address.port
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         permitted = [one for one in found if self.address.may_be_private or is_public(str(one[4][0]))]
         if not permitted:
             stands_at = ", ".join(dict.fromkeys(str(place[0]) for *_, place in found[:MAX_ADDRESSES]))
-            raise StoreUnreachable(
+            raise PrivateAddress(
                 f"provider {self.address} is not asked: it stands at {stands_at}, which is no public address, and"
                 " jackal.allow_private_addresses is false",
                 hint="set it to true only for a network of your own, whose providers are on this machine or beside it",

@@ -241,12 +241,22 @@ def archive_of(note: str) -> str | None:
     return named if isinstance(named, str) else None
 
 
+def is_ours(note: str) -> bool:
+    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely another program's."""
+    try:
+        value = json.loads(note)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(value, dict) or NOTE_MEMBER in value
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 NOT_FOUND: Final = 5
 """The gRPC code by which a node says that it has no such thing; over REST with status 404."""
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+_COIN: Final = re.compile(r"([0-9]{1,20})([a-zA-Z][a-zA-Z0-9/:._-]*)")
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 TYPE_3: Final = 3
 TYPE_3_SINCE: Final = (5, 1, 0)
@@ -368,13 +378,17 @@ class FileProof:
 
 @dataclass(frozen=True, slots=True)
 class IncludedTransaction:
-    """A transaction in a block. `code` 0: all its messages took effect; `data` is hex, see `post_starts`."""
+    """A transaction in a block. `code` 0: all its messages took effect; `data` is hex, see `post_starts`.
+
+    `moved` is what its messages gave each account in ujkl, less what they took; its fee is not in it. None where no node tells.
+    """
 
     height: int
     code: int
     codespace: str
     log: str
     data: str
+    moved: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,5 +647,38 @@ def parse_transaction(value: object, query: str) -> IncludedTransaction:
     if height < 1:
         raise _no_answer(query, f"height {height} is none of a block")
     return IncludedTransaction(
-        height, response.number("code"), response.text("codespace"), response.text("raw_log"), response.text("data")
+        height,
+        response.number("code"),
+        response.text("codespace"),
+        response.text("raw_log"),
+        response.text("data"),
+        _moved(response),
     )
+
+
+_MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)}
+"""Events of the bank module: who is named by which attribute, and the sign of the amount that comes after it."""
+
+
+def _moved(response: Answer) -> Mapping[str, int] | None:
+    """Read what messages moved from their logs; the list of all events has the fee's, too. A log that is none tells nothing."""
+    moved: dict[str, int] = {}
+    try:
+        for log in response.objects("logs"):
+            for event in log.objects("events"):
+                if event.text("type") in _MOVES:
+                    _add_moves(moved, event, *_MOVES[event.text("type")])
+    except ChainUnreachable:
+        return None
+    return moved
+
+
+def _add_moves(moved: dict[str, int], event: Answer, names: str, sign: int) -> None:
+    account = ""
+    for attribute in event.objects("attributes"):  # of all events of the type, one after the other
+        key, value = attribute.text("key"), attribute.text("value") if attribute.has("value") else ""
+        if key == names:
+            account = value
+        elif key == "amount":
+            coins = (_COIN.fullmatch(coin) for coin in value.split(","))
+            moved[account] = moved.get(account, 0) + sign * sum(int(coin[1]) for coin in coins if coin and coin[2] == DENOM)

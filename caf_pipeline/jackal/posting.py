@@ -15,7 +15,7 @@ Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jac
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil
@@ -56,6 +56,7 @@ from caf_pipeline.jackal.messages import (
     transaction_messages,
 )
 from caf_pipeline.jackal.wallet import Wallet
+from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
 
 MOST_POSTS: Final = 8
@@ -113,22 +114,28 @@ class Purchase:
     Attributes:
         hash: of the transaction. cost: ujkl, fee included. height: of its block, or of the block by which it was found in effect.
         earlier: it was sent by an earlier call whose end nobody saw; this call bought nothing.
+        cost_told: the cost is what the chain took, and not the list price, which is the most that it can have taken.
     """
 
     hash: str
     cost: int
     height: int
     earlier: bool = False
+    cost_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What became of a transaction. `answer` is the chain's, where it is in a block and the node told."""
+    """What became of a transaction. `answer` is the chain's, where it is in a block and the node told.
+
+    `cost` is what it came to in ujkl, where that is known to differ from what was feared, or to be just that.
+    """
 
     transaction: SignedTransaction
     outcome: str
     height: int
     answer: IncludedTransaction | None = None
+    cost: int | None = None
 
 
 @dataclass(slots=True)
@@ -165,8 +172,10 @@ class Poster:
 
     # what is asked of it
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None) -> Posting:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
+
+        `ready` is called before anything is signed, and raises what stands against paying now.
 
         Raises:
             NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may
@@ -196,6 +205,7 @@ class Poster:
                     found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
                     if found is None:
                         self._chain.require_verified(chunk.proof_type)
+                        ready()
                         self._sign_posts(mine, lease, log, attempts)
             except HeldByOther:
                 self._wait()
@@ -230,7 +240,7 @@ class Poster:
                 with log.own(self.account) as lease:
                     for fate in self._settle_pending(lease, log):
                         if fate.transaction.purpose == "buy" and fate.outcome == "included":
-                            return Purchase(fate.transaction.hash, fate.transaction.cost, fate.height, earlier=True)
+                            return _purchase(fate, earlier=True)
                     while True:
                         if bought := self._buy_once(message, lease, log, attempts, size_bytes=size_bytes, days=days):
                             return bought
@@ -279,7 +289,8 @@ class Poster:
         if ours:
             first = ours[0]
             raise StoreError(
-                f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with {first.max_proofs} copies of"
+                f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with"
+                f" {counted(first.max_proofs, 'copy', 'copies')} of"
                 f" {first.size_bytes} bytes; wanted are {required} of {size_bytes}",
                 hint="lower jackal.required_copies, or delete that post with whatever made it",
             )
@@ -414,7 +425,7 @@ class Poster:
         log.commit(lease, transaction, [])
         fate = self._settled(transaction, lease, log, ours=True)
         self._learn(fate, attempts, batch=False)
-        return Purchase(transaction.hash, transaction.cost, fate.height) if fate.outcome == "included" else None
+        return _purchase(fate) if fate.outcome == "included" else None
 
     def _learn(self, fate: _Fate, attempts: _Attempts, *, batch: bool) -> None:
         """Draw from a failure what the next transaction is to do otherwise, or raise what only a person can mend."""
@@ -493,7 +504,8 @@ class Poster:
         if fate := self._included(transaction):
             return fate
         height = self._chain.height()
-        if self._took_effect(transaction, messages, height):
+        # What a purchase really cost only the index tells, so that it is given its time.
+        if (last or transaction.purpose != "buy") and self._took_effect(transaction, messages, height):
             return _Fate(transaction, "included", height)
         return _Fate(transaction, "superseded", height) if last else None
 
@@ -519,9 +531,19 @@ class Poster:
         starts: list[int] = []
         if fate.outcome == "included":
             starts = self._starts(fate, [one.value for one in messages if one.type_url == POST_FILE])
-        cost = transaction_fee(fate.transaction.body) if fate.outcome == "failed" else None
-        log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=cost)
+        fate = replace(fate, cost=self._cost(fate))
+        log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=fate.cost)
         return fate
+
+    def _cost(self, fate: _Fate) -> int | None:
+        """Return what a transaction came to: a failed one its fee, a purchase what the chain took. None where nothing tells."""
+        fee = transaction_fee(fate.transaction.body)
+        if fate.outcome == "failed":
+            return fee
+        moved = fate.answer.moved if fate.answer else None
+        if fate.transaction.purpose == "buy" and fate.outcome == "included" and moved and self._wallet.address in moved:
+            return fee + max(0, -moved[self._wallet.address])
+        return None
 
     def _starts(self, fate: _Fate, posts: Sequence[bytes]) -> list[int]:
         """Return the start of each post: from the transaction's data, or, without it, from the chain's list of files."""
@@ -529,7 +551,8 @@ class Poster:
             starts = post_starts(fate.answer.data)
             if len(starts) != len(posts):
                 raise StoreError(
-                    f"transaction {fate.transaction.hash} has {len(posts)} posts, and {len(starts)} starts came back"
+                    f"transaction {fate.transaction.hash} has {counted(len(posts), 'post')}, and"
+                    f" {counted(len(starts), 'start')} came back"
                 )
             return starts
         if not posts:
@@ -553,6 +576,11 @@ class Poster:
 
     def _wait(self) -> None:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))
+
+
+def _purchase(fate: _Fate, *, earlier: bool = False) -> Purchase:
+    cost = fate.transaction.cost if fate.cost is None else fate.cost
+    return Purchase(fate.transaction.hash, cost, fate.height, earlier=earlier, cost_told=fate.cost is not None)
 
 
 def _root_of(message: bytes) -> bytes:

@@ -223,9 +223,12 @@ class ProviderClient:
         """Ask whether it is there, and for its version; "" where it answers and does not tell.
 
         Raises:
-            StoreUnreachable: it does not answer.
+            StoreUnreachable: it does not answer, or something before it says that it is down.
         """
-        told = _json(ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)).get("version")
+        answer = ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)
+        if answer.status >= 500:
+            raise StoreUnreachable(f"provider {self.address} answers with {answer.status}")
+        told = _json(answer).get("version")
         return quoted(told) if isinstance(told, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:

@@ -5,7 +5,8 @@ Source: docs/jackal.md.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -24,10 +25,11 @@ from caf_pipeline.interfaces import (
     TransactionLog,
 )
 from caf_pipeline.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
-from caf_pipeline.jackal.messages import DENOM, ChainFile
+from caf_pipeline.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.jackal.reading import Reading
 from caf_pipeline.jackal.roster import Roster
+from caf_pipeline.jackal.takers import Takers
 from caf_pipeline.jackal.uploads import Uploads
 from caf_pipeline.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.settings import JackalSettings, Settings
@@ -65,6 +67,7 @@ class JackalStore:
         self.proof_type: int = settings.proof_type
         self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
         self._uploads = Uploads(chain, settings, records, self._roster, brake)
+        self._takers = Takers(settings, self._roster, self._uploads)
         self._reading = Reading(chain, records, self._roster)
 
     def close(self) -> None:
@@ -96,6 +99,7 @@ class JackalStore:
         self._require_uploadable(stored_size_bytes)
         self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
         self._require_fee()
+        self._takers.require(stored_size_bytes)
 
     def _require_uploadable(self, stored_size_bytes: int) -> None:
         largest = self.largest_chunk_bytes()
@@ -148,9 +152,9 @@ class JackalStore:
     # --- a chunk ---------------------------------------------------------------------------------------------------------
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
-        """Announce the chunk on the chain: see `Poster.post`."""
+        """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
-        return self.poster.post(chunk, log)
+        return self.poster.post(chunk, log, ready=lambda: self._takers.require(chunk.stored_size_bytes))
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
@@ -211,6 +215,10 @@ class JackalStore:
         for file in self.chain.files_of_archive(None, archive_id):
             posting = Posting(file.merkle_root, file.owner, file.start, file.size_bytes)
             yield PostedFile(posting, file.proof_type)
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
+        return Counter(archive_of(file.note) for file in self.chain.files_of_owner(self.wallet.address) if is_ours(file.note))
 
     def listed(self, archive_id: str) -> Iterator[ChainFile]:
         """Yield what the chain lists for this owner and archive."""

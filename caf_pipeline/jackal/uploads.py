@@ -9,6 +9,7 @@ Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -33,6 +34,7 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
     StoreUnreachable,
+    UploadsRefused,
 )
 from caf_pipeline.interfaces import Posting, ProviderRecords
 from caf_pipeline.jackal.chain import Chain
@@ -40,6 +42,7 @@ from caf_pipeline.jackal.messages import ChainFile
 from caf_pipeline.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.jackal.roster import RATE_MARGIN, Roster
 from caf_pipeline.merkle import type_of_root
+from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
 
 MEASURED_FROM_BYTES: Final = 4 << 20
@@ -162,19 +165,27 @@ class Uploads:
         """Return how many providers to send to at once: fewer where the bandwidth would let none of them be through in time.
 
         Raises:
-            NoProvider: under the bandwidth not even one would be.
+            UploadsRefused: under the limit not even one would be. NoProvider: under this run's share of it.
         """
         rate = self.brake.bandwidth()
         if not rate:
             return self.settings.copies
-        through = int(rate * self.settings.upload_seconds * RATE_MARGIN / size_bytes)
-        if not through:
-            raise NoProvider(
-                f"at {rate:.0f} bytes a second, the limit that was set, {size_bytes} bytes are not through"
-                f" in the {self.settings.upload_seconds:.0f} s that a provider reads",
-                hint="raise the limit with 'caf jackal limit', or let fewer runs upload at once",
-            )
-        return min(through, self.settings.copies)
+        seconds = self.settings.upload_seconds * RATE_MARGIN
+        through = int(rate * seconds / size_bytes)
+        if through:
+            return min(through, self.settings.copies)
+        limit = self.brake.limit()
+        too_slow = (
+            f"{size_bytes} bytes are not through in the {self.settings.upload_seconds:.0f} s that a provider reads: the bandwidth"
+            f" limit is {limit} bytes a second"
+        )
+        if limit * seconds < size_bytes:
+            least = math.ceil(size_bytes / seconds)
+            raise UploadsRefused(too_slow, hint=f"'caf jackal limit --bandwidth {least}' is the least, or lift it with 'none'")
+        raise NoProvider(
+            f"{too_slow}, and other runs upload at the same time",
+            hint="wait until they are through, or raise the limit with 'caf jackal limit'",
+        )
 
 
 class _Upload:
@@ -280,7 +291,8 @@ class _Upload:
                 hint="see whether they are reached from this machine; a later run tries all of them again",
             )
         return NotProven(
-            f"file {root} has {len(good)} of {required} copies: {has_it} has it; {why or 'there is no other provider'}",
+            f"file {root} has {len(good)} of {counted(required, 'copy', 'copies')}: {has_it} has it;"
+            f" {why or 'there is no other provider'}",
             hint="run the partition again: who has it is not sent it again",
         )
 

@@ -7,7 +7,7 @@ Source: BIP-39, BIP-32, SLIP-44 coin type 118; "Transactions" in the notes on Ja
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -19,10 +19,12 @@ from Crypto.Hash import RIPEMD160
 from mnemonic import Mnemonic
 
 from caf_pipeline.errors import MnemonicRefused, UsageError
+from caf_pipeline.plurals import counted
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
 MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
+SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # which the settings read, and which comes first
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -89,6 +91,12 @@ def require_address(text: str) -> str:
     return text
 
 
+def words_named(given: str | None, file: Path | None) -> Sequence[str]:
+    """Return where words are named: environment variables and a file's path. `read_mnemonic` takes the first and no other."""
+    variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
+    return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
+
+
 def read_mnemonic(given: str | None, file: Path | None) -> str:
     """Return the words: those given, else those of the environment, else those in the file.
 
@@ -116,7 +124,7 @@ def _what_is_wrong(words: str) -> str:
     known = set(Mnemonic("english").wordlist)
     given = words.split()
     if len(given) not in (12, 15, 18, 21, 24):
-        return f"it has {len(given)} words"
+        return f"it has {counted(len(given), 'word')}"
     unknown = [str(number) for number, word in enumerate(given, 1) if word not in known]
     if unknown:
         return f"word {', '.join(unknown)} is not in the English list"

@@ -22,6 +22,7 @@ from caf_pipeline_tests.loopback.transactions import (
     PostFile,
     SignedTransaction,
     parse,
+    payment,
 )
 
 JSON: Final = "application/json"
@@ -257,6 +258,7 @@ def included(one: Included) -> Answer:
 def _ante_events(one: Included) -> tuple[Event, ...]:
     signed = parse(one.body)
     return (
+        *payment(signed.signer, signed.fee),
         Event("tx", (("fee", f"{signed.fee}{DENOM}"),)),
         Event("tx", (("acc_seq", f"{signed.signer}/{signed.sequence}"),)),
         Event("tx", (("signature", text(signed.signatures[0])),)),

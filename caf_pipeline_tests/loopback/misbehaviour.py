@@ -29,7 +29,8 @@ class ProviderConduct:
         upload_rate: bytes a second that it reads.
         download_rate: bytes a second that it sends.
         fail: answer this status to everything.
-        full: have no space.
+        full: have no space, and say nothing of it.
+        room: say that so many bytes are free, whatever is.
         refuse: take no connections.
         hang_seconds: wait so long before each answer.
         lose_jobs: know no job, ever.
@@ -48,6 +49,7 @@ class ProviderConduct:
     download_rate: float = 0
     fail: int = 0
     full: bool = False
+    room: int | None = None
     refuse: bool = False
     hang_seconds: float = 0
     lose_jobs: bool = False

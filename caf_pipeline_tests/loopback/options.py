@@ -58,9 +58,9 @@ class Options:
         numbers = re.match(r"v?(\d+)\.(\d+)", self.version)
         return proof_type == 0 or bool(numbers and tuple(map(int, numbers.groups())) >= (5, 1))
 
-    def price_of(self, size_bytes: int, days: int) -> int:
+    def price_of(self, size_bytes: int, days: float) -> int:
         """Return what space costs in ujkl; megabytes are rounded down, and less than one counts as one."""
-        return self.price * max(1, size_bytes // 10**6) * days // (1000 * 30)
+        return int(self.price * max(1, size_bytes // 10**6) * days // (1000 * 30))
 
     @classmethod
     def open(cls, folder: Path, given: Mapping[str, Any]) -> Self:

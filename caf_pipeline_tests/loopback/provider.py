@@ -119,7 +119,8 @@ class Provider:
 
     def _space(self, request: Request) -> None:
         total, used = self._chain.options.provider_space, self.blobs.used_bytes
-        _answer(request, 200, {"total_space": total, "used_space": used, "free_space": max(0, total - used)})
+        free = max(0, total - used) if self.conduct.room is None else self.conduct.room
+        _answer(request, 200, {"total_space": total, "used_space": used, "free_space": free})
 
     def _list(self, request: Request) -> None:
         roots = self.blobs.roots()

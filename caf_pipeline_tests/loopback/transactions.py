@@ -35,6 +35,10 @@ MESSAGE_GAS: Final = {"PostFile": 50_000, "BuyStorage": 40_000, "DeleteFile": 30
 ANTE_GAS: Final = 40_000
 MEMO_CHARACTERS: Final = 256
 
+# Accounts of the chain's modules, by which money goes.
+MODULE: Final = "jkl1778a6x4e6t074ajvs7l76wpa2xd0s4pt0tqq57"
+POOL: Final = "jkl1jv65s3grqf6v6jl3dp4t6c9t9rk99cd84n0sha"
+
 # What an error of no registered code is reported as.
 UNREGISTERED: Final = (1, "undefined")
 
@@ -395,7 +399,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _buy(message: BuyStorage, draft: Draft, options: Options, time: datetime) -> _Result:
-    """Sell space: it takes the place of what was bought before, and begins now."""
+    """Sell space: it takes the place of what was bought before, and begins now. What is left of that is taken off its price."""
     if message.days < 30:
         raise Refused(UNREGISTERED[0], "duration can't be less than 1 month", UNREGISTERED[1])
     if message.denom != DENOM:
@@ -407,14 +411,17 @@ def _buy(message: BuyStorage, draft: Draft, options: Options, time: datetime) ->
     if used > message.size_bytes:
         raise Refused(UNREGISTERED[0], "cannot buy less than your current gb usage", UNREGISTERED[1])
     account: Account = draft.get("account", message.creator)
+    price = options.price_of(message.size_bytes, message.days)
+    if plan is not None and plan.end > time:
+        price = max(0, price - options.price_of(plan.space_bytes, (plan.end - time) / timedelta(days=1)))
     try:
-        account = _paid(account, options.price_of(message.size_bytes, message.days))
+        account = _paid(account, price)
     except Refused as refused:
         raise Refused(refused.code, f"cannot send tokens from account: {refused.log}") from refused
     draft.put("account", account.address, account)
     end = time + timedelta(days=message.days)
     draft.put("plan", message.for_address, Plan(message.for_address, message.size_bytes, used, time, end))
-    return _Result("BuyStorage", b"", (_action("BuyStorage"),))
+    return _Result("BuyStorage", b"", (_action("BuyStorage"), *payment(message.creator, price)))
 
 
 def _delete(message: DeleteFile, draft: Draft) -> _Result:
@@ -433,6 +440,16 @@ def _delete(message: DeleteFile, draft: Draft) -> _Result:
         draft.put("proof", f"{prover}/{file.key}", None)
     gone = Event("cancel_contract", (("signer", file.owner), ("contract", file.merkle.hex())))
     return _Result("DeleteFile", b"", (_action("DeleteFile"), gone))
+
+
+def payment(payer: str, amount: int) -> tuple[Event, ...]:
+    """Return the bank module's events of a payment to a module of the chain, which passes part of it on. 0 is said as ""."""
+    coins, share = (f"{one}{DENOM}" if one else "" for one in (amount, amount * 2 // 5))
+    return (
+        Event("coin_spent", (("spender", payer), ("amount", coins), ("spender", MODULE), ("amount", share))),
+        Event("coin_received", (("receiver", MODULE), ("amount", coins), ("receiver", POOL), ("amount", share))),
+        Event("transfer", (("recipient", MODULE), ("sender", payer), ("amount", coins))),
+    )
 
 
 def _action(name: str) -> Event:
