@@ -367,8 +367,8 @@ class ChunkStore(Protocol):
 
         Raises:
             NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, UploadsRefused, StoreUnreachable.
-            NoProvider: no provider could be sent it now, so that it is not paid for. SettingsError: the store would not prove what
-            is posted.
+            NoProvider: no provider could be sent it now, so that it is not paid for. SettingsError: the store would not prove
+            what is posted.
         """
         ...
 
