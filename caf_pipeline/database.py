@@ -174,11 +174,6 @@ def parse_url(text: str) -> URL:
             "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
             hint="percent-encode '@', '/', ':' and '%' in the password",
         ) from None
-    if url.drivername.partition("+")[0] not in ("postgresql", "postgres"):
-        raise LedgerError(
-            f"CAF_DATABASE_URL begins with '{url.drivername}', but the ledger is a Postgres database",
-            hint="use postgresql://user:password@host:port/database",
-        )
     return url.set(drivername="postgresql+psycopg")
 
 
