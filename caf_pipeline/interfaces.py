@@ -904,6 +904,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
+        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
+        ...
+
     def known_objects(self, source: str, keys: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
         """Of these (key, object version), return those that are not to be planned: located, claimed, or skipped and not due."""
         ...

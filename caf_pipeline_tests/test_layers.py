@@ -33,7 +33,7 @@ GROUPS: list[tuple[str, set[str], bool]] = [
         },
         True,
     ),
-    ("doors and settings", {"interfaces", "settings", "settings_errors", "setting_values"}, True),
+    ("doors and settings", {"interfaces", "settings", "settings_errors", "setting_values", "unreachable"}, True),
     (
         "steps",
         {

@@ -13,7 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from caf_pipeline.errors import BucketMissing, ObjectReadFailed, ObjectUnavailable, SettingsError, SourceDenied, SourceUnreachable
+from caf_pipeline.errors import (
+    BucketMissing,
+    ObjectReadFailed,
+    ObjectUnavailable,
+    SettingsError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
 from caf_pipeline.inventory import S3Object
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.s3_clients import build_client, build_store, credential_provider, is_aws
@@ -403,9 +411,17 @@ def test_both_clients_trust_the_certificates_that_they_are_told_to(tls_s3, scrip
 
 
 def test_an_unknown_certificate_is_not_trusted(tls_s3):
-    with pytest.raises(SourceUnreachable, match="certificate") as caught:
-        listed(open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=1))
+    with pytest.raises(SourceError, match="certificate") as caught:
+        listed(open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=6))
+    assert caught.value.permanent
     assert "AWS_CA_BUNDLE" in caught.value.hint
+
+
+def test_http_where_https_is_spoken_is_told(tls_s3):
+    endpoint = tls_s3[0].replace("https:", "http:")
+    with pytest.raises(SourceError, match="speaks HTTPS and not HTTP") as caught:
+        listed(open_s3_source("demo", settings_for(endpoint, "bucket"), attempts=2))
+    assert caught.value.hint == "write https:// in sources.demo.endpoint_url"
 
 
 def test_a_file_of_certificates_that_is_missing_is_named(monkeypatch):

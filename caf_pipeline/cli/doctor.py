@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceUnreachable
 from caf_pipeline.settings import Settings, load_settings
@@ -60,12 +60,11 @@ def doctor(
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger)
-        if source is not None and source not in known:
-            settings.source(source)
+        if source is not None:
+            require_source(settings, ledger, source)
         rounds = _Rounds(dry_run=dry_run, json=json)
         with opened_store(settings, ledger) as store:
-            for name in [source] if source else known:
+            for name in [source] if source else known_sources(settings, ledger):
                 rounds.make(settings, ledger, store, name)
     rounds.close()
 

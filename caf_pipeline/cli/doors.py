@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from caf_pipeline.errors import NotLocated
 from caf_pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,6 +61,20 @@ def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[Chun
 
 
 @contextmanager
+def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[ChunkStore]":
+    """Open the store to read what was archived of a source, while the context lasts.
+
+    Raises:
+        SettingsError: there is no such source. NotLocated: the ledger has nothing of it.
+    """
+    require_source(settings, ledger, source)
+    if source not in ledger.sources():
+        raise NotLocated(f"nothing of source '{source}' is archived yet", hint=f"caf run --source {source} archives it")
+    with opened_store(settings, ledger) as store:
+        yield store
+
+
+@contextmanager
 def opened_workplace(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[Workplace]":
     """Open a source's workplace while the context lasts."""
     from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
@@ -94,3 +109,9 @@ def opened_network(settings: Settings) -> Iterator[Network]:
 def known_sources(settings: Settings, ledger: "PostgresLedger") -> list[str]:
     """Return the names of all sources of the settings and of the ledger."""
     return sorted({*ledger.sources(), *settings.sources})
+
+
+def require_source(settings: Settings, ledger: "PostgresLedger", name: str) -> None:
+    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
+    if name not in settings.sources and name not in (known := ledger.sources()):
+        raise settings.unknown_source(name, known)
