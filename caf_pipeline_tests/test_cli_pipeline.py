@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline_tests.command_inside import inside
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.s3_server import Bucket, make_bucket, s3_error
 
@@ -189,7 +190,7 @@ ON_A_SOURCE = [
 @pytest.mark.parametrize("arguments", ON_A_SOURCE, ids=" ".join)
 def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    done = caf(*arguments)
+    done = inside(caf)(*arguments)
     one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
     assert not done.out
 
@@ -214,7 +215,7 @@ WITH_SETTINGS = [
 
 @pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
 def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(tmp_path, arguments):
-    done = CommandLine(tmp_path, KEYS)(*arguments)
+    done = inside(CommandLine(tmp_path, KEYS))(*arguments)
     one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
     assert list(tmp_path.iterdir()) == []
 

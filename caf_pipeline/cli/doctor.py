@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 RUN: Final = "caf doctor"
 """Who holds what the doctor holds for a moment, as a run that meets it is told."""
 
+_OWN_STATUS: Final = (3, 6, 7, 8)
+"""Exit statuses of errors that the command ends with; any other error is a thing that could not be mended, which is 1."""
+
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
@@ -54,9 +57,10 @@ def doctor(
       caf doctor demo
       caf doctor --json | jq 'select(.turn == "operator")'
 
-    Exit status: 0 nothing was found, or all of it is mended or waits for the next run; 1 something needs an operator or, with
-    --dry-run, would be mended; 3 a setting is wrong or there is no such source; 6 the database or 7 the store failed: what
-    needs it was not looked at; 8 a folder cannot be read or changed; 130 interrupted.
+    Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with --dry-run; 1 something needs an
+    operator, could not be mended or, with --dry-run, would be mended; 3 a setting or the wallet is wrong, or there is no such
+    source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
+    interrupted.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -105,7 +109,8 @@ class _Rounds:
         if not self._json:
             typer.echo(_sentence(turns))
         if self._errors:
-            raise self._errors[0]
+            first = self._errors[0]
+            raise first if first.exit_code in _OWN_STATUS else CafError(str(first), hint=first.hint)
         operator = turns[Turn.OPERATOR]
         waiting = turns[Turn.DOCTOR] if self._dry_run else 0
         if operator or waiting:

@@ -560,8 +560,8 @@ class Chain:
             if response.status_code == httpx.codes.BAD_REQUEST and speaks_only_tls(node.url):
                 raise _unreachable(node, Reason.ONLY_TLS) from error
             raise ChainUnreachable(
-                f"what answers at {node.url} is not the REST server of a chain's node, or is out of order:"
-                f" status {response.status_code} and no JSON: {body[:60]!r}",
+                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}: what answers is not the REST server of a"
+                " chain's node, or is out of order",
                 hint="check jackal.lcd (nodes have this server, LCD, often at port 1317), or wait",
             ) from error
         if response.status_code != httpx.codes.OK:
