@@ -62,6 +62,31 @@ _REFUSALS: Final = (
     ("database ", "3D"),
 )
 
+_UNREACHABLE: Final = (
+    ("resolve host", "its host name does not resolve", "check the host name in CAF_DATABASE_URL"),
+    ("translate host name", "its host name does not resolve", "check the host name in CAF_DATABASE_URL"),
+    ("Connection refused", "connection refused", "check host and port in CAF_DATABASE_URL, and that the server runs"),
+    (
+        "No such file or directory",
+        "there is no socket of a server",
+        "check the host in CAF_DATABASE_URL, and that the server runs",
+    ),
+    ("No route to host", "there is no route to it", "check the host in CAF_DATABASE_URL, and the network"),
+    ("Network is unreachable", "there is no route to it", "check the host in CAF_DATABASE_URL, and the network"),
+    ("timeout expired", "it does not answer in time", "check host and port in CAF_DATABASE_URL, and firewalls on the way"),
+    ("timed out", "it does not answer in time", "check host and port in CAF_DATABASE_URL, and firewalls on the way"),
+    ("invalid response to SSL", "what listens there is not Postgres", "check host and port in CAF_DATABASE_URL"),
+    ("expected authentication request", "what listens there is not Postgres", "check host and port in CAF_DATABASE_URL"),
+    (
+        "server does not support SSL",
+        "it does not speak TLS",
+        "take sslmode out of CAF_DATABASE_URL, or set the server up for TLS",
+    ),
+    ("certificate verify failed", "its certificate is not valid here", "sslrootcert in CAF_DATABASE_URL names whom to trust"),
+    ("closed the connection unexpectedly", "it closed the connection", "check that it runs, and is Postgres"),
+)
+"""Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
+
 
 class Database:
     """A small pool of connections to one database. Safe in threads; a fork needs one of its own.
@@ -123,8 +148,10 @@ class Database:
         if self.url.password:
             said = said.replace(str(self.url.password), "***")
         code = (error.sqlstate if isinstance(error, psycopg.Error) else None) or ""
-        refused = not code and isinstance(error, psycopg.OperationalError)
-        if refused:
+        if not code and isinstance(error, psycopg.OperationalError):
+            for words, meaning, hint in _UNREACHABLE:
+                if words in str(error) and "FATAL:" not in str(error):
+                    return LedgerUnreachable(f"{self.description} cannot be used: {meaning}", hint=hint)
             code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
         if code == "23514":
@@ -174,11 +201,6 @@ def parse_url(text: str) -> URL:
             "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
             hint="percent-encode '@', '/', ':' and '%' in the password",
         ) from None
-    if url.drivername.partition("+")[0] not in ("postgresql", "postgres"):
-        raise LedgerError(
-            f"CAF_DATABASE_URL begins with '{url.drivername}', but the ledger is a Postgres database",
-            hint="use postgresql://user:password@host:port/database",
-        )
     return url.set(drivername="postgresql+psycopg")
 
 
@@ -187,6 +209,12 @@ def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)
     return raw
+
+
+def describe_database(settings: Settings) -> str:
+    """Return where the database of the settings is, without user and password."""
+    url = settings.database_url.get_secret_value() if settings.database_url else ""
+    return _describe(parse_url(url)) if url else f"the embedded database in {settings.home / 'postgres'}"
 
 
 def _describe(url: URL) -> str:

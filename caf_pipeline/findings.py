@@ -137,6 +137,11 @@ def mendable(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], 
     return Finding(kind, name, found, remedy, Turn.DOCTOR, mend)
 
 
+def routine(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
+    """Return what runs mend by themselves in time, and the doctor at once: nothing is wrong."""
+    return Finding(kind, name, found, remedy, Turn.RUN, mend)
+
+
 def unseen(name: str, error: CafError) -> Finding:
     """Return what could not be looked at, and why."""
     return Finding(Kind.UNSEEN, name, str(error), error.hint, Turn.OPERATOR, error=error)

@@ -1101,6 +1101,10 @@ class Ledger(Protocol):
         """
         ...
 
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
+        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
+        ...
+
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source."""
         ...

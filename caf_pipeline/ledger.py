@@ -152,6 +152,17 @@ _RESERVED_BY_OTHERS = text(
 )
 
 
+_VERSIONS: Final = text(
+    """
+    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
+        count(*) OVER () AS versions
+    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+    WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+    ORDER BY last_modified DESC, object_version DESC LIMIT :limit
+    """
+)
+
+
 class PostgresLedger:
     """`interfaces.Ledger` on Postgres. Safe in threads."""
 
@@ -609,19 +620,16 @@ class PostgresLedger:
             if row is None:
                 return None
             known = None if object_version else current_content.currency(connection, row.source_id, key, row)
-        found = LocationRow(
-            key=row.file_path,
-            object_version=row.object_version,
-            version_id=row.version_id,
-            start_byte=row.start_byte,
-            end_byte=row.end_byte,
-            etag=row.etag,
-            last_modified=row.last_modified.astimezone(UTC),
-            sha256=bytes(row.sha256),
-            part=row.part,
-        )
         posting = Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes)
-        return Location(found, row.chunk, posting, known)
+        return Location(_location_row(row), row.chunk, posting, known)
+
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
+        """Return the latest located versions of a key, and how many there are."""
+        if not is_supported(key.encode("utf-8", "surrogatepass")):
+            return [], 0
+        with self._database.transaction() as connection:
+            rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).all()
+        return [_location_row(row) for row in rows], rows[0].versions if rows else 0
 
     def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
         """Of these, return (key, object version) of those of which a plan has nothing to do."""
@@ -782,6 +790,20 @@ def _insert_chunks(connection: Connection, source_id: int, plan_id: int, chunks:
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
     found = connection.execute(text("SELECT number, caf_file_id FROM caf_files WHERE plan_id = :id"), {"id": plan_id})
     return {number: caf_file_id for number, caf_file_id in found}
+
+
+def _location_row(row: Row[Any]) -> LocationRow:
+    return LocationRow(
+        key=row.file_path,
+        object_version=row.object_version,
+        version_id=row.version_id,
+        start_byte=row.start_byte,
+        end_byte=row.end_byte,
+        etag=row.etag,
+        last_modified=row.last_modified.astimezone(UTC),
+        sha256=bytes(row.sha256),
+        part=row.part,
+    )
 
 
 def _chunk(row: Row[Any]) -> Chunk:

@@ -15,6 +15,7 @@ to be archived (`inventory`), claims and partitions (`planning`). Source: "A chu
 import contextlib
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -148,6 +149,14 @@ class PlannedObject:
 def chunk_name(source: str, plan_name: str, number: int) -> str:
     """Return a chunk's id, which is also its partition key."""
     return f"{source}-{plan_name}-{number:05d}"
+
+
+_CHUNK_NAME: Final = re.compile(r".+-(?:[0-9a-f]{8}|[0-9a-f]{12})-[0-9]{5}")
+
+
+def is_chunk_name(text: str) -> bool:
+    """Tell whether a text is written as a chunk's id is."""
+    return _CHUNK_NAME.fullmatch(text) is not None
 
 
 _Row = tuple[bytes, str | None, str, int, str]  # key, version id, ETag, size, object version

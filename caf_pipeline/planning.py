@@ -117,6 +117,21 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     return snapshot
 
 
+def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
+    """Return a warning where an inventory of the whole source has no object, "" where it has some."""
+    if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
+        return ""
+    settings = work.source_settings
+    at = settings.endpoint_url or "AWS"
+    if not settings.prefix:
+        return f"bucket '{settings.bucket}' at {at} has no objects"
+    slash = " (few keys begin with '/')" if settings.prefix.startswith("/") else ""
+    return (
+        f"bucket '{settings.bucket}' at {at} has no object whose key begins with '{settings.prefix}':"
+        f" check sources.{work.source}.prefix{slash}"
+    )
+
+
 def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | None:
     """Return the latest snapshot of the source, or the latest of the whole source; None where there is none."""
     for path in sorted(work.inventories().glob("*.parquet"), reverse=True):

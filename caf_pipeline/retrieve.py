@@ -19,6 +19,9 @@ IN_MEMORY_BYTES: Final = 8 << 20
 
 PIECE_BYTES: Final = 1 << 20
 
+VERSIONS_NAMED: Final = 10
+"""Of an object, where another was asked for: the latest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -121,14 +124,26 @@ def fetch(
         folder: see `Found`.
 
     Raises:
-        NotLocated: there is no row for it.
+        NotLocated: there is no row for it; where there are other versions, the hint names the latest.
     """
     location = ledger.locate(source, key, object_version)
     if location is None:
-        raise NotLocated(
+        raise _not_located(ledger, source, key, object_version)
+    return Found(location, store, folder)
+
+
+def _not_located(ledger: Ledger, source: str, key: str, object_version: str | None) -> NotLocated:
+    versions, count = ledger.versions(source, key, VERSIONS_NAMED) if object_version is not None else ([], 0)
+    if not versions:
+        return NotLocated(
             f"'{key}' of source {source} is not archived", hint="'caf status' shows what is planned, claimed and skipped"
         )
-    return Found(location, store, folder)
+    named = ", ".join(f"{each.object_version} ({each.last_modified:%Y-%m-%d %H:%M:%S} UTC)" for each in versions)
+    more = f" and {count - len(versions):,} older" if count > len(versions) else ""
+    return NotLocated(
+        f"'{key}' of source {source} is not archived as version '{object_version}'",
+        hint=f"its versions, with their LastModified: {named}{more}",
+    )
 
 
 def save(found: Found, path: Path) -> None:

@@ -62,8 +62,6 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
     Raises:
         SettingsError: a setting is of no use.
     """
-    if (settings.access_key_id is None) != (settings.secret_access_key is None):
-        raise SettingsError("access_key_id and secret_access_key are set together or not at all")
     config = Config(
         signature_version=UNSIGNED if settings.anonymous else None,
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -86,12 +84,14 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
         client = session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
     except ProfileNotFound as error:
         raise SettingsError(
-            f"there is no profile '{settings.profile}' in the AWS configuration", hint="`aws configure list-profiles` names them"
+            f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
+            hint="correct the source's profile or AWS_PROFILE; `aws configure list-profiles` names them",
         ) from error
     except (ValueError, BotoCoreError) as error:
+        # What the settings say was checked when they were read; this is the environment's.
         raise SettingsError(
-            f"endpoint_url '{settings.endpoint_url}' with region '{settings.region}' is of no use: {error}",
-            hint="an endpoint is a URL like https://s3.example.org:9000",
+            f"the AWS environment is of no use: {str(error).rstrip('.')}",
+            hint="check AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION and the files in ~/.aws",
         ) from error
     if settings.endpoint_url:
         client.meta.events.register("before-parameter-build.s3", _stay)

@@ -4,7 +4,8 @@ Not here: the requests themselves (`s3_listing`, `s3_reading`), skips of objects
 Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -19,7 +20,6 @@ from botocore.exceptions import (
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
-    SSLError,
     SSOError,
     TokenRetrievalError,
 )
@@ -39,6 +39,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
 )
 from caf_pipeline.inventory import SkipReason
+from caf_pipeline.unreachable import Reason, hint_for, reason_of, speaks_only_tls
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
@@ -70,6 +71,10 @@ class Address:
     def of(self, key: bytes) -> str:
         """Return how an object is named in messages."""
         return f"s3://{self.bucket}/{key.decode('utf-8', 'backslashreplace')}"
+
+    def setting(self, name: str) -> str:
+        """Return the name of a setting of this source, as in caf.toml."""
+        return f"sources.{self.source or '<name>'}.{name}"
 
     @property
     def variable(self) -> str:
@@ -109,6 +114,8 @@ _NO_CREDENTIALS: Final = (
 )
 
 _REDIRECTS: Final = frozenset({"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"})
+_EXPECTED_REGION: Final = re.compile(r"expecting '([a-z0-9-]{1,63})'")
+_REGION: Final = re.compile(r"[a-z0-9-]{1,63}")
 
 _REASONS: Final[dict[str, SkipReason]] = {
     "PreconditionFailed": SkipReason.CHANGED,
@@ -170,7 +177,7 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether the same request may succeed later without anybody changing anything."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
-    return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError)
+    return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError) and not reason_of(error).lasts
 
 
 def attempt(call: Callable[[], T], attempts: int) -> T:
@@ -187,23 +194,54 @@ ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBo
 """What the two functions below translate."""
 
 
-def source_error(error: Exception, at: Address) -> CafError:
+def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - one for each kind
     """Return what a failure that concerns the whole source is to the user."""
     known = _known_source_error(error, at)
     if known:
         return known
-    if is_transient(error):
-        what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else _plain(error)
-        return SourceUnreachable(f"{at} {what}", hint=_reaching(error))
-    if isinstance(error, ClientError):
+    if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
+        reason = reason_of(error, at.endpoint)
+        kind = SourceError if reason.lasts else SourceUnreachable
+        return kind(f"{at} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
+    if isinstance(error, ClientError) and not is_transient(error):
         return _listing_refused(error, at)
+    if isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error):
+        # Also a page with status 200, of which botocore makes 500.
+        return SourceUnreachable(f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at))
+    if isinstance(error, ClientError | WrongBody):
+        what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else str(error)
+        return SourceUnreachable(f"{at} {what}", hint="wait, and try again")
     if isinstance(error, ResponseParserError):
-        return ListingRefused(f"{at} answered with something that is not S3's XML", hint="check that the endpoint is an S3 API")
-    return SourceError(f"{at} cannot be asked: {_plain(error)}")
+        return not_s3("it answers with something that is not S3's XML", at)
+    return SourceError(f"{at} cannot be asked: {_first_line(error)}")
+
+
+def not_s3(found: str, at: Address) -> CafError:
+    """Return the error for an endpoint that answers as no S3 API does."""
+    if speaks_only_tls(at.endpoint):
+        return SourceError(f"{at} {Reason.ONLY_TLS}", hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url")))
+    return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
+
+
+def _api(at: Address) -> str:
+    return f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a web page at another port"
+
+
+def _is_page(error: ClientError) -> bool:
+    return "html" in _headers(error).get("content-type", "")
 
 
 def _listing_refused(error: ClientError, at: Address) -> CafError:
-    if status_of(error) == 404:
+    status = status_of(error)
+    if code_of(error).isdigit():  # an answer without an error code of S3, or to a HEAD
+        if 300 <= status < 400 and (location := _headers(error).get("location")):
+            return ListingRefused(
+                f"{at} redirects to {location[:200]}", hint=f"set {at.setting('endpoint_url')} to where the S3 API is"
+            )
+        if status != 403 or _is_page(error):
+            what = _PAGE if _is_page(error) else "it answers"
+            return not_s3(f"{what} with HTTP status {status} and no error code of S3", at)
+    if status == 404:
         return _missing(at)
     if code_of(error) in ("AccessDenied", "403"):
         return SourceDenied(
@@ -223,7 +261,8 @@ def object_error(error: Exception, at: Address, key: bytes) -> CafError:
         if reason := _reason(error):
             return unavailable(reason, at, key)
         return ObjectReadFailed(f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})")
-    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {_plain(error)}")
+    said = str(error) if isinstance(error, WrongBody) else f"the server {reason_of(error, at.endpoint)}"
+    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
 
 
 def unavailable(reason: SkipReason, at: Address, key: bytes) -> ObjectUnavailable:
@@ -248,46 +287,77 @@ def concerns_all(error: Exception, at: Address) -> bool:
 
 def _known_source_error(error: Exception, at: Address) -> CafError | None:
     """Return the error where listing and reading fail alike."""
+    if isinstance(error, NoCredentialsError):
+        return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
+    if isinstance(error, PartialCredentialsError):
+        found = f"{error.kwargs['cred_var']} is missing in {error.kwargs['provider']}"
+        return SourceDenied(f"there are no usable credentials for {at}: {found}", hint=_credentials(at))
     if isinstance(error, _NO_CREDENTIALS):
-        return SourceDenied(f"there are no usable credentials for {at}: {_plain(error)}", hint=_credentials(at))
+        return SourceDenied(f"there are no usable credentials for {at}: {_first_line(error)}", hint=_credentials(at))
     if isinstance(error, ParamValidationError):
-        return SettingsError(f"sources.{at.source}.bucket: '{at.bucket}' is not the name of a bucket")
-    return _known_code(code_of(error), at) if isinstance(error, ClientError) else None
+        return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
+    return _known_code(error, at) if isinstance(error, ClientError) else None
 
 
-def _known_code(code: str, at: Address) -> CafError | None:
+def _known_code(error: ClientError, at: Address) -> CafError | None:  # noqa: PLR0911 - one for each
+    code, region = code_of(error), _other_region(error)
     if code == "RequestTimeTooSkewed":
         return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
+    if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
+        return SourceDenied(
+            f"{at} refuses the access key: it does not know it ({code})", hint=f"check {_where(at, 'ACCESS_KEY_ID')}"
+        )
+    if code == "SignatureDoesNotMatch":
+        return SourceDenied(
+            f"{at} refuses the signature ({code}): the secret key does not belong to the access key",
+            hint=f"check {_where(at, 'SECRET_ACCESS_KEY')}; some servers say the same of a wrong {at.setting('region')}",
+        )
+    if code == "AuthorizationHeaderMalformed" and region:
+        return _elsewhere(region, at)
     if code in _CREDENTIALS:
-        return SourceDenied(f"{at} refuses the credentials: {code}", hint=_credentials(at))
+        return SourceDenied(f"{at} refuses the credentials ({code})", hint=_credentials(at))
     if code in ("NoSuchBucket", "InvalidBucketName"):
         return _missing(at)
-    if code in _REDIRECTS:
-        return SourceError(f"{at} is in another region", hint=f"set sources.{at.source or '<name>'}.region to the bucket's own")
+    if code in _REDIRECTS and (region or "location" not in _headers(error)):
+        return _elsewhere(region, at)
     return None
 
 
+def _elsewhere(region: str, at: Address) -> SourceError:
+    where, own = (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
+    return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {own}")
+
+
+def _other_region(error: ClientError) -> str:
+    """Return the region that an answer says the bucket is in, "" where it says none."""
+    told = error.response.get("Error", {})
+    expected = _EXPECTED_REGION.search(str(told.get("Message", "")))
+    region = str(_headers(error).get("x-amz-bucket-region") or told.get("Region") or (expected and expected[1]) or "")
+    return region if _REGION.fullmatch(region) else ""
+
+
+def _headers(error: ClientError) -> Mapping[str, str]:
+    return error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+
+
 def _missing(at: Address) -> BucketMissing:
-    return BucketMissing(f"there is no {at}", hint=f"check bucket and endpoint_url of sources.{at.source or '<name>'}")
+    return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and endpoint_url")
 
 
 def _credentials(at: Address) -> str:
     keys = f"{at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY"
-    return f"set {keys}, or a profile, or anonymous = true for a public bucket"
+    return f"set {keys}, or those of AWS, or {at.setting('profile')}, or anonymous = true for a public bucket"
 
 
-def _reaching(error: Exception) -> str:
-    if isinstance(error, SSLError):
-        return "check the endpoint's certificate; AWS_CA_BUNDLE names a file with those to trust"
-    return "check endpoint_url and the network, then try again"
+def _where(at: Address, name: str) -> str:
+    """Say where a key comes from."""
+    return f"{at.variable}{name}, or where that is not set AWS_{name} or the profile's"
 
 
-def _plain(error: Exception) -> str:
-    """Return a failure that is no answer of S3 in its own words; botocore's name hosts and profiles, and no secrets."""
-    if isinstance(error, WrongBody):
-        return str(error)
-    if isinstance(error, SSLError):
-        return "cannot be trusted: its certificate is not valid here"
-    if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
-        return f"cannot be reached ({type(error).__name__.removesuffix('Error')})"
+def _first_line(error: Exception) -> str:
+    """Return a failure in botocore's words, which name hosts and profiles, and no secrets."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_PAGE: Final = "it answers with a web page"
+_TRUST: Final = "check the endpoint's certificate; AWS_CA_BUNDLE names a file with those to trust"

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused
 from caf_pipeline.inventory import S3Object
-from caf_pipeline.s3_errors import ASKING_FAILED, Address, attempt, concerns_all, is_transient, source_error
+from caf_pipeline.s3_errors import ASKING_FAILED, Address, attempt, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -163,9 +163,7 @@ class Listing:
             raise ListingRefused(f"the listing of {self.at} has a value that cannot be read: {error}") from error
         if "IsTruncated" not in answer:
             # boto3 reads any XML, a page that asks to log in too, as a listing of nothing.
-            raise ListingRefused(
-                f"{self.at} answered with something that is not a listing", hint="check that the endpoint is an S3 API"
-            )
+            raise not_s3("it answers with something that is not a listing", self.at)
         return answer
 
     def _object(self, entry: Answer, encoding: str | None) -> S3Object:

@@ -2,52 +2,59 @@
 
 Order of precedence: environment (`CAF_…`, nested by `__`, e.g. `CAF_SOURCES__DEMO__BUCKET`), then the file that
 `CAF_CONFIG` names or `caf.toml` in the working directory. Secrets come from the environment only; the file may not hold
-any. Relative paths in the file are relative to the file.
+any. Relative paths in the file are relative to the file. Every value is checked when it is read.
 
-Not here: what a setting is used for.
+Not here: how a value is written (`setting_values`), what is said of a wrong one (`settings_errors`), what it is used for.
 """
 
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError as NotJson
 
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.setting_values import (
+    BucketName,
+    ChainId,
+    DatabaseUrl,
+    Endpoint,
+    FilePath,
+    Key,
+    KeyPrefix,
+    Lcd,
+    MnemonicFile,
+    Number,
+    OwnerName,
+    ProofType,
+    RegionName,
+    Size,
+    SourceName,
+    Whole,
+)
+from caf_pipeline.settings_errors import DOCUMENTATION, Origin, mistyped_variable, nearest, not_json, wrong_settings
 
 CONFIG_VARIABLE: Final = "CAF_CONFIG"
 DEFAULT_CONFIG: Final = "caf.toml"
+SOURCES_VARIABLE: Final = "CAF_SOURCES"
+
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
+TIB: Final = 1 << 40
 
-MAX_SOURCE_NAME: Final = 30  # so that a chunk's id is at most 50 characters: <name>-<12 hex>-<5 digits>
-_SOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+DAY: Final = 24 * 3600
 
-
-def _source_name(name: str) -> str:
-    if len(name) > MAX_SOURCE_NAME or not _SOURCE_NAME.fullmatch(name):
-        raise ValueError(f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either end")
-    return name
-
-
-SourceName = Annotated[str, AfterValidator(_source_name)]
-
-
-def _proof_type(number: int) -> int:
-    if number not in (0, 3):
-        raise ValueError("a proof type is 0 or 3")
-    return number
-
-
-ProofTypeSetting = Annotated[int, AfterValidator(_proof_type)]  # a Literal would refuse the environment's text "3"
+SECRETS: Final = frozenset({"database_url", "access_key_id", "secret_access_key", "mnemonic"})
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class SourceSettings(_Section):
@@ -62,21 +69,28 @@ class SourceSettings(_Section):
         watch_pages: of 1,000 keys, listed at each look.
     """
 
-    bucket: str = Field(min_length=1)
-    prefix: str = ""
-    endpoint_url: str = ""
-    region: str = ""
+    bucket: BucketName
+    prefix: KeyPrefix = ""
+    endpoint_url: Endpoint = ""
+    region: RegionName = ""
     profile: str = ""
     path_style: bool | None = None
     anonymous: bool = False
     requester_pays: bool = False
-    access_key_id: SecretStr | None = None
-    secret_access_key: SecretStr | None = None
+    access_key_id: Key = None
+    secret_access_key: Key = None
     public: bool = False
-    target_size: ByteSize = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
-    owner: str = "team:archive"
-    watch_interval_seconds: int = Field(default=300, ge=0)
-    watch_pages: int = Field(default=20, ge=1, le=1000)
+    target_size: Size = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
+    owner: OwnerName = "team:archive"
+    watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
+    watch_pages: Whole = Field(default=20, ge=1, le=1000)
+
+    @model_validator(mode="after")
+    def _both_keys(self) -> "SourceSettings":
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
+            raise ValueError(f"access_key_id and secret_access_key are set together or not at all; {missing} is missing")
+        return self
 
     @property
     def uses_path_style(self) -> bool:
@@ -96,18 +110,18 @@ class PackingSettings(_Section):
         staging_limit: bytes that all chunks together may take in staging; 0 for as much as the disk has.
     """
 
-    window_size: ByteSize = Field(default=ByteSize(64 * MIB), ge=MIB)
-    fetch_threads: int = Field(default=16, ge=1, le=256)
-    part_size: ByteSize = Field(default=ByteSize(8 * MIB), ge=64 * 1024)
-    request_attempts: int = Field(default=6, ge=1)
+    window_size: Size = Field(default=ByteSize(64 * MIB), ge=MIB, le=TIB)
+    fetch_threads: Whole = Field(default=16, ge=1, le=256)
+    part_size: Size = Field(default=ByteSize(8 * MIB), ge=64 * 1024, le=TIB)
+    request_attempts: Whole = Field(default=6, ge=1, le=1000)
     compare_checksums: bool = True
-    unreadable_after: int = Field(default=3, ge=1)
-    staging_limit: ByteSize = Field(default=ByteSize(0), ge=0)
+    unreadable_after: Whole = Field(default=3, ge=1, le=1000)
+    staging_limit: Size = Field(default=ByteSize(0), ge=0, le=1024 * TIB)
 
     @model_validator(mode="after")
     def _part_within_window(self) -> "PackingSettings":
         if self.part_size > self.window_size:
-            raise ValueError("part_size is larger than window_size")
+            raise ValueError(f"part_size, {self.part_size:,} bytes, is larger than window_size, {self.window_size:,} bytes")
         return self
 
 
@@ -115,7 +129,7 @@ class StoreSettings(_Section):
     """Where chunks are kept. `jackal`: on the network that `[jackal]` describes; `directory`: files in `folder`."""
 
     kind: Literal["jackal", "directory"] = "jackal"
-    folder: Path = Path(".caf/store")
+    folder: FilePath = Path(".caf/store")
 
 
 class JackalSettings(_Section):
@@ -142,28 +156,28 @@ class JackalSettings(_Section):
             connected to. Providers name their own hosts on the chain, so that this is for networks of one's own.
     """
 
-    lcd: tuple[str, ...] = ()
-    chain_id: str = "jackal-1"
+    lcd: tuple[Lcd, ...] = ()
+    chain_id: ChainId = "jackal-1"
     mnemonic: SecretStr | None = None
-    mnemonic_file: Path | None = None
-    copies: int = Field(default=3, ge=1, le=100)
-    required_copies: int | None = Field(default=None, ge=1)
-    proof_type: ProofTypeSetting = 3
-    gas_price: float = Field(default=0.02, ge=0)
-    timeout_blocks: int = Field(default=50, ge=5)
-    upload_seconds: float = Field(default=600, gt=0)
-    proof_seconds: float = Field(default=900, gt=0)
-    bandwidth: ByteSize = Field(default=ByteSize(0), ge=0)
-    spend_cap: int | None = Field(default=None, ge=0)
-    warn_days: int = Field(default=7, ge=0)
-    keep_staged_windows: int = Field(default=2, ge=0)
-    prove_per_run: int = Field(default=100, ge=1)
+    mnemonic_file: MnemonicFile | None = None
+    copies: Whole = Field(default=3, ge=1, le=100)
+    required_copies: Whole | None = Field(default=None, ge=1, le=100)
+    proof_type: ProofType = 3
+    gas_price: Number = Field(default=0.02, ge=0, le=1_000_000)
+    timeout_blocks: Whole = Field(default=50, ge=5, le=1_000_000)
+    upload_seconds: Number = Field(default=600, gt=0, le=30 * DAY)
+    proof_seconds: Number = Field(default=900, gt=0, le=30 * DAY)
+    bandwidth: Size = Field(default=ByteSize(0), ge=0, le=TIB)
+    spend_cap: Whole | None = Field(default=None, ge=0, le=10**18)
+    warn_days: Whole = Field(default=7, ge=0, le=3660)
+    keep_staged_windows: Whole = Field(default=2, ge=0, le=1_000_000)
+    prove_per_run: Whole = Field(default=100, ge=1, le=1_000_000)
     allow_private_addresses: bool = False
 
     @model_validator(mode="after")
     def _required_within_copies(self) -> "JackalSettings":
         if self.required_copies is not None and self.required_copies > self.copies:
-            raise ValueError("required_copies is larger than copies")
+            raise ValueError(f"required_copies, {self.required_copies}, is larger than copies, {self.copies}")
         return self
 
     @property
@@ -180,8 +194,8 @@ class ChunkRunSettings(_Section):
         attempts: runs of one chunk that may fail before it is parked.
     """
 
-    max_in_flight: int = Field(default=4, ge=1)
-    attempts: int = Field(default=5, ge=1)
+    max_in_flight: Whole = Field(default=4, ge=1, le=10_000)
+    attempts: Whole = Field(default=5, ge=1, le=10_000)
 
 
 class Settings(BaseSettings):
@@ -194,17 +208,23 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="CAF_", env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+        env_prefix="CAF_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        nested_model_default_partial_update=True,
     )
 
-    home: Path = Path(".caf")
-    staging: Path | None = None
-    database_url: SecretStr | None = None
+    home: FilePath = Path(".caf")
+    staging: FilePath | None = None
+    database_url: DatabaseUrl = None
     store: StoreSettings = StoreSettings()
     jackal: JackalSettings = JackalSettings()
     packing: PackingSettings = PackingSettings()
     runs: ChunkRunSettings = ChunkRunSettings()
     sources: dict[SourceName, SourceSettings] = {}
+    _file: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def settings_customise_sources(
@@ -228,19 +248,27 @@ class Settings(BaseSettings):
         try:
             return self.sources[name]
         except KeyError:
-            known = ", ".join(sorted(self.sources)) or "none"
-            raise SettingsError(
-                f"there is no source '{name}' (known: {known})", hint=f"add [sources.{name}] to caf.toml"
-            ) from None
+            raise self.unknown_source(name) from None
+
+    def unknown_source(self, name: str, others: Iterable[str] = ()) -> SettingsError:
+        """Return the error for a source that is not there; `others` are sources that the ledger has, in the file or not."""
+        known = sorted({*self.sources, *others})
+        where = f"in {self._file}" if self._file else "in the environment, and there is no caf.toml"
+        there = f"the sources are: {', '.join(known)}" if known else "there is none at all"
+        near = nearest(name, known)
+        return SettingsError(
+            f"there is no source '{name}' {where}; {there}",
+            hint=f"did you mean '{near}'?" if near else "docs/settings.md says how a source is described",
+        )
 
 
-_SECRETS: Final = ("database_url", "access_key_id", "secret_access_key", "mnemonic")
+# --- the file ------------------------------------------------------------------------------------------------------------
 
 
 def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
     for name, value in values.items():
         full = f"{where}{name}"
-        if name in _SECRETS:
+        if name in SECRETS:
             variable = "CAF_" + full.replace(".", "__").upper()
             raise SettingsError(f"{path}: {full} is a secret", hint=f"remove it there and set {variable} instead")
         if isinstance(value, dict):
@@ -249,13 +277,67 @@ def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid TOML: {error}") from error
+        # A byte order mark, which editors write on Windows, is no part of the text.
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise SettingsError(f"{path} is not UTF-8 text: line {line} has other bytes", hint="save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML{_place(str(error))}", hint="toml.io shows how TOML is written") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path} is not valid TOML: it is nested too deep") from error
+    except IsADirectoryError as error:
+        raise SettingsError(f"{path} cannot be read: it is a folder", hint="it must be a TOML file") from error
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+        named = os.environ.get(CONFIG_VARIABLE) == str(path)
+        raise SettingsError(
+            f"{path} cannot be read: {error.strerror}", hint=f"{CONFIG_VARIABLE} names it" if named else ""
+        ) from error
     _refuse_secrets(values, "", path)
     return values
+
+
+_TOML_PLACE: Final = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
+
+
+def _place(said: str) -> str:
+    match = _TOML_PLACE.fullmatch(said)
+    if not match:
+        return f": {said}"
+    where = f"line {match[2]}, column {match[3]}" if match[2] else "its end"
+    return f" at {where}: {match[1][:1].lower()}{match[1][1:]}"
+
+
+def _find_file(path: Path | None) -> tuple[Path, bool]:
+    """Return where the file is or should be, and whether it is to be read.
+
+    Raises:
+        SettingsError: there is none, and the environment names no source either.
+    """
+    variable = os.environ.get(CONFIG_VARIABLE)
+    if path or variable:
+        return Path(path or variable or "").absolute(), True
+    try:
+        file = Path(DEFAULT_CONFIG).absolute()
+        file.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        if any(name.upper().startswith(SOURCES_VARIABLE) for name in os.environ):
+            return file, False
+        raise SettingsError(
+            f"no {DEFAULT_CONFIG} was found: it was looked for in the working directory, {_working_directory()}, and"
+            f" {CONFIG_VARIABLE} names none",
+            hint=f"go to the folder that has it, or set {CONFIG_VARIABLE} to its path; docs/settings.md says what is in it",
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"{DEFAULT_CONFIG} cannot be looked for in the working directory: {error.strerror}") from error
+    return file, True
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "which was removed"
 
 
 def _absolute(settings: Settings, folder: Path) -> Settings:
@@ -268,22 +350,29 @@ def _absolute(settings: Settings, folder: Path) -> Settings:
 
 
 def load_settings(path: Path | None = None) -> Settings:
-    """Read the settings.
+    """Read the settings. Nothing is made or changed.
 
     Args:
-        path: the file; by default what `CAF_CONFIG` names, else `caf.toml` in the working directory, which may be absent.
+        path: the file; by default what `CAF_CONFIG` names, else `caf.toml` in the working directory, which may be absent where
+            the environment names a source.
 
     Raises:
-        SettingsError: naming each setting that is wrong.
+        SettingsError: naming each setting that is wrong, or where no file was found.
     """
-    named = path or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
-    file = (named or Path(DEFAULT_CONFIG)).absolute()
-    values = _read_file(file) if named or file.exists() else {}
+    file, there = _find_file(path)
+    values = _read_file(file) if there else {}
+    origin = Origin(file, values, {name.upper(): value for name, value in os.environ.items()})
+    if mistyped := mistyped_variable(Settings, origin, (CONFIG_VARIABLE,)):
+        raise mistyped
+    for name in values:
+        if name.startswith("_"):  # an argument of pydantic's own, which no file may give
+            raise SettingsError(f"{file}: {name} is no setting", hint=DOCUMENTATION)
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        wrong = "; ".join(
-            f"{'.'.join(str(part) for part in each['loc']) or 'settings'}: {each['msg']}" for each in error.errors()
-        )
-        raise SettingsError(f"{file}: {wrong}", hint="docs/settings.md lists every setting") from None
-    return _absolute(settings, file.parent)
+        raise wrong_settings(error, Settings, origin, SECRETS) from None
+    except NotJson:
+        raise not_json(Settings, origin) from None
+    settings = _absolute(settings, file.parent)
+    settings._file = file if there else None
+    return settings

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
-from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
+from caf_pipeline.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, routine, told, unseen
 from caf_pipeline.in_use import alone_in
 from caf_pipeline.interfaces import Chunk, Reservation
 from caf_pipeline.lifecycle import CLAIMING, ChunkState
@@ -76,7 +76,9 @@ def staged_files(ward: Ward) -> Iterator[Finding]:
     left = {chunk.name for chunk in ward.left(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
     for file, why in unneeded:
         if file.chunk in left:
-            yield mendable(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
+            # A look at proofs removes what was kept for as long as it should be: every archive has some of it now and then.
+            kept = known[file.chunk].state is _S.LOCATED and file.kind == "sealed"
+            yield (routine if kept else mendable)(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
 
 
 def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:

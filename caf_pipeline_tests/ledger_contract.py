@@ -453,6 +453,9 @@ class LedgerContract:
         assert ledger.locate(SOURCE, "a").row.object_version == "v3"
         assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
         assert ledger.locate(SOURCE, "a", "v4") is None
+        assert [row.object_version for row in ledger.versions(SOURCE, "a", 2)[0]] == ["v3", "v2"]
+        assert ledger.versions(SOURCE, "a", 2)[1] == 3
+        assert ledger.versions(SOURCE, "b", 2) == ([], 0)
 
     def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://src")

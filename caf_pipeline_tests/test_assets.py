@@ -176,3 +176,11 @@ def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
     source = source.strip("-")
     settings = pipeline_settings.model_copy(update={"sources": {source: pipeline_settings.sources[SOURCE]}})
     Definitions.validate_loadable(build_defs(settings))
+
+
+def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
+    assert shown.metadata["warning"].value == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
+    pipeline.put(1)
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
+    assert "warning" not in shown.metadata

@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 
 import pytest
 
+from caf_pipeline.cli import doors
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline_tests.command_inside import inside
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.s3_server import Bucket, make_bucket, s3_error
 
@@ -167,15 +170,97 @@ def test_a_database_that_is_away(caf, s3_server):
         one_sentence(caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1")
 
 
+def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
+    monkeypatch.setattr(doors, "SILENT_SECONDS", 0.1)
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = inside(caf)("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
+    one_sentence(done, 6, f"caf: waiting for the database 'd' at {at}, which does not answer yet", "does not answer in time")
+
+
 def test_a_bad_setting(caf):
     caf.settings('[sources.src]\nbucket = "b"\ntarget_size = "1XB"\n')
     for arguments in (("run",), ("status",), ("get", "src", "a")):
         one_sentence(caf(*arguments), 3, "sources.src.target_size")
 
 
-def test_an_unknown_source(caf):
+ON_A_SOURCE = [
+    ("run", "--source", "scr"),
+    ("get", "scr", "key"),
+    ("status", "scr"),
+    ("safe-to-delete", "scr"),
+    ("doctor", "scr"),
+    ("rebuild", "scr"),
+    ("jackal", "files", "scr"),
+    ("jackal", "prove", "scr"),
+    ("jackal", "repair", "scr"),
+]
+
+
+@pytest.mark.parametrize("arguments", ON_A_SOURCE, ids=" ".join)
+def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    one_sentence(caf("run", "--source", "other"), 3, "'other'", "src")
+    done = inside(caf)(*arguments)
+    one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
+    assert not done.out
+
+
+WITH_SETTINGS = [
+    *ON_A_SOURCE,
+    ("run",),
+    ("status",),
+    ("doctor",),
+    ("rebuild",),
+    ("unpark", "c"),
+    ("withdraw", "c"),
+    ("jackal", "account"),
+    ("jackal", "price", "1TB"),
+    ("jackal", "buy", "--bytes", "1TB", "--days", "30", "--yes"),
+    ("jackal", "files"),
+    ("jackal", "pause"),
+    ("jackal", "resume"),
+    ("jackal", "limit"),
+]
+
+
+@pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
+def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(tmp_path, arguments):
+    done = inside(CommandLine(tmp_path, KEYS))(*arguments)
+    one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_on_local_files_need_no_settings(tmp_path):
+    (tmp_path / "file").write_bytes(b"bytes")
+    caf = CommandLine(tmp_path, KEYS)
+    assert caf("create", "archive.caf", "file").status == 0
+    assert b"file" in caf("list", "archive.caf").out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.caf", "file"]
+
+
+def test_a_source_of_which_nothing_is_archived_yet_is_told(caf):
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    one_sentence(caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run --source src")
+
+
+def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
+    (version,) = archived.bucket.client.list_objects_v2(Bucket=archived.bucket.name, Prefix="some/key-07")["Contents"]
+    done = archived.caf("get", "src", "some/key-07", "--object-version", "v0")
+    etag = version["ETag"].strip('"')
+    one_sentence(
+        done, 11, "not archived as version 'v0'", f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)"
+    )
+    one_sentence(archived.caf("get", "src", "nowhere", "--object-version", "v0"), 11, "'nowhere' of source src is not archived")
+
+
+def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket):
+    caf, _bodies = filled
+    caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
+    done = caf("run", "--source", "src")
+    said = f"bucket '{new_bucket.name}' at {s3_server} has no object whose key begins with '/some': check sources.src.prefix"
+    assert said in " ".join(done.err.split())
+    assert done.status == 0
 
 
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):

@@ -35,7 +35,11 @@ GROUPS: list[tuple[str, set[str], bool]] = [
         },
         True,
     ),
-    ("doors and settings", {"interfaces", "settings", "child_environment"}, True),
+    (
+        "doors and settings",
+        {"interfaces", "settings", "settings_errors", "setting_values", "unreachable", "child_environment"},
+        True,
+    ),
     (
         "steps",
         {

@@ -1,5 +1,6 @@
 """Listings as S3 and its look-alikes write them, the wrong ones too: what is decoded, retried, refused."""
 
+import re
 from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
 
@@ -249,6 +250,50 @@ def test_what_concerns_the_whole_source_is_told_with_a_hint(scripted_s3, first, 
     assert "bucket-of-script" in str(caught.value)
     assert SECRET not in f"{caught.value}{caught.value.hint}"
     assert KEY_ID not in f"{caught.value}{caught.value.hint}"
+
+
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "hint"),
+    [
+        (s3_error(403, "InvalidAccessKeyId"), "does not know it", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
+        (s3_error(403, "SignatureDoesNotMatch"), "secret key does not belong", "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY"),
+        (s3_error(404, "NoSuchBucket"), "there is no bucket 'bucket-of-script'", "sources.demo.bucket"),
+        (s3_error(403, "AccessDenied"), "may not be listed", "s3:ListBucket"),
+        (
+            s3_error(400, "AuthorizationHeaderMalformed", message="the region is wrong; expecting 'eu-test-1'"),
+            "is in region 'eu-test-1'",
+            "set sources.demo.region to 'eu-test-1'",
+        ),
+        (ScriptedAnswer(200, b"<html>Please log in</html>", HTML), "is not S3: it answers with something that is", "S3 API"),
+        (
+            ScriptedAnswer(404, b"<html><br></html>", HTML),
+            "is not S3: it answers with a web page with HTTP status 404",
+            "sources.demo.endpoint_url",
+        ),
+        (ScriptedAnswer(403, b"<html><br></html>", HTML), "is not S3: it answers with a web page", "S3 API"),
+        (ScriptedAnswer(404, b"not found"), "is not S3: it answers with HTTP status 404", "S3 API"),
+        (
+            ScriptedAnswer(301, b"", {"Location": "https://s3.here/"}),
+            "redirects to https://s3.here/",
+            "sources.demo.endpoint_url",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_told_apart(scripted_s3, answer, words, hint):
+    scripted_s3.answer = lambda request: answer
+    with pytest.raises(SourceError, match=re.escape(words)) as caught:
+        listed(scripted_s3.source())
+    assert hint in caught.value.hint
+    assert caught.value.permanent
+
+
+def test_a_web_page_that_is_no_xml_is_told(scripted_s3):
+    scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
+    with pytest.raises(SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"):
+        listed(scripted_s3.source())
 
 
 def test_a_listing_that_is_not_permitted_names_the_permission(scripted_s3):

@@ -13,7 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from caf_pipeline.errors import BucketMissing, ObjectReadFailed, ObjectUnavailable, SettingsError, SourceDenied, SourceUnreachable
+from caf_pipeline.errors import (
+    BucketMissing,
+    ObjectReadFailed,
+    ObjectUnavailable,
+    SettingsError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
 from caf_pipeline.inventory import S3Object
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.s3_clients import build_client, build_store, credential_provider, is_aws
@@ -321,21 +329,27 @@ def test_credentials_that_last_are_handed_over_once(profile):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"profile": "nowhere"}, "no profile 'nowhere'"),
-        ({"endpoint_url": "not a url"}, "endpoint_url 'not a url'"),
-        ({"secret_access_key": None}, "set together"),
-        ({"region": "not a region!"}, "region 'not a region!'"),
+        ({"AWS_PROFILE": "nowhere"}, "no profile 'nowhere'"),
+        ({"AWS_DEFAULT_REGION": "not a region!"}, "'not a region!'"),
+        ({"AWS_ENDPOINT_URL_S3": "not a url"}, "not a url"),
     ],
 )
-def test_a_setting_that_is_of_no_use_is_named(changes, words):
+def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatch):
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=words) as caught:
-        open_s3_source("demo", settings_for(NOBODY, "bucket", **changes))
-    assert SECRET not in str(caught.value)
+        open_s3_source("demo", settings_for("", "bucket", access_key_id=None, secret_access_key=None))
+    assert next(iter(changes)) in caught.value.hint
 
 
-def test_a_bucket_name_that_is_none_is_named(scripted_s3):
-    with pytest.raises(SettingsError, match=r"sources\.demo\.bucket: 'a/b c'"):
-        listed(open_s3_source("demo", settings_for(scripted_s3.endpoint, "a/b c")))
+def test_a_profile_that_there_is_not_is_named():
+    with pytest.raises(SettingsError, match="no profile 'nowhere'"):
+        open_s3_source("demo", settings_for(NOBODY, "bucket", profile="nowhere"))
+
+
+def test_an_arn_that_is_no_access_point_is_named(scripted_s3):
+    with pytest.raises(SettingsError, match=r"sources\.demo\.bucket: 'arn:aws:sns:x'"):
+        listed(open_s3_source("demo", settings_for(scripted_s3.endpoint, "arn:aws:sns:x")))
 
 
 def store_for(bucket: str, endpoint: str = "", region: str = "eu-west-1", bucket_region: str | None = None, **changes):
@@ -397,9 +411,17 @@ def test_both_clients_trust_the_certificates_that_they_are_told_to(tls_s3, scrip
 
 
 def test_an_unknown_certificate_is_not_trusted(tls_s3):
-    with pytest.raises(SourceUnreachable, match="certificate") as caught:
-        listed(open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=1))
+    with pytest.raises(SourceError, match="certificate") as caught:
+        listed(open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=6))
+    assert caught.value.permanent
     assert "AWS_CA_BUNDLE" in caught.value.hint
+
+
+def test_http_where_https_is_spoken_is_told(tls_s3):
+    endpoint = tls_s3[0].replace("https:", "http:")
+    with pytest.raises(SourceError, match="speaks HTTPS and not HTTP") as caught:
+        listed(open_s3_source("demo", settings_for(endpoint, "bucket"), attempts=2))
+    assert caught.value.hint == "write https:// in sources.demo.endpoint_url"
 
 
 def test_a_file_of_certificates_that_is_missing_is_named(monkeypatch):

@@ -1,9 +1,18 @@
 """Settings from the file and the environment."""
 
+import json
+import re
+import tempfile
+import traceback
+from pathlib import Path
+
 import pytest
+from dagster._core.definitions.utils import is_valid_owner
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.settings import load_settings
+from caf_pipeline.settings import Settings, SourceSettings, load_settings
 
 
 def a_file(tmp_path, text):
@@ -36,6 +45,13 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
+        ("[sources.one]", "sources.one.bucket is missing"),
+        ('[sources]\nbucket = "b"', "sources.bucket belongs below [sources.NAME]"),
+        ('[source.one]\nbucket = "b"', "did you mean 'sources'?"),
+        ("[packing]\ncopies = 3", "did you mean jackal.copies?"),
+        ('[store]\nhome = "x"', "did you mean home, above the first [section]?"),
+        ("packing = 3", "packing must be a table of settings"),
+        ('_env_file = "x"', "_env_file is no setting"),
         ('[sources.one]\nbuckt = "b"', "sources.one.buckt"),
         ('[sources.one]\nbucket = ""', "sources.one.bucket"),
         ('[sources.one]\nbucket = "b"\ntarget_size = "33GiB"', "sources.one.target_size"),
@@ -44,7 +60,10 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
         ('[sources.One_1]\nbucket = "b"', "sources.One_1"),
         (f'[sources.{"a" * 31}]\nbucket = "b"', "a" * 31),
         ("[packing]\nfetch_threads = 0", "packing.fetch_threads"),
-        ('[packing]\nwindow_size = "1MiB"\npart_size = "2MiB"', "packing"),
+        (
+            '[packing]\nwindow_size = "1MiB"\npart_size = "2MiB"',
+            "packing: part_size, 2,097,152 bytes, is larger than window_size",
+        ),
         ('[store]\nkind = "tape"', "store.kind"),
         ("[runs]\nattempts = 0", "runs.attempts"),
         ("surprise = 1", "surprise"),
@@ -55,6 +74,150 @@ def test_a_bad_setting_is_named(tmp_path, text, named):
         load_settings(a_file(tmp_path, text))
     assert named in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[packing]\nfetch_threads = 0", "fetch_threads is 0, but must be a whole number, at least 1 and at most 256"),
+        ("[packing]\nfetch_threads = true", "fetch_threads is true, but must be a whole number"),
+        ("[packing]\nfetch_threads = 3.5", "fetch_threads is 3.5, but must be a whole number"),
+        ("[packing]\nwindow_size = inf", "window_size is inf, but must be a size such as"),
+        ('[packing]\nwindow_size = "64 MoB"', "at least 1MiB and at most 1TiB"),
+        ('[packing]\ncompare_checksums = "perhaps"', "but must be true or false"),
+        ("[jackal]\ngas_price = nan", "gas_price is nan, but must be a number"),
+        ("[jackal]\nwarn_days = 100000000000", "at most 3,660"),
+        ("[jackal]\nproof_type = 1", "but must be a proof type, 0 or 3"),
+        ('[jackal]\nchain_id = "jackal 1"', "but must be a chain's id such as jackal-1"),
+        ('[jackal]\nlcd = "http://node"', 'but must be a list such as ["https://host:1317"]'),
+        ('[jackal]\nlcd = ["node:1317"]', "'node:1317', but must begin with http:// or https://"),
+        ('[jackal]\nlcd = ["http://node:70000"]', "a port up to 65535"),
+        ('[store]\nkind = "tape"', "store.kind is 'tape', but must be 'jackal' or 'directory'"),
+        ('home = ""', "home is '', but must be a path"),
+        ('home = "~no-such-user/x"', "stands for no user's folder"),
+        ("home = 2020-01-01", "home is a date or a time, but must be a path"),
+        (SOURCE_TEXT + 'endpoint_url = "localhost:9000"', "but must begin with http:// or https://"),
+        (SOURCE_TEXT + 'endpoint_url = "http://my_host:9000"', "without '_'"),
+        (SOURCE_TEXT + 'endpoint_url = "https://"', "with the name of a host"),
+        (SOURCE_TEXT + 'endpoint_url = "https://h/?x=1"', "without '?'"),
+        (SOURCE_TEXT + 'region = "eu west"', "must be a region's name such as eu-central-1"),
+        (SOURCE_TEXT + 'owner = "data"', "sources.one.owner is 'data', but must be team:NAME or an e-mail address"),
+        ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),
+        ('[sources.one]\nbucket = "b c"', "must be a bucket's name: 1 to 255"),
+        ("[sources.one]\nbucket = 5", "sources.one.bucket is 5, but must be text"),
+    ],
+)
+def test_a_bad_value_is_told_with_what_it_must_be(tmp_path, text, said):
+    with pytest.raises(SettingsError) as caught:
+        load_settings(a_file(tmp_path, text))
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path}/caf.toml: ")
+
+
+def any_value():
+    return st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.lists(st.text(max_size=3), max_size=2)
+    )
+
+
+@given(st.sampled_from(list(Settings.model_fields) + list(SourceSettings.model_fields)), any_value())
+@example("lcd", ["http://node"])
+def test_no_value_is_answered_in_the_words_of_a_library(name, value):
+    """Whatever stands in the environment, there is a setting or our own sentence."""
+    sections = ["JACKAL", "PACKING", "RUNS", "STORE", "SOURCES__ONE"]
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        for section in sections:
+            text = value if isinstance(value, str) else json.dumps(value)
+            patch.setenv(f"CAF_{section}__{name.upper()}", text.replace("\0", "").encode("utf-8", "replace").decode())
+        said = ""
+        try:
+            load_settings(a_file(Path(folder), SOURCE_TEXT))
+        except SettingsError as error:
+            said = str(error)
+    assert not [word for word in ("pydantic", "Input should", "valid ", "Value error", "validation") if word in said]
+
+
+@pytest.mark.parametrize(
+    "owner", ["team:x", "team:", "team:a b", "a@b.co", "a@b", "x", "%a@b.co", "a@b.c|", "a@b.company", "a@b.companyy", "team", ""]
+)
+def test_an_owner_is_one_where_dagster_takes_it(owner):
+    try:
+        SourceSettings(bucket="b", owner=owner)
+    except ValueError:
+        assert not is_valid_owner(owner)
+    else:
+        assert is_valid_owner(owner)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"CAF_PACKING__FETCH_THREADS": "x"}, "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is 'x', but must be"),
+        ({"caf_packing__fetch_threads": "0"}, "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is '0'"),
+        ({"CAF_PACKING": '{"fetch_threads": 0}'}, "CAF_PACKING: packing.fetch_threads is 0"),
+        ({"CAF_PACKING": "x"}, "CAF_PACKING: packing must be a table, written as JSON"),
+        ({"CAF_PACKING__FETCH_THREAD": "1"}, "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is no setting: did you mean"),
+        ({"CAF_JACKAL__LCD": "http://node"}, "CAF_JACKAL__LCD: jackal.lcd must be a list such as"),
+        (
+            {"CAF_JACKAL__REQUIRED_COPIES": "4"},
+            "CAF_JACKAL__REQUIRED_COPIES: jackal: required_copies, 4, is larger than copies, 3",
+        ),
+        ({"CAF_SOURCES__TWO__PREFIX": "p/"}, "CAF_SOURCES__TWO__PREFIX: sources.two.bucket is missing"),
+        ({"CAF_SOURCES__MY_SOURCE__BUCKET": "b"}, "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: a source's name has"),
+        ({"CAF_SOURCES__ONE__OWNER": "me"}, "CAF_SOURCES__ONE__OWNER: sources.one.owner is 'me', but must be team:NAME"),
+        ({"CAF_HOME": ""}, "CAF_HOME: home is '', but must be a path"),
+        ({"CAF_JACKAL_SPEND_CAP": "1"}, "CAF_JACKAL_SPEND_CAP, which is no setting: did you mean CAF_JACKAL__SPEND_CAP?"),
+        ({"CAF_SOURCES_ONE_PREFIX": "p"}, "CAF_SOURCES_ONE_PREFIX, which is no setting: did you mean CAF_SOURCES__ONE__PREFIX?"),
+        ({"CAF_DATABASE_URI": "p"}, "CAF_DATABASE_URI, which is no setting: did you mean CAF_DATABASE_URL?"),
+    ],
+)
+def test_a_bad_value_of_the_environment_is_told_with_its_variable(tmp_path, monkeypatch, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(a_file(tmp_path, SOURCE_TEXT))
+    assert said in str(caught.value)
+    assert "caf.toml" not in str(caught.value)
+
+
+def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
+    for name in ("CAF_PORT_80_TCP", "CAF_SERVICE_HOST", "CAF_STORE_PORT", "CAF_DAGSTER_DATABASE_URL", "CAF_TRACEBACK"):
+        monkeypatch.setenv(name, "x")
+    assert load_settings(a_file(tmp_path, SOURCE_TEXT)).source("one").bucket == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "mysql://u:hush@h/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@h:port/d"}),
+        (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "hush"}),
+        (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "a", "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n"}),
+        (SOURCE_TEXT, {"CAF_SOURCES__ONE": "hush"}),
+        (SOURCE_TEXT, {"CAF_SOURCES": '{"one": {"secret_access_key": "hush"'}),
+        (SOURCE_TEXT, {"CAF_JACKAL_MNEMONIC": "hush"}),
+        (SOURCE_TEXT + 'secret_acess_key = "hush"', {}),
+        (SOURCE_TEXT + 'endpoint_url = "https://user:hush@host"', {}),
+        ('[jackal]\nlcd = ["https://user:hush@host"]', {}),
+        (f'[jackal]\nmnemonic_file = "{"hush " * 12}"', {}),
+        ('sources.one = "hush"', {}),
+        ('sources.one.secret_access_key = "hush', {}),
+    ],
+)
+def test_no_error_shows_a_secret(tmp_path, monkeypatch, text, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(a_file(tmp_path, text))
+    assert "hush" not in "".join(traceback.format_exception(caught.value)) + caught.value.hint
+
+
+def test_a_key_that_is_empty_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("CAF_SOURCES__ONE__ACCESS_KEY_ID", "")
+    assert load_settings(a_file(tmp_path, SOURCE_TEXT)).source("one").access_key_id is None
 
 
 @pytest.mark.parametrize(
@@ -73,6 +236,7 @@ def test_a_secret_in_the_file_is_refused_without_being_shown(tmp_path, text, var
 
 def test_secrets_are_never_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("CAF_DATABASE_URL", "postgresql://u:hush@h/d")
+    monkeypatch.setenv("CAF_SOURCES__ONE__ACCESS_KEY_ID", "hush")
     monkeypatch.setenv("CAF_SOURCES__ONE__SECRET_ACCESS_KEY", "hush")
     settings = load_settings(a_file(tmp_path, '[sources.one]\nbucket = "b"'))
     assert "hush" not in repr(settings) + str(settings) + settings.model_dump_json()
@@ -91,28 +255,73 @@ def test_a_missing_file_that_was_named_is_an_error(tmp_path, monkeypatch):
         load_settings()
 
 
-def test_without_a_file_there_are_defaults(tmp_path, monkeypatch):
+def test_without_a_file_it_is_said_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CAF_CONFIG", raising=False)
-    assert load_settings().sources == {}
+    monkeypatch.setenv("CAF_DATABASE_URL", "postgresql://h/d")
+    with pytest.raises(SettingsError, match=rf"no caf\.toml was found: .* {re.escape(str(tmp_path))}, and CAF_CONFIG names none"):
+        load_settings()
 
 
-def test_broken_toml_is_one_sentence(tmp_path):
-    with pytest.raises(SettingsError, match="is not valid TOML"):
-        load_settings(a_file(tmp_path, "[sources"))
-
-
-def test_an_unknown_source_names_the_known_ones(tmp_path):
-    settings = load_settings(a_file(tmp_path, '[sources.one]\nbucket = "b"'))
-    with pytest.raises(SettingsError, match=r"no source 'two' \(known: one\)"):
+def test_a_source_of_the_environment_needs_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAF_SOURCES__ONE__BUCKET", "b")
+    settings = load_settings()
+    assert settings.home == tmp_path / ".caf"
+    with pytest.raises(
+        SettingsError, match=r"no source 'two' in the environment, and there is no caf\.toml; the sources are: one"
+    ):
         settings.source("two")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[sources", "is not valid TOML at its end: "),
+        (b"home = 'x'\n\nstaging = y\n", "is not valid TOML at line 3, column 11: invalid value"),
+        (b"home = 'x'\n# \xff\n", "is not UTF-8 text: line 2"),
+        ("home = 'x'".encode("utf-16"), "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_one_sentence(tmp_path, content, said):
+    (tmp_path / "caf.toml").write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(tmp_path / "caf.toml")
+    assert said in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    (tmp_path / "caf.toml").write_bytes(b"\xef\xbb\xbf" + SOURCE_TEXT.encode())
+    assert load_settings(tmp_path / "caf.toml").source("one").bucket == "b"
+
+
+def test_a_folder_in_the_place_of_the_file_is_told(tmp_path, monkeypatch):
+    (tmp_path / "caf.toml").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"caf\.toml cannot be read: it is a folder"):
+        load_settings()
+
+
+def test_a_link_to_nowhere_is_not_taken_for_no_file(tmp_path, monkeypatch):
+    (tmp_path / "caf.toml").symlink_to("/nowhere.toml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"caf\.toml cannot be read"):
+        load_settings()
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert load_settings(a_file(tmp_path, 'home = "~/kept"')).home == Path("/home/somebody/kept")
+
+
+def test_an_unknown_source_names_the_known_ones_and_the_file(tmp_path):
+    settings = load_settings(a_file(tmp_path, '[sources.photos]\nbucket = "b"'))
+    with pytest.raises(SettingsError, match=r"no source 'photo' in .*/caf\.toml; the sources are: photos") as caught:
+        settings.source("photo")
+    assert caught.value.hint == "did you mean 'photos'?"
+
+
 def test_the_documentation_lists_every_setting():
-    from pathlib import Path
-
-    from caf_pipeline.settings import Settings, SourceSettings
-
     text = (Path(__file__).parents[1] / "docs" / "settings.md").read_text(encoding="utf-8")
     for name, field in Settings.model_fields.items():
         section = getattr(field.annotation, "model_fields", None)
@@ -123,16 +332,9 @@ def test_the_documentation_lists_every_setting():
 
 
 def test_a_proof_type_may_come_from_the_environment(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+    file = a_file(tmp_path, "")
     monkeypatch.setenv("CAF_JACKAL__PROOF_TYPE", "0")
-    assert load_settings().jackal.proof_type == 0
+    assert load_settings(file).jackal.proof_type == 0
     monkeypatch.setenv("CAF_JACKAL__PROOF_TYPE", "1")
-    with pytest.raises(SettingsError, match="a proof type is 0 or 3"):
-        load_settings()
-
-
-def test_more_required_copies_than_copies_are_refused(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAF_JACKAL__REQUIRED_COPIES", "4")
-    with pytest.raises(SettingsError, match="larger than copies"):
-        load_settings()
+    with pytest.raises(SettingsError, match="a proof type, 0 or 3"):
+        load_settings(file)

@@ -104,10 +104,11 @@ def safe_to_delete(
       caf safe-to-delete demo -o list.csv --report not-yet.parquet
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
-    Exit status: 0 everything that S3 has of the source is safe and listed (or it has nothing); 1 some of it is not safe yet,
-    the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, or the store proves nothing over
-    time; 5 the source, 6 the database or 7 the store failed, 6 also where a chunk changed while the list was written; 8 no
-    room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from 2 on.
+    Exit status: 0 everything that S3 has of the source is safe and listed (or it has nothing); 1 some of it is not safe
+    yet, the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, there is no such source, or
+    the store proves nothing over time; 5 the source, 6 the database or 7 the store failed, 6 also where a chunk changed
+    while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from
+    2 on.
     """
     from caf_pipeline.deletion import find_deletable  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.verdicts import Watcher  # noqa: PLC0415

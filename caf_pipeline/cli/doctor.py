@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store
+from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceUnreachable
 from caf_pipeline.settings import Settings, load_settings
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 RUN: Final = "caf doctor"
 """Who holds what the doctor holds for a moment, as a run that meets it is told."""
+
+_OWN_STATUS: Final = (3, 6, 7, 8)
+"""Exit statuses of errors that the command ends with; any other error is a thing that could not be mended, which is 1."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,18 +59,18 @@ def doctor(
       caf doctor demo
       caf doctor --json | jq 'select(.turn == "operator")'
 
-    Exit status: 0 nothing was found, or all of it is mended or waits for the next run; 1 something needs an operator or, with
-    --dry-run, would be mended; 3 a setting is wrong or there is no such source; 6 the database or 7 the store failed: what
-    needs it was not looked at; 8 a folder cannot be read or changed; 130 interrupted.
+    Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with --dry-run; 1 something needs an
+    operator, could not be mended or, with --dry-run, would be mended; 3 a setting or the wallet is wrong, or there is no such
+    source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
+    interrupted.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger)
-        if source is not None and source not in known:
-            settings.source(source)
+        if source is not None:
+            require_source(settings, ledger, source)
         rounds = _Rounds(dry_run=dry_run, json=json)
         with opened_store(settings, ledger) as store:
-            for name in [source] if source else known:
+            for name in [source] if source else known_sources(settings, ledger):
                 rounds.make(settings, ledger, store, name)
     rounds.close()
 
@@ -108,7 +111,8 @@ class _Rounds:
         if not self._json:
             typer.echo(_sentence(turns))
         if self._errors:
-            raise self._errors[0]
+            first = self._errors[0]
+            raise first if first.exit_code in _OWN_STATUS else CafError(str(first), hint=first.hint)
         operator = turns[Turn.OPERATOR]
         waiting = turns[Turn.DOCTOR] if self._dry_run else 0
         if operator or waiting:

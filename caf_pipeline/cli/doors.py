@@ -7,8 +7,11 @@ Not here: how the parts are opened (`assembly`), what a command does with them.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
 from typing import TYPE_CHECKING, Final
 
+from caf_pipeline.cli.terminal import note
+from caf_pipeline.errors import NotLocated
 from caf_pipeline.settings import Settings
 
 if TYPE_CHECKING:
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from caf_pipeline.jackal.store import JackalStore
     from caf_pipeline.ledger import PostgresLedger
     from caf_pipeline.workplace import Workplace
+
+SILENT_SECONDS: Final = 4.0  # of a command that waits for the database; users should hear of it within five
 
 RUN: Final = "caf"
 """Who holds what a command holds, as a run that meets it is told."""
@@ -35,11 +40,25 @@ class Network:
 
 
 @contextmanager
+def _said_late(sentence: str) -> Iterator[None]:
+    """Say a sentence where the context lasts longer than a command may be silent."""
+    timer = Timer(SILENT_SECONDS, note, [sentence])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
     """Open the ledger while the context lasts."""
     from caf_pipeline.assembly import open_ledger  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.database import describe_database  # noqa: PLC0415
 
-    ledger = open_ledger(settings)
+    with _said_late(f"waiting for {describe_database(settings)}, which does not answer yet"):
+        ledger = open_ledger(settings)
     try:
         yield ledger
     finally:
@@ -57,6 +76,20 @@ def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[Chun
         yield store
     finally:
         close_store(store)
+
+
+@contextmanager
+def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[ChunkStore]":
+    """Open the store to read what was archived of a source, while the context lasts.
+
+    Raises:
+        SettingsError: there is no such source. NotLocated: the ledger has nothing of it.
+    """
+    require_source(settings, ledger, source)
+    if source not in ledger.sources():
+        raise NotLocated(f"nothing of source '{source}' is archived yet", hint=f"caf run --source {source} archives it")
+    with opened_store(settings, ledger) as store:
+        yield store
 
 
 @contextmanager
@@ -94,3 +127,9 @@ def opened_network(settings: Settings) -> Iterator[Network]:
 def known_sources(settings: Settings, ledger: "PostgresLedger") -> list[str]:
     """Return the names of all sources of the settings and of the ledger."""
     return sorted({*ledger.sources(), *settings.sources})
+
+
+def require_source(settings: Settings, ledger: "PostgresLedger", name: str) -> None:
+    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
+    if name not in settings.sources and name not in (known := ledger.sources()):
+        raise settings.unknown_source(name, known)

@@ -68,7 +68,8 @@ def account(json: JsonOption = False) -> None:
       caf jackal account
       caf jackal account --json | jq .plan.free_bytes
 
-    Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain failed.
+    Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain
+    failed.
     """
     settings = load_settings()
     with opened_network(settings) as network:
@@ -170,13 +171,16 @@ def price(
       caf jackal price demo
       caf jackal price 10TB --days 365
 
-    Exit status: 0; 2 neither a source nor a size; 3 a setting or the wallet is wrong; 6 the database or 7 the chain failed; 11
-    the source has no inventory yet.
+    Exit status: 0; 2 not a size; 3 a setting or the wallet is wrong, or there is no such source; 6 the database or 7 the
+    chain failed; 11 the source has no inventory yet.
     """
     settings = load_settings()
     with opened_network(settings) as network:
-        if what in known_sources(settings, network.ledger):
+        known = known_sources(settings, network.ledger)
+        if what in known:
             size_bytes, chunks = _not_yet_archived(settings, network.ledger, what)
+        elif "-" in what or not what[:1].isdigit():
+            raise settings.unknown_source(what, known)
         else:
             size_bytes = parse_size(what, decimal=True)
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))
@@ -260,8 +264,7 @@ def buy(
 
     Exit status: 0 bought, or an earlier purchase has just been found to be; 1 not confirmed; 2 too little, or too short; 3 a
     setting or the wallet is wrong, or the chain may not verify proofs of the type that is set; 6 the database failed; 7 the chain
-    failed, the wallet cannot pay, or the spend cap is reached;
-    10 a run is signing at this moment.
+    failed, the wallet cannot pay, or the spend cap is reached; 10 a run is signing at this moment.
     """
     size_bytes = parse_size(size, decimal=True)
     if size_bytes < LEAST_BYTES:
@@ -324,8 +327,8 @@ def files(
       caf jackal files
       caf jackal files demo --json | jq 'select(.missing)'
 
-    Exit status: 0, also where files are foreign, short or expiring; 3 a setting or the wallet is wrong; 6 the database failed; 7
-    a chunk is missing, or the chain failed.
+    Exit status: 0, also where files are foreign, short or expiring; 3 a setting or the wallet is wrong, or there is no such
+    source; 6 the database failed; 7 a chunk is missing, or the chain failed.
     """
     settings = load_settings()
     if source is not None:

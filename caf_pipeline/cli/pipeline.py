@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, opened_workplace
+from caf_pipeline.cli.doors import known_sources, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import help_of, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
 from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
@@ -90,13 +90,13 @@ def get(
       caf get demo packages/rich/py.typed -o py.typed
       caf get demo python/python3.11/this.py | python3
 
-    Exit status: 0 verified; 3 a setting is wrong; 6 the database or 7 the store failed; 9 all that is to be had has other
-    bytes; 11 the object is not archived.
+    Exit status: 0 verified; 2 FILE cannot be written; 3 a setting is wrong or there is no such source; 6 the database or 7
+    the store failed; 9 all that is to be had has other bytes; 11 the object, or this version of it, is not archived.
     """
     from caf_pipeline.retrieve import fetch, save  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_store(settings, ledger) as store:
+    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
         found = fetch(ledger, store, source, key, version)
         if said := _not_current(key, found.location):
             note(said)

@@ -47,8 +47,8 @@ def prove(
       caf jackal prove demo
       caf jackal prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
-    Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong; 6 the database or 7
-    the store failed.
+    Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong or there is
+    no such source; 6 the database or 7 the store failed.
     """
     from caf_pipeline.proofs import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
 
@@ -120,13 +120,19 @@ def repair(
       caf jackal repair demo
       caf jackal repair demo-1a2b3c4d-00001
 
-    Exit status: 0 repaired, or there was nothing to repair; 3 a setting is wrong; 5 the source, 6 the database or 7 the store
-    failed; 9 what could be found has other bytes; 10 a run works on it; 11 there is no such chunk.
+    Exit status: 0 repaired, or there was nothing to repair; 2 the chunk is in no state that can be repaired; 3 a setting is
+    wrong or there is no such source; 5 the source, 6 the database or 7 the store failed; 9 what could be found has other
+    bytes; 10 a run works on it; 11 there is no such chunk.
     """
+    from caf_pipeline.plan import is_chunk_name  # noqa: PLC0415  loaded by the commands that use it
+
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        if what in known_sources(settings, ledger):
+        known = known_sources(settings, ledger)
+        if what in known:
             source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
+        elif not is_chunk_name(what):
+            raise settings.unknown_source(what, known)
         else:
             chunk = ledger.chunk(what)
             if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):

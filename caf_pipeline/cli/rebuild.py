@@ -55,8 +55,9 @@ def rebuild(
       caf rebuild --dry-run
       caf rebuild demo --owner jkl1…
 
-    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2 ADDRESS is none; 3 a setting
-    or the wallet is wrong; 6 the database, 7 the store or 8 the staging folder failed; 10 another run plans or rebuilds.
+    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2 ADDRESS is none; 3 a
+    setting or the wallet is wrong, or there is no such source; 6 the database, 7 the store or 8 the staging folder failed;
+    10 another run plans or rebuilds.
     """
     settings = load_settings()
     if source is not None:

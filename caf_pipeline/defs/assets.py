@@ -82,12 +82,16 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         after = unquote_to_bytes(config.after)
         until = None if config.until is None else unquote_to_bytes(config.until)
 
-        def take() -> Snapshot:
-            return planning.take_inventory(_open(context, pipeline, source), after=after, until=until)
+        def take() -> metadata.Metadata:
+            work = _open(context, pipeline, source)
+            snapshot = planning.take_inventory(work, after=after, until=until)
+            if warning := planning.nothing_found(work, snapshot):
+                context.log.warning(warning)
+            return metadata.snapshot_metadata(snapshot, warning)
 
-        snapshot = attempt(context, take, pipeline.on_error)
-        if snapshot is not None:
-            yield MaterializeResult(metadata=metadata.snapshot_metadata(snapshot))
+        shown = attempt(context, take, pipeline.on_error)
+        if shown is not None:
+            yield MaterializeResult(metadata=shown)
 
     return s3_inventory
 

@@ -27,7 +27,7 @@ MAX_ROWS: Final = 20
 MIB: Final = 1 << 20
 
 WARNING: Final = "warning"
-"""What a plan is warned about, in its metadata; `caf run` shows it, too."""
+"""What an inventory or a plan is warned about, in its metadata; `caf run` shows it, too."""
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
@@ -42,9 +42,10 @@ def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
     return {f"skipped_{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
-def snapshot_metadata(snapshot: Snapshot) -> Metadata:
+def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
     """Return what is shown of an inventory."""
     return {
+        **({WARNING: warning} if warning else {}),
         "snapshot": snapshot.name,
         "path": MetadataValue.path(str(snapshot.path)),
         "objects": snapshot.object_count,

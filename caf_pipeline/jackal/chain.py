@@ -71,6 +71,7 @@ from caf_pipeline.jackal.messages import (
     transaction_hash,
     verifies_type_3,
 )
+from caf_pipeline.unreachable import Reason, hint_for, reason_of, speaks_only_tls
 
 ATTEMPTS: Final = 5
 FIRST_WAIT_SECONDS: Final = 0.5
@@ -159,6 +160,12 @@ class _Refused(ChainUnreachable):
 
 class _TooLong(ChainUnreachable):
     """An answer that is longer than one may be."""
+
+
+class _NeverAnswers(ChainUnreachable):
+    """A server that answers alike until somebody changes the setting, or the server."""
+
+    permanent = True
 
 
 class _Node:
@@ -600,20 +607,31 @@ class Chain:
             ):
                 body = _body(response, query)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
-            told = quoted(str(error)) or type(error).__name__
             if time.monotonic() - asked >= self._answer_seconds:
-                told = f"it took longer than {self._answer_seconds:g} s"
-            raise ChainUnreachable(f"{query}: no answer: {told}", hint="check jackal.lcd and the network, or wait") from error
+                told = f"{query}: no answer: it took longer than {self._answer_seconds:g} s"
+                raise ChainUnreachable(told, hint="check jackal.lcd and the network, or wait") from error
+            raise _unreachable(node, reason_of(error, node.url)) from error
         try:
             value = json.loads(body)
         except (ValueError, RecursionError, MemoryError) as error:
+            if response.status_code == httpx.codes.BAD_REQUEST and speaks_only_tls(node.url):
+                raise _unreachable(node, Reason.ONLY_TLS) from error
             raise ChainUnreachable(
-                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}", hint="check jackal.lcd, or wait"
+                f"{query}: status {response.status_code} and no JSON: {body[:60]!r}: what answers is not the REST server of a"
+                " chain's node, or is out of order",
+                hint="check jackal.lcd (nodes have this server, LCD, often at port 1317), or wait",
             ) from error
         if response.status_code != httpx.codes.OK:
             raise _Refused(query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}"))
         told_height = response.headers.get(_HEIGHT_HEADER, "")
         return value, int(told_height) if _HEIGHT.fullmatch(told_height) else None
+
+
+def _unreachable(node: _Node, reason: Reason) -> ChainUnreachable:
+    kind = _NeverAnswers if reason.lasts else ChainUnreachable
+    return kind(
+        f"{node.url} {reason}", hint=hint_for(reason, "jackal.lcd") or "name a node with a certificate that is valid here"
+    )
 
 
 def _body(response: httpx.Response, query: str) -> bytes:
@@ -636,7 +654,7 @@ def _endless(path: str, sign: str) -> ChainUnreachable:
 def _may_pass(error: BaseException) -> bool:
     return (
         isinstance(error, StoreUnreachable)
-        and not isinstance(error, _TooLong)
+        and not isinstance(error, _TooLong | _NeverAnswers)
         and not (isinstance(error, _Refused) and error.final)
     )
 

@@ -1,0 +1,161 @@
+"""How the value of each kind of setting is written. Every check says in its message what the value must be.
+
+The checks look at the text only: whether a bucket, a server or a folder is there is found out when it is used.
+Not here: which settings there are (`settings`), what is said of a wrong one (`settings_errors`).
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
+from pydantic_core import PydanticKnownError
+
+MAX_SOURCE_NAME: Final = 30  # so that a chunk's id is at most 50 characters: <name>-<12 hex>-<5 digits>
+MAX_KEY_BYTES: Final = 1024  # of an object in S3
+LEAST_WORDS: Final = 12  # of a mnemonic
+
+_SOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{1,255}|arn:[A-Za-z0-9:/_-]+")
+"""As S3's client has it: old buckets, and other servers, have names that AWS gives no more; an ARN names an access point."""
+
+_REGION: Final = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
+_HOST: Final = re.compile(r"(?:(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.?")
+_IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+")
+_CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")  # Tendermint allows 50 characters
+_POSTGRES: Final = re.compile(r"postgres(?:ql)?(?:\+[a-z0-9]+)?://.*", re.DOTALL)
+
+# Dagster's own rule, which it keeps when the assets are built; a test compares the two.
+_OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL)
+
+
+def _source_name(name: str) -> str:
+    if len(name) > MAX_SOURCE_NAME or not _SOURCE_NAME.fullmatch(name):
+        raise ValueError(f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either end")
+    return name
+
+
+def _bucket(name: str) -> str:
+    if "/" in name and not name.startswith("arn:"):
+        raise ValueError("must be a bucket's name alone; what follows it is the setting 'prefix'")
+    if not _BUCKET.fullmatch(name):
+        raise ValueError("must be a bucket's name: 1 to 255 letters, digits, '.', '-' and '_'")
+    return name
+
+
+def _prefix(text: str) -> str:
+    if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
+        raise ValueError(f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0")
+    return text
+
+
+def _server(text: str) -> str:
+    """Return the address of an HTTP server as it was given."""
+    if not text.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    if "@" in text.partition("://")[2].partition("/")[0]:
+        raise ValueError("must not hold a user or a password")
+    if not text.isascii() or not text.isprintable() or set(" ?#") & set(text):
+        raise ValueError("must be a URL such as https://host:9000, without '?', '#', spaces and letters beyond ASCII")
+    try:
+        host, port = urlsplit(text).hostname or "", urlsplit(text).port
+    except ValueError:
+        host, port = "", 0
+    if port == 0 or not (_HOST.fullmatch(host) or (":" in host and _IPV6.fullmatch(host))):
+        raise ValueError("must be a URL such as https://host:9000, with the name of a host and a port up to 65535")
+    return text
+
+
+def _endpoint(text: str) -> str:
+    if text and "_" in (urlsplit(_server(text)).hostname or ""):
+        raise ValueError("must name its host without '_', which S3's client does not take")
+    return text
+
+
+def _region(name: str) -> str:
+    if name and not _REGION.fullmatch(name):
+        raise ValueError("must be a region's name such as eu-central-1: letters, digits and '-'")
+    return name
+
+
+def _owner(name: str) -> str:
+    if not _OWNER.fullmatch(name):
+        raise ValueError("must be team:NAME or an e-mail address: it is who the Dagster UI names, not the wallet")
+    return name
+
+
+def _chain_id(name: str) -> str:
+    if not _CHAIN_ID.fullmatch(name):
+        raise ValueError("must be a chain's id such as jackal-1: 1 to 50 letters, digits, '.', '-' and '_'")
+    return name
+
+
+def _proof_type(number: int) -> int:
+    if number not in (0, 3):
+        raise ValueError("must be a proof type, 0 or 3")
+    return number
+
+
+def _key(secret: SecretStr | None) -> SecretStr | None:
+    """Return a key of S3; an empty one is none, as where a variable is set from one that is not."""
+    text = secret.get_secret_value() if secret else ""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("must be printable ASCII without a space or a line break")
+    return secret if text else None
+
+
+def _database_url(secret: SecretStr | None) -> SecretStr | None:
+    text = secret.get_secret_value() if secret else ""
+    try:
+        port = urlsplit(text).port
+    except ValueError:
+        port = 0
+    if text and (port == 0 or not _POSTGRES.fullmatch(text)):
+        raise ValueError(
+            "must be postgresql://user:password@host:port/database, with '@', '/', ':' and '%' in the password percent-encoded"
+        )
+    return secret
+
+
+def _path(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value.strip() or "\0" in value:
+        raise ValueError("must be a path that is not empty")
+    whole = os.path.expanduser(value)
+    if whole.startswith("~"):
+        raise ValueError("must be a path; '~' at its beginning stands for no user's folder")
+    return whole
+
+
+def _mnemonic_file(value: object) -> object:
+    if isinstance(value, str) and len(value.split()) >= LEAST_WORDS:
+        raise ValueError("must be the path of a file, not the wallet's words")
+    return _path(value)
+
+
+def _no_truth_value(value: object) -> object:
+    """Refuse true and false, which Python takes for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    return value
+
+
+SourceName = Annotated[str, AfterValidator(_source_name)]
+BucketName = Annotated[str, AfterValidator(_bucket)]
+KeyPrefix = Annotated[str, AfterValidator(_prefix)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+RegionName = Annotated[str, AfterValidator(_region)]
+OwnerName = Annotated[str, AfterValidator(_owner)]
+Lcd = Annotated[str, AfterValidator(_server)]
+ChainId = Annotated[str, AfterValidator(_chain_id)]
+Key = Annotated[SecretStr | None, AfterValidator(_key)]
+DatabaseUrl = Annotated[SecretStr | None, AfterValidator(_database_url)]
+FilePath = Annotated[Path, BeforeValidator(_path)]
+MnemonicFile = Annotated[Path, BeforeValidator(_mnemonic_file)]
+Whole = Annotated[int, BeforeValidator(_no_truth_value)]
+Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
+Size = Annotated[ByteSize, BeforeValidator(_no_truth_value)]
+ProofType = Annotated[int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)]  # a Literal refuses the text "3"

@@ -1,0 +1,278 @@
+"""What is said of settings that are wrong: their names, what was found, what they must be, and the variable it came from.
+
+The sentences are ours, not pydantic's, and no secret is in them: neither its value, nor that of a setting that is not known, nor
+what stands where a table must be, since either may be a secret at the wrong place. Not here: the checks (`setting_values`).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize, ValidationError
+from pydantic_core import ErrorDetails
+
+from caf_pipeline.errors import SettingsError
+
+DOCUMENTATION: Final = "docs/settings.md lists every setting"
+
+SHOWN_CHARACTERS: Final = 60  # of a value
+SHOWN_PROBLEMS: Final = 10  # of one reading
+
+LIKE: Final = 0.6
+"""How like another a name is that is taken for the other one, mistyped; `get_close_matches` counts from 0 to 1."""
+
+LIKE_VARIABLE: Final = 0.9
+"""The same for variables, of which other programs have some that begin as ours do."""
+
+_PREFIX: Final = "CAF_"
+_BETWEEN: Final = "__"
+_CREDENTIALS_IN_URL: Final = re.compile(r"//[^/\s]*@")
+_WORDS_OF_A_WALLET: Final = 12
+
+Place = tuple[str, ...]
+"""A setting's path: `("packing", "fetch_threads")`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the settings were read.
+
+    Attributes:
+        file: the settings file.
+        values: what it has.
+        environment: all variables, their names in upper case.
+    """
+
+    file: Path
+    values: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+    def variable_of(self, place: Place) -> str:
+        """Return the variable that gives a setting, or the first one that gives part of a table; "" where the file does."""
+        for length in range(len(place), 0, -1):
+            name = _variable(place[:length])
+            if name in self.environment and _has(_from_json(self.environment[name]), place[length:]):
+                return name
+        if _has(self.values, place):
+            return ""
+        below = _variable(place) + _BETWEEN
+        return min((name for name in self.environment if name.startswith(below)), default="")
+
+
+def nearest(name: str, known: Iterable[str], like: float = LIKE) -> str:
+    """Return the known name that this one is most like; "" where it is like none."""
+    return next(iter(get_close_matches(name, list(known), 1, like)), "")
+
+
+def wrong_settings(error: ValidationError, model: type[BaseModel], origin: Origin, secrets: Iterable[str]) -> SettingsError:
+    """Return the error that says all that is wrong, by where it came from."""
+    by_origin: dict[str, list[str]] = {}
+    found = error.errors(include_url=False)
+    for each in found[:SHOWN_PROBLEMS]:
+        by_origin.setdefault(_origin_of(each, model, origin), []).append(_problem(each, model, frozenset(secrets)))
+    said = [f"{where}: {'; '.join(problems)}" for where, problems in by_origin.items()]
+    if len(found) > SHOWN_PROBLEMS:
+        said.append(f"and {len(found) - SHOWN_PROBLEMS} more")
+    return SettingsError("; ".join(said), hint=DOCUMENTATION)
+
+
+def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
+    """Return the error for a variable that stands for a list or a table and is not JSON."""
+    for place in _settings(model):
+        name, (kind, limits) = _variable(place), _kind(model, place)
+        given = origin.environment.get(name)
+        if given is not None and _from_json(given) is None and (_is_table(kind) or get_origin(kind) is tuple):
+            what = "a table" if _is_table(kind) else _expected(kind, limits)
+            return SettingsError(f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION)
+    return SettingsError(f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION)
+
+
+def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[str]) -> SettingsError | None:
+    """Return the error for a variable whose name is like a setting's and is none: it would be ignored, a spend cap even.
+
+    Args:
+        model: the settings.
+        origin: where they were read.
+        others: further variables that exist.
+    """
+    tops = {_variable((name,)) for name in model.model_fields}
+    known = [*others, *map(_variable, _settings(model))]
+    for name in sorted(origin.environment):
+        if not name.startswith(_PREFIX) or name in known or _PREFIX + name[len(_PREFIX) :].partition(_BETWEEN)[0] in tops:
+            continue  # what is below a section is for the section to refuse
+        if near := nearest(name, [*known, *_of_a_table(model, name)], LIKE_VARIABLE):
+            return SettingsError(
+                f"the environment has {name}, which is no setting: did you mean {near}?",
+                hint=f"rename it, or unset it; {DOCUMENTATION}",
+            )
+    return None
+
+
+# --- one problem ---------------------------------------------------------------------------------------------------------
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> str:
+    place = _place(error)
+    name, type_of_error = ".".join(place), error["type"]
+    if type_of_error == "missing":
+        return f"{name} is missing"
+    if type_of_error == "extra_forbidden":
+        return f"{name} is no setting{_did_you_mean(model, place)}"
+    kind, limits = _kind(model, place)
+    text = str(error["ctx"]["error"]) if type_of_error == "value_error" else ""
+    if _is_table(kind):
+        return f"{name}: {text}" if text else _not_a_table(kind, place)
+    shown = "" if place[-1] in secrets else _shown(error["input"])
+    must = text or f"must be {_expected(kind, limits)}"
+    return f"{name} is {shown}, but {must}" if shown else f"{name} {must}"
+
+
+def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
+    """Return the variable or the file that is to be corrected."""
+    place = _place(error)
+    if error["type"] == "missing":
+        place = place[:-1]
+    kind, _ = _kind(model, place)
+    if error["type"] == "value_error" and isinstance(kind, type) and issubclass(kind, BaseModel):
+        # Two settings that do not go together: the environment's, where one of them is.
+        named = (name for name in kind.model_fields if name in str(error["ctx"]["error"]))
+        for name in named:
+            if where := origin.variable_of((*place, name)):
+                return where
+    return origin.variable_of(place) or str(origin.file)
+
+
+def _place(error: ErrorDetails) -> Place:
+    """Return the setting that an error is about; of a list, not which of its elements."""
+    return tuple(str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]")
+
+
+def _not_a_table(kind: Any, place: Place) -> str:  # noqa: ANN401 - an annotation may be anything
+    name = ".".join(place)
+    if len(place) > 1 and place[-1] in kind.model_fields:
+        return f"{name} belongs below [{'.'.join(place[:-1])}.NAME]"
+    return f"{name} must be a table of settings"
+
+
+def _did_you_mean(model: type[BaseModel], place: Place) -> str:
+    section, _ = _kind(model, place[:-1])
+    if near := nearest(place[-1], section.model_fields):
+        return f": did you mean '{near}'?"
+    for other in _settings(model):
+        if other[-1] == place[-1]:
+            return f": did you mean {'.'.join(other)}{', above the first [section]' if len(other) == 1 else ''}?"
+    return ""
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message; "" where it may hold a secret."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return f"{value}"[:SHOWN_CHARACTERS]
+    if not isinstance(value, str):
+        return "a list" if isinstance(value, list | tuple) else "a table" if isinstance(value, Mapping) else "a date or a time"
+    if _CREDENTIALS_IN_URL.search(value) or len(value.split()) >= _WORDS_OF_A_WALLET:
+        return ""
+    return f"'{value}'" if len(value) <= SHOWN_CHARACTERS else f"'{value[:SHOWN_CHARACTERS]}…'"
+
+
+# --- what a setting must be ----------------------------------------------------------------------------------------------
+
+
+def _expected(kind: Any, limits: Sequence[Any]) -> str:  # noqa: ANN401 - an annotation may be anything
+    origin = get_origin(kind)
+    if origin is Literal:
+        return " or ".join(f"'{each}'" for each in get_args(kind))
+    if origin is tuple:
+        return 'a list such as ["https://host:1317"]'
+    if kind is ByteSize:
+        return f"a size such as 65536, 64MiB or 30GiB{_range(limits, _size)}"
+    words = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
+    return f"{words.get(kind, 'text')}{_range(limits, '{:,}'.format)}"
+
+
+def _range(limits: Sequence[Any], show: Any) -> str:  # noqa: ANN401 - str is a type, not a function
+    words = {"ge": "at least", "gt": "more than", "le": "at most"}
+    said = [f"{word} {show(getattr(each, name))}" for name, word in words.items() for each in limits if hasattr(each, name)]
+    return f", {' and '.join(said)}" if said else ""
+
+
+def _size(size_bytes: int) -> str:
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def _kind(model: type[BaseModel], place: Place) -> tuple[Any, Sequence[Any]]:
+    """Return the type of a setting or a table, without None, and its limits; (None, ()) where there is no such setting."""
+    kind: Any = model
+    limits: Sequence[Any] = ()
+    for part in place:
+        if get_origin(kind) is dict:
+            kind, limits = get_args(kind)[1], ()
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
+            field = kind.model_fields[part]
+            kind, limits = _plain(field.annotation), field.metadata
+        else:
+            return None, ()
+    return kind, limits
+
+
+def _plain(annotation: Any) -> Any:  # noqa: ANN401 - an annotation may be anything
+    if get_origin(annotation) in (Union, UnionType):
+        annotation = next(each for each in get_args(annotation) if each is not type(None))
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _is_table(kind: Any) -> bool:  # noqa: ANN401 - an annotation may be anything
+    return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel))
+
+
+def _settings(model: type[BaseModel]) -> Iterator[Place]:
+    """Yield the places of all sections and settings whose names are fixed."""
+    for name in model.model_fields:
+        yield (name,)
+        kind, _ = _kind(model, (name,))
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from ((name, inner) for inner in kind.model_fields)
+
+
+# --- variables -----------------------------------------------------------------------------------------------------------
+
+
+def _variable(place: Place) -> str:
+    return _PREFIX + _BETWEEN.join(place).upper()
+
+
+def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
+    """Yield how a variable would be written that sets something of one of many tables, e.g. of a source."""
+    for name in model.model_fields:
+        kind, _ = _kind(model, (name,))
+        if get_origin(kind) is not dict:
+            continue
+        for field in get_args(kind)[1].model_fields:
+            if match := re.fullmatch(f"{_variable((name,))[:-1]}S?_+(.+?)_+{field.upper()}", variable):
+                yield _variable((name, match[1], field))
+
+
+def _from_json(text: str) -> object:
+    """Return what JSON says; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _has(values: object, place: Place) -> bool:
+    for part in place:
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return True

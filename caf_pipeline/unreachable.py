@@ -1,0 +1,124 @@
+"""Why a server cannot be reached, told apart: the same for S3 and for the nodes of a chain.
+
+Clients wrap what the system said in errors of their own; the reason is somewhere inside. Not here: what becomes of it
+(`s3_errors`, `jackal.chain`).
+"""
+
+import errno
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+PROBE_SECONDS: Final = 3.0
+
+_NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+
+# What OpenSSL calls bytes that are no TLS; which one it is depends on its version and on what the server sends.
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+
+
+class Reason(StrEnum):
+    """Why; the value is a sentence's end, after the name of what cannot be reached."""
+
+    NAME = "cannot be reached: its host name does not resolve"
+    REFUSED = "cannot be reached: connection refused"
+    NO_ROUTE = "cannot be reached: there is no route to it"
+    TIMEOUT = "cannot be reached: it does not answer in time"
+    CLOSED = "cannot be reached: it closes the connection without an answer"
+    NOT_TLS = "does not speak HTTPS"
+    ONLY_TLS = "speaks HTTPS and not HTTP"
+    CERTIFICATE = "cannot be trusted: its certificate is not valid here"
+    NOT_HTTP = "does not speak HTTP"
+    OTHER = "cannot be reached, or breaks its answer off"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the next try fails alike, until somebody changes a setting or the server."""
+        return self in (Reason.NOT_TLS, Reason.ONLY_TLS, Reason.CERTIFICATE)
+
+
+_HINTS: Final = {
+    Reason.NAME: "check the host name in {setting}, and this machine's name server",
+    Reason.REFUSED: "nothing listens on that port: check host and port in {setting}, and that the server runs",
+    Reason.NO_ROUTE: "check the network, and the host in {setting}",
+    Reason.TIMEOUT: "check host and port in {setting}, the network, and firewalls on the way",
+    Reason.CLOSED: "check host and port in {setting}, and the server",
+    Reason.NOT_TLS: "write http:// in {setting}, or the port where it speaks HTTPS",
+    Reason.ONLY_TLS: "write https:// in {setting}",
+    Reason.NOT_HTTP: "another program listens on that port: check host and port in {setting}",
+    Reason.OTHER: "check {setting} and the network",
+}
+
+
+def reason_of(error: BaseException, url: str = "") -> Reason:
+    """Return why a server could not be asked. Where it closes the connection, it is tried with TLS, if its URL is given."""
+    for each in _inside(error):
+        if found := _reason(each):
+            if found in (Reason.CLOSED, Reason.NOT_HTTP) and speaks_only_tls(url):
+                return Reason.ONLY_TLS
+            return found
+    return Reason.OTHER
+
+
+def hint_for(reason: Reason, setting: str) -> str:
+    """Return what to do; a certificate has no hint here, since each client is told otherwise what to trust."""
+    return _HINTS.get(reason, "").format(setting=setting)
+
+
+def speaks_only_tls(url: str) -> bool:
+    """Tell whether the server at an http:// URL speaks TLS: plain requests are then answered by an error or not at all."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        return False
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is asked or told over this connection
+    try:
+        with (
+            socket.create_connection((parts.hostname, parts.port or 80), PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=parts.hostname),
+        ):
+            return True
+    except OSError:
+        return False
+
+
+def _inside(error: BaseException) -> Iterator[BaseException]:
+    """Yield what an error wraps, the innermost first."""
+    found: list[BaseException] = []
+    waiting: list[object] = [error]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, BaseException) or each in found:
+            continue
+        found.append(each)
+        # botocore keeps the cause by name, urllib3 as an argument or as `reason`.
+        named = getattr(each, "kwargs", None)
+        waiting += [each.__cause__, each.__context__, getattr(each, "reason", None), *each.args]
+        waiting += [named.get("error")] if isinstance(named, dict) else []
+    return reversed(found)
+
+
+def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for each
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Reason.CERTIFICATE
+    if isinstance(error, ssl.SSLError):
+        return Reason.NOT_TLS if any(word in str(error) for word in _NO_TLS) else Reason.CLOSED
+    if isinstance(error, socket.gaierror):
+        return Reason.NAME
+    if isinstance(error, ConnectionRefusedError):
+        return Reason.REFUSED
+    if isinstance(error, ConnectionResetError | BrokenPipeError | http.client.RemoteDisconnected):
+        return Reason.CLOSED
+    if isinstance(error, http.client.BadStatusLine):
+        return Reason.NOT_HTTP
+    if type(error).__name__ == "RemoteProtocolError":  # httpx's; this module loads no client
+        return Reason.CLOSED if "disconnected" in str(error) else Reason.NOT_HTTP
+    if isinstance(error, OSError) and error.errno in _NO_ROUTE:
+        return Reason.NO_ROUTE
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return Reason.TIMEOUT
+    return None
