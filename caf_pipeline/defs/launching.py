@@ -12,7 +12,7 @@ from typing import Final
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
-from caf_pipeline.defs.naming import ASSETS, PARKED_TAG, PARTITION_TAG, asset_key
+from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, asset_key
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.settings import ChunkRunSettings
@@ -134,7 +134,8 @@ def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
     failed: list[RunRecord] = []
     for record in instance.get_run_records(finished, limit=limit):
         run = record.dagster_run
-        if run.status is DagsterRunStatus.SUCCESS or PARKED_TAG in run.tags:
+        parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
+        if run.status is DagsterRunStatus.SUCCESS or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:
             failed.append(record)

@@ -176,4 +176,4 @@ def _admitted(work: Workplace, names: Sequence[str]) -> tuple[Sequence[str], str
 def _park(context: SensorEvaluationContext, work: Workplace, chunk: str, run_id: str) -> None:
     archive.park(work, chunk, f"its runs failed too often, the last one was {run_id}")
     # Failures before this one count no more once an operator has sent the chunk on its way again.
-    context.instance.add_run_tags(run_id, {PARKED_TAG: "true"})
+    context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})
