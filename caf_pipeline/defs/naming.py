@@ -38,6 +38,7 @@ ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "fil
 
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
+SOURCE_IS_COMPLETE: Final = "source_is_complete"
 STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
 
 
@@ -62,18 +63,13 @@ def source_of(chunk: str) -> str:
 
 
 def plan_job(source: str) -> str:
-    """Return the name of the job that takes an inventory and plans what is new."""
+    """Return the name of the job that takes an inventory, plans what is new and asks whether the source is complete."""
     return f"plan_{identifier(source)}"
 
 
 def archive_job(source: str) -> str:
     """Return the name of the job that archives one chunk."""
     return f"archive_{identifier(source)}"
-
-
-def reconcile_job(source: str) -> str:
-    """Return the name of the job that plans all that is new and asks whether the source is complete."""
-    return f"reconcile_{identifier(source)}"
 
 
 def audit_job(source: str) -> str:
