@@ -7,7 +7,6 @@ While it runs, an object that is put into the bucket is archived by itself:
 
 import argparse
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,10 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
 import network
+import processes
 import server
 
 from caf_pipeline.defs.home import prepare_dagster_home
+from caf_pipeline.defs.quiet import hush
 from caf_pipeline.settings import load_settings
+
+DG = Path(__file__).with_name("dg.py")
 
 
 def main() -> int:
@@ -30,15 +33,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.bucket:
         bucket.use(arguments.bucket)
-    with nullcontext() if arguments.bucket else server.running(), network.running():
+    hush()
+    with processes.ending_all(), nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             os.environ.update(server.KEYS)
             server.client().create_bucket(Bucket=server.BUCKET)
         prepare_dagster_home(load_settings())
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)
-        dagster = str(Path(sys.executable).with_name("dg"))
         try:
-            return subprocess.run([dagster, "dev", "--port", arguments.port], check=False).returncode
+            return processes.run([sys.executable, str(DG), "dev", "--port", arguments.port])
         except KeyboardInterrupt:
             return 0
 
