@@ -43,7 +43,7 @@ demo: $(READY)
 	@$(BIN)/python demo/run.py $(if $(FOLDER),--folder "$(FOLDER)") $(if $(BUCKET),--bucket "$(BUCKET)")
 
 ui: $(READY)
-	@$(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
+	@exec $(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")
 
 network: $(READY)
 	@$(BIN)/python demo/network.py

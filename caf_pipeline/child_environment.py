@@ -46,6 +46,7 @@ _NAMES["JACKAL_MNEMONIC"] = Need.WALLET
 _PREFIXES: Final = {
     **dict.fromkeys(("LC_", "LD_", "DYLD_", "PYTHON"), Need.NOTHING),  # libraries and Python may be in unusual places
     "AWS_": Need.S3,
+    "GRPC_": Need.NOTHING,  # how much Dagster's servers say
     "PG": Need.POSTGRES,
     "DAGSTER_": Need.SETTINGS,
 }

@@ -20,7 +20,7 @@ from dagster import (
     sensor,
 )
 
-from caf_pipeline.defs.command import run_tags
+from caf_pipeline.defs.executing import execute_here
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import S3_POOL
 from caf_pipeline.defs.resources import ignore_error
@@ -57,4 +57,4 @@ defs = Definitions(jobs=[sleeper], sensors=[once], executor=in_process_executor)
 if __name__ == "__main__":
     os.environ[BEGUN_VARIABLE] = sys.argv[1]
     with DagsterInstance.get() as instance:
-        sleeper.execute_in_process(instance=instance, tags=run_tags(), raise_on_error=False)
+        execute_here(defs.resolve_job_def("sleeper"), instance, run_config={})

@@ -4,7 +4,7 @@ import io
 from dataclasses import replace
 
 import pytest
-from dagster import AssetKey
+from dagster import AssetKey, RunsFilter
 from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
@@ -60,7 +60,8 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     run(None)
     runs = pipeline.instance.get_runs()
     assert [each.job_name for each in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
-    assert {each.tags[".dagster/repository"] for each in runs} == {"__repository__@caf-pipeline"}
+    ours = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
+    assert pipeline.instance.get_runs(ours) == runs
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
 
 

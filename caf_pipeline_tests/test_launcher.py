@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from dagster import DagsterRunStatus, job, op
@@ -13,6 +14,9 @@ from caf_pipeline.interfaces import Holder
 from caf_pipeline.processes import boot_id, this_process
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
+
+
+RUN = "0f0f0f0f-0000-4000-8000-000000000000"
 
 
 @op
@@ -29,7 +33,7 @@ def health(instance):
     """The status that run monitoring gets for a started run with these tags."""
 
     def ask(tags: dict[str, str]) -> WorkerStatus:
-        run = instance.create_run_for_job(a_job, status=DagsterRunStatus.STARTED, tags=tags)
+        run = instance.create_run_for_job(a_job, run_id=RUN, status=DagsterRunStatus.STARTED, tags=tags)
         return instance.run_launcher.check_run_worker_health(run).status
 
     return ask
@@ -38,11 +42,11 @@ def health(instance):
 def dead_process() -> Holder:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
-    return Holder(run="", boot_id=boot_id(), pid=process.pid, process_started=0.0)
+    return Holder(run=RUN, boot_id=boot_id(), pid=process.pid, process_started=0.0)
 
 
 def test_a_run_whose_process_lives_is_running(health):
-    assert health(process_tags(this_process(""))) is WorkerStatus.RUNNING
+    assert health(process_tags(this_process(RUN))) is WorkerStatus.RUNNING
 
 
 def test_a_run_whose_process_is_gone_is_not_found(health):
@@ -54,4 +58,4 @@ def test_a_run_whose_code_server_is_gone_is_not_found(health, tmp_path):
 
 
 def test_a_run_of_another_machine_that_has_no_code_server_is_left_alone(health):
-    assert health(process_tags(dead_process()) | {"caf/boot_id": "another machine"}) is WorkerStatus.RUNNING
+    assert health(process_tags(replace(dead_process(), boot_id="another machine"))) is WorkerStatus.RUNNING

@@ -88,14 +88,13 @@ def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tic
     assert [request.partition_key for request in requests] == [chunk]
     archive.release_staging(pipeline.workplace(), chunk)
     requests, _, _ = tick("launch_chunks_my_source")
-    assert not requests
+    assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
-@pytest.mark.parametrize("job", ["plan_my_source", "reconcile_my_source"])
-def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, job, status):
+def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, status):
     pipeline.put(1)
-    run_id = start_run(pipeline, job, status)
+    run_id = start_run(pipeline, "plan_my_source", status)
     requests, why, _ = tick("new_objects_my_source")
     assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
 
@@ -178,4 +177,30 @@ def test_located_chunks_are_not_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert chunk not in [request.partition_key for request in requests]
+
+
+def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(pipeline, tick):
+    pipeline.put(12)
+    first, second = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=first).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    assert (request.job_name, request.partition_key) == (ARCHIVE, second)
+
+    assert pipeline.execute(ARCHIVE, partition_key=second).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    assert request.job_name == "audit_my_source"
+    assert pipeline.execute("audit_my_source").success
+    assert tick("launch_chunks_my_source")[0] == []
+
+
+def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
+    assert not check.passed
     assert tick("launch_chunks_my_source")[0] == []

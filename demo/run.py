@@ -39,15 +39,14 @@ def main() -> int:
     started = time.monotonic()
     if arguments.folder and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is not a folder")
+    files = [] if arguments.bucket else server.show(arguments.folder.resolve() if arguments.folder else None)
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()
         if arguments.bucket:
-            source, files = bucket.use(arguments.bucket), []
+            source = bucket.use(arguments.bucket)
             keys = child_environment(Need.S3)
         else:
             source, keys = "demo", server.KEYS
-            folder = arguments.folder
-            files = server.folder_files(folder.resolve(), folder.resolve().name) if folder else server.python_files()
             server.fill(files, console)
         environment = network.environment()
         status = subprocess.run([CAF, "run", "--source", source], env=environment | keys, check=False).returncode

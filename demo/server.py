@@ -1,18 +1,23 @@
 """The demo's S3 server: moto's, in a process of its own, and the files that go into it.
 
-Not here: anything of the archive. moto keeps everything in memory, so each demo fills the bucket anew; unchanged files have
-the same ETag and size and are the same objects to the archive.
+moto keeps everything in memory. A server begins with the files of all demos so far in its bucket, each with its file's time as
+LastModified, so that they are the objects that were archived. Objects that a user puts end with the server. Not here: anything
+of the archive.
 """
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,12 +27,16 @@ from botocore.config import Config
 from rich.console import Console
 from rich.progress import track
 
-from caf_pipeline.child_environment import child_environment
+from caf_pipeline.child_environment import Need, child_environment
 from caf_pipeline.settings import load_settings
 
-DEMO = load_settings().source("demo")
+SETTINGS = load_settings()
+DEMO = SETTINGS.source("demo")
 ENDPOINT = DEMO.endpoint_url
 BUCKET = DEMO.bucket
+
+SHOWN = SETTINGS.home / "demo-folders.json"
+"""Which folders the demos so far have put into the bucket; "" stands for this machine's Python files."""
 
 # moto takes any key; what the demo shows must not depend on the user's own.
 KEYS = {
@@ -69,9 +78,11 @@ def running() -> Iterator[None]:
     if _answers():
         yield
         return
-    port = str(urlsplit(ENDPOINT).port)
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-    server = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, __file__]
+    environment = child_environment(Need.SETTINGS)
+    server = subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _answers():
@@ -82,6 +93,46 @@ def running() -> Iterator[None]:
     finally:
         server.terminate()
         server.wait()
+
+
+def main() -> None:
+    """Serve until SIGTERM, or until standard input ends, as it does with whoever started this."""
+    from moto.core import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - who only fills the bucket does not load moto
+    from moto.s3.models import s3_backends  # noqa: PLC0415
+    from moto.server import main as serve  # noqa: PLC0415
+
+    def end_with_input() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_input, daemon=True).start()
+    moto = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    moto.create_bucket(BUCKET, KEYS["AWS_DEFAULT_REGION"])
+    for folder in _shown():
+        for path, key in files_of(Path(folder) if folder else None):
+            stored = moto.put_object(BUCKET, key, path.read_bytes())
+            stored.last_modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(tzinfo=None)  # as moto has it
+    serve(["-H", "127.0.0.1", "-p", str(urlsplit(ENDPOINT).port)])
+
+
+def _shown() -> list[str]:
+    return json.loads(SHOWN.read_text(encoding="utf-8")) if SHOWN.exists() else []
+
+
+def show(folder: Path | None) -> list[tuple[Path, str]]:
+    """Let every server begin with the files of a folder (None: this machine's Python files); return (file, key) of each."""
+    shown = _shown()
+    name = str(folder) if folder else ""
+    if name not in shown:
+        SHOWN.parent.mkdir(parents=True, exist_ok=True)
+        SHOWN.write_text(json.dumps([*shown, name]), encoding="utf-8")
+    return files_of(folder)
+
+
+def files_of(folder: Path | None) -> list[tuple[Path, str]]:
+    """Return (file, key) of a folder's files; None: of this machine's Python files."""
+    return folder_files(folder, folder.name) if folder else python_files()
 
 
 def python_files() -> list[tuple[Path, str]]:
@@ -110,6 +161,8 @@ def fill(files: list[tuple[Path, str]], console: Console) -> None:
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
     there = {entry["Key"]: entry["Size"] for page in pages for entry in page.get("Contents", ())}
     missing = [(path, key) for path, key in files if there.get(key) != path.stat().st_size]
+    if not missing:
+        return
 
     def put(file: tuple[Path, str]) -> None:
         s3.put_object(Bucket=BUCKET, Key=file[1], Body=file[0].read_bytes())
@@ -117,3 +170,7 @@ def fill(files: list[tuple[Path, str]], console: Console) -> None:
     with ThreadPoolExecutor(8) as pool:
         for _ in track(pool.map(put, missing), "filling the bucket", total=len(missing), console=console):
             pass
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,6 @@ While it runs, an object that is put into the bucket is archived by itself:
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
 import network
+import processes
 import server
 import yaml
 from dagster import DagsterInstance
@@ -26,9 +26,11 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 from caf_pipeline.child_environment import Need, child_environment
 from caf_pipeline.defs.home import prepare_dagster_home
+from caf_pipeline.defs.quiet import hush
 from caf_pipeline.settings import load_settings
 
 WORKSPACE = Path(__file__).parents[1] / "workspace.yaml"
+DG = Path(__file__).with_name("dg.py")
 
 
 def main() -> int:
@@ -39,18 +41,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.bucket:
         bucket.use(arguments.bucket)
-    with nullcontext() if arguments.bucket else server.running(), network.running():
+    hush()
+    with processes.ending_all(), nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)
         prepare_dagster_home(load_settings())
         keys = child_environment(Need.S3) if arguments.bucket else server.KEYS
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)
-        dagster = str(Path(sys.executable).with_name("dg"))
         try:
             with code_server(network.environment() | keys) as workspace:
-                command = [dagster, "dev", "--workspace", str(workspace), "--port", arguments.port]
-                environment = child_environment(Need.SETTINGS | Need.STORAGE | Need.POSTGRES)
-                return subprocess.run(command, env=environment, check=False).returncode
+                command = [sys.executable, str(DG), "dev", "--workspace", str(workspace), "--port", arguments.port]
+                return processes.run(command, child_environment(Need.SETTINGS | Need.STORAGE | Need.POSTGRES))
         except KeyboardInterrupt:
             return 0
 

@@ -77,6 +77,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
+        metadata=metadata.inventory_definition(),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryWindow, pipeline: Pipeline) -> Results:
         after = unquote_to_bytes(config.after)
@@ -113,6 +114,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
+        metadata=metadata.plan_definition(),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanTerms, pipeline: Pipeline) -> Results:
         def cut() -> metadata.Metadata:
@@ -185,6 +187,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
                 f"`caf get {source} KEY` answers with one look-up and one ranged read."
             ),
             kinds={"postgres"},
+            shown=metadata.locations_definition(),
         ),
     ]
 
@@ -198,6 +201,7 @@ def _chunk_asset(
     steps: Sequence[OpDefinition],
     description: str,
     kinds: set[str],
+    shown: metadata.Metadata | None = None,
 ) -> AssetsDefinition:
     # The plan is an input only in name: a chunk needs its own part of it, not its latest materialization. It is still
     # drawn as the upstream asset, which is what it is.
@@ -209,6 +213,7 @@ def _chunk_asset(
         group_name=identifier(source),
         owners=[owner],
         kinds=kinds,
+        metadata=shown,
     )
     def chunk(before: Any) -> Any:  # noqa: ANN401 - what graphs are composed of has no public type
         done = before

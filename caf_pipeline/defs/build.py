@@ -22,14 +22,15 @@ def build_defs(settings: Settings, *, resource_overrides: Mapping[str, Any] | No
     """Return the definitions for these settings; `resource_overrides` replaces resources by name."""
     sources = settings.sources.items()
     on_jackal = settings.store.kind == "jackal"
+    jobs = {source: source_jobs(source, on_jackal=on_jackal) for source in settings.sources}
     return Definitions(
         assets=[each for source, its in sources for each in source_assets(source, its)],
         asset_checks=[each for source, _ in sources for each in source_checks(source, on_jackal=on_jackal)],
         jobs=[
-            *(each for source, _ in sources for each in source_jobs(source, on_jackal=on_jackal)),
+            *(each for its in jobs.values() for each in its),
             *(each for source, _ in sources for each in watching_jobs(source)),
         ],
-        sensors=[each for source, its in sources for each in source_sensors(source, its)],
+        sensors=[each for source, its in sources for each in source_sensors(source, its, jobs[source])],
         schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
         resources={"pipeline": pipeline_resource(settings), **(resource_overrides or {})},
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a

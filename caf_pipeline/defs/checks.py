@@ -22,7 +22,7 @@ from caf_pipeline import accounts, assembly, planning, proofs
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.assets import snapshot_to_plan
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure, attempt
-from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, STORAGE_PLAN_LASTS, asset_key, prove_job, repair_job
+from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS, asset_key, prove_job, repair_job
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import HeldByOther
@@ -202,7 +202,7 @@ def _chunk_reads_back(source: str) -> AssetChecksDefinition:
 def _source_is_complete(source: str) -> AssetChecksDefinition:
     @asset_check(
         asset=AssetKey(asset_key(source, "s3_inventory")),
-        name="source_is_complete",
+        name=SOURCE_IS_COMPLETE,
         description=(
             "Every object of the latest whole inventory is located. A warning until it is: chunks are under way, or objects "
             "were skipped, by the reasons shown. Only a complete source may be deleted from S3."

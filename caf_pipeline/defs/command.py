@@ -20,32 +20,22 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.assembly import open_ledger
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.executing import execute_here
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.home import prepare_dagster_home
 from caf_pipeline.defs.interrupts import InterruptWatch
 from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import WARNING
-from caf_pipeline.defs.naming import (
-    COMMAND_TAG,
-    HELD_TAG,
-    MAX_RETRIES_TAG,
-    REPOSITORY,
-    REPOSITORY_TAG,
-    archive_job,
-    audit_job,
-    plan_job,
-    plan_op,
-)
+from caf_pipeline.defs.naming import HELD_TAG, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.progress import ChunkProgress
-from caf_pipeline.defs.reaping import process_tags, reap_dead_runs
+from caf_pipeline.defs.reaping import reap_dead_runs
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
 from caf_pipeline.defs.storage import require_database
 from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotPublic, SettingsError, UsageError
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.plurals import counted
-from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -252,12 +242,11 @@ class _Command:
     ) -> ExecuteInProcessResult:
         """Execute one run of a job here; raise the error that ended it, or KeyboardInterrupt."""
         self._errors.clear()
-        result = self._defs.resolve_job_def(job).execute_in_process(
-            instance=self._instance,
-            partition_key=partition_key,
+        result = execute_here(
+            self._defs.resolve_job_def(job),
+            self._instance,
             run_config={**_QUIET, **(config or {})},
-            tags=run_tags(),
-            raise_on_error=False,
+            partition_key=partition_key,
         )
         _raise_interrupt(self._instance, result.run_id)
         self._watch.raise_seen()
@@ -299,16 +288,6 @@ def _sentence(summary: Summary) -> str:
     failed = f"; {len(summary.failed)} failed" if summary.failed else ""
     held = f"; {len(summary.held)} held by other runs" if summary.held else ""
     return done + failed + held + ("; the source is complete" if summary.complete else "; not everything is located yet")
-
-
-def run_tags() -> dict[str, str]:
-    """Return the tags of a run that this process executes by itself."""
-    return {
-        REPOSITORY_TAG: REPOSITORY,
-        COMMAND_TAG: "caf run",
-        MAX_RETRIES_TAG: "0",  # who interrupted it does not want the daemon to begin it again
-        **process_tags(this_process("")),
-    }
 
 
 def _raise_interrupt(instance: DagsterInstance, run_id: str) -> None:

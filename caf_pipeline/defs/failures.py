@@ -65,7 +65,7 @@ def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafErro
         on_error(error)
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
-        if COMMAND_TAG in context.run.tags:  # the user's Ctrl-C is a request to cancel; a server that ends is not
+        if context.run.tags.get(COMMAND_TAG):  # the user's Ctrl-C is a request to cancel; a server that ends is not
             context.instance.report_run_canceling(context.run)
         raise RunInterrupted("interrupted") from interrupt
 

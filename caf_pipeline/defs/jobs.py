@@ -11,13 +11,13 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from caf_pipeline.defs.naming import (
     ASSETS,
+    SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
     archive_job,
     asset_key,
     audit_job,
     plan_job,
-    reconcile_job,
     storage_plan_job,
 )
 
@@ -41,15 +41,18 @@ def _storage_plan(source: str) -> UnresolvedAssetJobDefinition:
 
 def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
     accounts = _check(source, "chunk_plan", "plan_accounts_for_inventory")
-    complete = _check(source, "s3_inventory", "source_is_complete")
+    complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)
     plan = _assets(source, _PLAN) | accounts
     tags = {SOURCE_TAG: source}
     return [
         define_asset_job(
             plan_job(source),
-            selection=plan,
+            selection=plan | complete,
             tags=tags,
-            description="Take an inventory and plan what is not yet archived. Each new chunk becomes a partition.",
+            description=(
+                "Take an inventory, plan what is not yet archived, and ask whether the source is complete. Each new chunk "
+                "becomes a partition. Daily, and whenever the sensor sees new objects."
+            ),
         ),
         define_asset_job(
             archive_job(source),
@@ -62,16 +65,10 @@ def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
             ),
         ),
         define_asset_job(
-            reconcile_job(source),
-            selection=plan | complete,
-            tags=tags,
-            description="Take a whole inventory, plan what the sensor missed, and ask whether the source is complete. Daily.",
-        ),
-        define_asset_job(
             audit_job(source),
             selection=complete,
             tags=tags,
-            description="Only ask whether every object of the latest whole inventory is located.",
+            description="Only ask whether every object of the latest whole inventory is located; after the last chunk of a plan.",
         ),
     ]
 

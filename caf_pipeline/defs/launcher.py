@@ -13,7 +13,7 @@ from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
 from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionResult
 from dagster._serdes import deserialize_value
 
-from caf_pipeline.defs.naming import BOOT_TAG, PID_TAG, RETRY_STRATEGY_TAG, STARTED_TAG
+from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 from caf_pipeline.defs.reaping import Worker, worker_of
 
 ASK_SECONDS: Final = 10
@@ -24,15 +24,17 @@ class CheckedRunLauncher(DefaultRunLauncher):
     """Launches runs in the code server's processes and checks on them."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Launch, after tagging the run with how it is retried and clearing whose process it was.
+        """Launch, after tagging the run with how it is retried and taking back what it inherited and is not so.
 
         A run retry begins with all steps, since staging may be gone with the machine; asset backfills take no tags, so it is
-        done here. A retry also inherits the dead run's process tags, which must not be taken for its own.
+        done here. A re-execution inherits every tag: it is no run of `caf run`, may be retried, and is held by no other run.
         """
-        tags = {RETRY_STRATEGY_TAG: "ALL_STEPS"}
-        if PID_TAG in context.dagster_run.tags:
-            tags |= {BOOT_TAG: "", PID_TAG: "", STARTED_TAG: ""}
-        self._instance.add_run_tags(context.dagster_run.run_id, tags)
+        run, tags = context.dagster_run, {RETRY_STRATEGY_TAG: "ALL_STEPS"}
+        if run.tags.get(COMMAND_TAG):
+            tags |= {COMMAND_TAG: "", MAX_RETRIES_TAG: str(self._instance.run_retries_max_retries)}
+        if run.tags.get(HELD_TAG):
+            tags |= {HELD_TAG: ""}
+        self._instance.add_run_tags(run.run_id, tags)
         super().launch_run(context)
 
     @property

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
+from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from caf_pipeline.defs.naming import ASSETS, PARKED_TAG, PARTITION_TAG, asset_key
+from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, SOURCE_IS_COMPLETE, asset_key
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.settings import ChunkRunSettings
@@ -60,6 +61,11 @@ class Choice:
     give_up: Sequence[tuple[str, RunRecord]]
     active: int
     waiting: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether any chunk has work that is going on or still to come."""
+        return bool(self.launch or self.active or self.waiting)
 
 
 def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
@@ -126,6 +132,16 @@ def _targets(backfill: PartitionBackfill, source: str) -> set[str]:
     return keys
 
 
+def audit_is_due(instance: DagsterInstance, ledger: Ledger, source: str) -> bool:
+    """Tell whether a chunk was located after the check `source_is_complete` last began, which had not passed."""
+    key = AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE)
+    last = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    if last is None or last.status is AssetCheckExecutionRecordStatus.SUCCEEDED:
+        return False
+    located = (chunk.located_at for chunk in ledger.chunks(source, [ChunkState.LOCATED]) if chunk.located_at)
+    return any(at.timestamp() > last.create_timestamp for at in located)
+
+
 def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
     """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
     finished = RunsFilter(
@@ -134,7 +150,8 @@ def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
     failed: list[RunRecord] = []
     for record in instance.get_run_records(finished, limit=limit):
         run = record.dagster_run
-        if run.status is DagsterRunStatus.SUCCESS or PARKED_TAG in run.tags:
+        parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
+        if run.status is DagsterRunStatus.SUCCESS or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:
             failed.append(record)

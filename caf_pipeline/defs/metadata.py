@@ -4,17 +4,21 @@ Not here: what the numbers mean (`planning`, `archive`) and when they are writte
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from dagster import MetadataValue, TableColumn, TableRecord, TableSchema
+import pyarrow as pa
+from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
 from dagster._core.definitions.metadata import RawMetadataValue
+from pydantic import ByteSize
 
 from caf_pipeline.accounts import ReadBack
 from caf_pipeline.archive import SealReport, UploadReport, VerifyReport
-from caf_pipeline.interfaces import Chunk, PlannedChunk
-from caf_pipeline.inventory import Accounting, SkipReason, Snapshot
+from caf_pipeline.interfaces import Chunk, Copy, PlannedChunk, SourceAccount
+from caf_pipeline.inventory import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
 from caf_pipeline.jackal.messages import StoragePlan
 from caf_pipeline.jackal.outlook import Outlook
+from caf_pipeline.plan import OBJECTS_FILE, PLAN_SCHEMA
 from caf_pipeline.planning import PlanReport
 from caf_pipeline.proofs import ProofReport
 from caf_pipeline.repair import RepairReport
@@ -26,8 +30,78 @@ MAX_ROWS: Final = 20
 
 MIB: Final = 1 << 20
 
+_ADDRESS_END: Final = 10
+"""Characters of each end of a provider's address; the first four are the same for all of a chain's."""
+
 WARNING: Final = "warning"
 """What an inventory or a plan is warned about, in its metadata; `caf run` shows it, too."""
+
+
+_LOCATION_COLUMNS: Final = {
+    "source_id": "integer",
+    "file_path": "text",
+    "object_version": "text",
+    "part": "integer",
+    "caf_file_id": "bigint",
+    "start_byte": "bigint",
+    "end_byte": "bigint",
+    "version_id": "text",
+    "etag": "text",
+    "last_modified": "timestamp with time zone",
+    "sha256": "bytea",
+}
+"""Of the table `file_locations`, with the types as Postgres names them."""
+
+
+# --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------
+
+
+def inventory_definition() -> Metadata:
+    """Return the columns of a snapshot."""
+    return {"dagster/column_schema": _columns(SNAPSHOT_SCHEMA)}
+
+
+def plan_definition() -> Metadata:
+    """Return the columns of a plan."""
+    return {"dagster/column_schema": _columns(PLAN_SCHEMA)}
+
+
+def locations_definition() -> Metadata:
+    """Return the table of locations and its columns."""
+    columns = [
+        TableColumn(name, type, constraints=TableColumnConstraints(nullable=name == "version_id"))
+        for name, type in _LOCATION_COLUMNS.items()
+    ]
+    return {"dagster/table_name": "public.file_locations", "dagster/column_schema": TableSchema(columns)}
+
+
+def _columns(schema: pa.Schema) -> TableSchema:
+    return TableSchema(
+        [
+            TableColumn(field.name, str(field.type), constraints=TableColumnConstraints(nullable=field.nullable))
+            for field in schema
+        ]
+    )
+
+
+# --- what a run made -------------------------------------------------------------------------------------------------
+
+
+def size(size_bytes: int) -> str:
+    """Return a size for people, e.g. "29.8 GiB"; it stands beside the exact one."""
+    return ByteSize(size_bytes).human_readable(separator=" ")
+
+
+def sizes(**sizes_bytes: int) -> Metadata:
+    """Return each size twice: `stored_size_bytes=n` as that, and as `stored_size` for people."""
+    shown: Metadata = {}
+    for name, size_bytes in sizes_bytes.items():
+        shown |= {name.removesuffix("_bytes"): size(size_bytes), name: size_bytes}
+    return shown
+
+
+def _uri(path: Path) -> str:
+    return path.absolute().as_uri()
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
@@ -47,9 +121,10 @@ def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
     return {
         **({WARNING: warning} if warning else {}),
         "snapshot": snapshot.name,
-        "path": MetadataValue.path(str(snapshot.path)),
+        "dagster/uri": _uri(snapshot.path),
+        "dagster/row_count": snapshot.object_count,
         "objects": snapshot.object_count,
-        "size_bytes": snapshot.object_bytes,
+        **sizes(size_bytes=snapshot.object_bytes),
         "unsupported_keys": snapshot.unsupported_count,
         "whole_source": snapshot.complete,
     }
@@ -73,17 +148,20 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
         return shown | {"plan": "nothing new"}
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
+        "dagster/uri": _uri(Path(report.plan.folder, OBJECTS_FILE)),
+        "dagster/row_count": report.plan.object_count,
         "objects": sum(plan.object_count for plan in report.plans),
-        "size_bytes": sum(plan.object_bytes for plan in report.plans),
-        "charged_bytes": copies * sum(chunk.expected_size_bytes for chunk in chunks),
-        "folder": MetadataValue.path(report.plan.folder),
+        **sizes(
+            size_bytes=sum(plan.object_bytes for plan in report.plans),
+            charged_bytes=copies * sum(chunk.expected_size_bytes for chunk in chunks),
+        ),
         "chunk_list": _planned(chunks),
     }
 
 
 def _planned(chunks: Sequence[PlannedChunk]) -> MetadataValue:
-    rows = [(chunk.name, chunk.object_count, chunk.object_bytes, chunk.expected_size_bytes) for chunk in chunks]
-    return table({"chunk": "string", "objects": "int", "size_bytes": "int", "expected_size_bytes": "int"}, rows)
+    rows = [(chunk.name, chunk.object_count, size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]]
+    return table({"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"}, rows)
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
@@ -102,21 +180,24 @@ def accounting_metadata(account: Accounting) -> Metadata:
     }
 
 
-def seal_metadata(report: SealReport) -> Metadata:
-    """Return what is shown of a packed chunk."""
+def seal_metadata(report: SealReport, staged: Path) -> Metadata:
+    """Return what is shown of a packed chunk, which stands at `staged` until it is stored."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
+        **({"dagster/uri": _uri(staged)} if chunk.stored_size_bytes else {}),  # an empty chunk has no file
         "fill": round(report.fill, 3),
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),
-        "resumed_bytes": report.resumed_bytes,
+        **sizes(resumed_bytes=report.resumed_bytes),
         **({"not_resumed": report.not_resumed} if report.not_resumed else {}),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
         "skipped": chunk.skipped_count,
         "released": chunk.released_count,
         **skips(report.skipped),
-        "largest_members": table({"key": "string", "size_bytes": "int"}, report.largest),
+        "largest_members": table(
+            {"key": "string", "size": "string", "size_bytes": "int"}, [(key, size(its), its) for key, its in report.largest]
+        ),
     }
 
 
@@ -125,9 +206,17 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
     return {
         "state": chunk.state.value,
         "objects": chunk.member_count,
-        "size_bytes": chunk.member_bytes,
-        "stored_size_bytes": chunk.stored_size_bytes,
+        **sizes(size_bytes=chunk.member_bytes, stored_size_bytes=chunk.stored_size_bytes),
         "attempts": chunk.attempts,
+    }
+
+
+def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
+    """Return what is shown of a chunk whose objects are located: its rows, and those of the source with it."""
+    return {
+        **chunk_metadata(chunk),
+        "dagster/partition_row_count": chunk.member_count,
+        "dagster/row_count": account.located_objects,
     }
 
 
@@ -139,7 +228,6 @@ def upload_metadata(report: UploadReport) -> Metadata:
 def verify_metadata(report: VerifyReport) -> Metadata:
     """Return what is shown of a stored chunk."""
     chunk = report.chunk
-    copies = table({"provider": "string", "proof": "string"}, [(copy.provider, copy.proof) for copy in report.copies])
     return {
         **chunk_metadata(chunk),
         "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else "none",
@@ -147,23 +235,43 @@ def verify_metadata(report: VerifyReport) -> Metadata:
         "start": chunk.start if chunk.start is not None else "none",
         "copies": len(report.copies),
         "samples_compared": report.samples,
-        "providers": copies,
+        **providers(report.copies),
     }
+
+
+def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
+    """Return a table that fits its page, of the providers that have a chunk, and their addresses in full beside it.
+
+    A provider's address and the proof that the chain lists have some 45 and 180 characters.
+
+    Args:
+        copies: of the chunk.
+        columns: further columns, each its type and its values in the order of `copies`.
+    """
+    names = {"provider": "string", "last_proven_height": "int"} | {name: type for name, (type, _) in columns.items()}
+    heights = [copy.last_proven or 0 for copy in copies]
+    rows = zip([_short(copy.provider) for copy in copies], heights, *(values for _, values in columns.values()), strict=True)
+    return {
+        "providers": table(names, list(rows)),
+        "provider_addresses": MetadataValue.json([copy.provider for copy in copies[:MAX_ROWS]]),
+    }
+
+
+def _short(provider: str) -> str:
+    """Return an address by its two ends, as explorers of chains do."""
+    return provider if len(provider) <= 2 * _ADDRESS_END + 1 else f"{provider[:_ADDRESS_END]}…{provider[-_ADDRESS_END:]}"
 
 
 def proof_metadata(report: ProofReport) -> Metadata:
     """Return what is shown of a look at a stored chunk."""
-    rows = [
-        (each.copy.provider, each.copy.last_proven or 0, "yes" if each.copy.verified else "not known", each.fault or "none")
-        for each in report.checks
-    ]
-    columns = {"provider": "string", "last_proven_height": "int", "verified": "string", "fault": "string"}
+    faults = [each.fault or "none" for each in report.checks]
+    verified = ["yes" if each.copy.verified else "not known" for each in report.checks]
     return {
         "verdict": report.verdict,
         "state": report.chunk.state.value,
         "copies": len(report.checks),
         "read_back": len(report.read_back),
-        "providers": table(columns, rows),
+        **providers([each.copy for each in report.checks], verified=("string", verified), fault=("string", faults)),
     }
 
 
@@ -174,18 +282,20 @@ def repair_metadata(report: RepairReport) -> Metadata:
         "origin": report.origin,
         "posted_again": report.posted_again,
         "copies": len(report.copies),
-        "providers": table({"provider": "string"}, [(copy.provider,) for copy in report.copies]),
+        **providers(report.copies),
     }
 
 
 def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) -> Metadata:
     """Return how the bought space stands; `waiting_bytes` are planned and not yet posted, every copy counted."""
     shown: Metadata = {
-        "space_bytes": plan.space_bytes,
-        "used_bytes": plan.used_bytes,
-        "free_bytes": plan.free_bytes,
-        "waiting_bytes": waiting_bytes,
-        "charged_bytes_per_day": round(outlook.charged_per_day),
+        **sizes(
+            space_bytes=plan.space_bytes,
+            used_bytes=plan.used_bytes,
+            free_bytes=plan.free_bytes,
+            waiting_bytes=waiting_bytes,
+            charged_per_day_bytes=round(outlook.charged_per_day),
+        ),
         "ends_at": MetadataValue.timestamp(plan.ends_at),
         "days_left": round(outlook.days_left, 1),
         "first": outlook.first,

@@ -10,21 +10,25 @@ from typing import Final
 LOCATION_NAME: Final = "caf-pipeline"
 """The code location's name. Fixed, as in workspace.yaml: runs carry it, and stand under their job only while it is the same."""
 
-REPOSITORY_TAG: Final = ".dagster/repository"
-REPOSITORY: Final = f"__repository__@{LOCATION_NAME}"
-"""How Dagster writes "the definitions of this code location" into a run's tags."""
+REPOSITORY_NAME: Final = "__repository__"
+"""What Dagster calls the definitions of a code location that names none."""
 
 PARTITION_TAG: Final = "dagster/partition"
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 
-BOOT_TAG: Final = "caf/boot_id"
-PID_TAG: Final = "caf/pid"
-STARTED_TAG: Final = "caf/process_started"
 SOURCE_TAG: Final = "caf/source"
 HELD_TAG: Final = "caf/held_by"
-PARKED_TAG: Final = "caf/parked"
 COMMAND_TAG: Final = "caf/command"
+COMMAND: Final = "caf run"
+
+PROCESS_TAG: Final = ".dagster/caf/process"
+PARKED_TAG: Final = ".dagster/caf/parked"
+"""Only machines read these two. The UI shows no tag that begins with `.dagster/`."""
+
+OLD_PROCESS_TAGS: Final = ("caf/boot_id", "caf/pid", "caf/process_started")
+OLD_PARKED_TAG: Final = "caf/parked"
+"""How 0.3.0 wrote them. Its runs may still be under way, and its parked runs still count."""
 
 S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
@@ -34,6 +38,7 @@ ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "fil
 
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
+SOURCE_IS_COMPLETE: Final = "source_is_complete"
 STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
 
 
@@ -58,18 +63,13 @@ def source_of(chunk: str) -> str:
 
 
 def plan_job(source: str) -> str:
-    """Return the name of the job that takes an inventory and plans what is new."""
+    """Return the name of the job that takes an inventory, plans what is new and asks whether the source is complete."""
     return f"plan_{identifier(source)}"
 
 
 def archive_job(source: str) -> str:
     """Return the name of the job that archives one chunk."""
     return f"archive_{identifier(source)}"
-
-
-def reconcile_job(source: str) -> str:
-    """Return the name of the job that plans all that is new and asks whether the source is complete."""
-    return f"reconcile_{identifier(source)}"
 
 
 def audit_job(source: str) -> str:

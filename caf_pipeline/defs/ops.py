@@ -15,6 +15,7 @@ from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, source_of
 from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.staging import staged_path
 from caf_pipeline.workplace import Workplace
 
 T = TypeVar("T")
@@ -52,7 +53,11 @@ def pack_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def seal_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Record what was packed and skipped, and the Merkle root of the chunk."""
-    yield from _done(_step(context, pipeline, archive.seal_chunk), metadata.seal_metadata)
+
+    def seal(work: Workplace, chunk: str) -> metadata.Metadata:
+        return metadata.seal_metadata(archive.seal_chunk(work, chunk), staged_path(work, chunk))
+
+    yield from _done(_step(context, pipeline, seal), lambda shown: shown)
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
@@ -82,4 +87,8 @@ def load_locations(context: OpExecutionContext, pipeline: Pipeline) -> Done:
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def release_staging(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Remove the staged file and give its reservation back."""
-    yield from _done(_step(context, pipeline, archive.release_staging), metadata.chunk_metadata)
+
+    def release(work: Workplace, chunk: str) -> metadata.Metadata:
+        return metadata.locations_metadata(archive.release_staging(work, chunk), work.ledger.account(work.source))
+
+    yield from _done(_step(context, pipeline, release), lambda shown: shown)

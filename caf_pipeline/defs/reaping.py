@@ -4,12 +4,13 @@ A run carries the tags of the process that works on it, written when it starts (
 leases of the ledger, which is told of a dead holder by the same marks; the daemon's checks (`launcher`).
 """
 
+import json
 from enum import Enum
 from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from caf_pipeline.defs.naming import BOOT_TAG, PID_TAG, STARTED_TAG
+from caf_pipeline.defs.naming import OLD_PROCESS_TAGS, PROCESS_TAG
 from caf_pipeline.interfaces import Holder
 from caf_pipeline.processes import is_alive
 
@@ -30,19 +31,28 @@ class Worker(Enum):
 
 
 def process_tags(holder: Holder) -> dict[str, str]:
-    """Return the run tags that say which process this holder is."""
-    return {BOOT_TAG: holder.boot_id, PID_TAG: str(holder.pid), STARTED_TAG: repr(holder.process_started)}
+    """Return the run tag that says which process this holder is, and of which run: a re-execution inherits all tags."""
+    return {PROCESS_TAG: json.dumps([holder.run, holder.boot_id, holder.pid, holder.process_started])}
 
 
 def worker_of(run: DagsterRun) -> Worker:
-    """Tell whether the process behind a run lives; UNKNOWN where the run has no marks or those of another machine or boot."""
-    boot_id, pid, started = (run.tags.get(tag, "") for tag in (BOOT_TAG, PID_TAG, STARTED_TAG))
-    if not pid:
-        return Worker.UNKNOWN
-    alive = is_alive(boot_id, int(pid), float(started))
+    """Tell whether the process behind a run lives; UNKNOWN where the run has no mark or one of another machine or boot."""
+    mark = _mark(run)
+    alive = is_alive(*mark) if mark else None
     if alive is None:
         return Worker.UNKNOWN
     return Worker.ALIVE if alive else Worker.DEAD
+
+
+def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
+    """Return boot, pid and start of the run's own process, where its tags tell them."""
+    if PROCESS_TAG in run.tags:
+        run_id, boot_id, pid, started = json.loads(run.tags[PROCESS_TAG])
+        return (boot_id, pid, started) if run_id == run.run_id else None
+    boot_id, pid, started = (run.tags.get(tag, "") for tag in OLD_PROCESS_TAGS)
+    if not pid or run.parent_run_id:  # a re-execution may have inherited them, and they do not say whose they are
+        return None
+    return boot_id, int(pid), float(started)
 
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from dagster import DefaultScheduleStatus, ScheduleDefinition
 
-from caf_pipeline.defs.naming import identifier, prove_job, reconcile_job, storage_plan_job
+from caf_pipeline.defs.naming import identifier, plan_job, prove_job, storage_plan_job
 
 _HOUR: Final = 3
 
@@ -25,7 +25,7 @@ def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition
 def _reconcile(source: str, minute: int) -> ScheduleDefinition:
     return ScheduleDefinition(
         name=f"reconcile_{identifier(source)}_daily",
-        job_name=reconcile_job(source),
+        job_name=plan_job(source),
         cron_schedule=f"{minute} {_HOUR} * * *",
         execution_timezone="UTC",
         default_status=DefaultScheduleStatus.RUNNING,

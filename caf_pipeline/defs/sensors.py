@@ -19,11 +19,12 @@ from dagster import (
     SkipReason,
     sensor,
 )
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from caf_pipeline import archive, planning
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import UNFINISHED, choose_chunks
-from caf_pipeline.defs.naming import PARKED_TAG, archive_job, identifier, inventory_op, plan_job, reconcile_job
+from caf_pipeline.defs.launching import UNFINISHED, audit_is_due, choose_chunks
+from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, PlanTooSmall
@@ -37,9 +38,9 @@ LAUNCH_SECONDS: Final = 30
 Tick = SensorResult | SkipReason
 
 
-def source_sensors(source: str, settings: SourceSettings) -> list[SensorDefinition]:
-    """Return the sensors of one source."""
-    return [_new_objects(source, settings), _launch_chunks(source)]
+def source_sensors(source: str, settings: SourceSettings, jobs: Sequence[UnresolvedAssetJobDefinition]) -> list[SensorDefinition]:
+    """Return the sensors of one source, whose jobs are `jobs`."""
+    return [_new_objects(source, settings), _launch_chunks(source, jobs)]
 
 
 def _told(look: Callable[[], Tick]) -> Tick:
@@ -66,9 +67,9 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
         ),
     )
     def new_objects(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
-        busy = _unfinished_run(context, (plan_job(source), reconcile_job(source)))
+        busy = context.instance.get_runs(RunsFilter(job_name=plan_job(source), statuses=UNFINISHED), limit=1)
         if busy:
-            return SkipReason(f"Run {busy} is planning this source already.")
+            return SkipReason(f"Run {busy[0].run_id} is planning this source already.")
 
         def look() -> Tick:
             if paused := _paused(pipeline):
@@ -102,14 +103,6 @@ def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]
     return {"ops": {inventory_op(source): {"config": window}}}
 
 
-def _unfinished_run(context: SensorEvaluationContext, jobs: tuple[str, ...]) -> str | None:
-    for job in jobs:
-        runs = context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1)
-        if runs:
-            return runs[0].run_id
-    return None
-
-
 def _paused(pipeline: Pipeline) -> str:
     """Return what a tick says while an operator has everything paused; "" while nobody has."""
     reason = pipeline.ledger.get().switchboard().orders().paused
@@ -120,15 +113,16 @@ def _tick_name(context: SensorEvaluationContext) -> str:
     return f"sensor {context.sensor_name}"
 
 
-def _launch_chunks(source: str) -> SensorDefinition:
+def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) -> SensorDefinition:
     @sensor(
         name=f"launch_chunks_{identifier(source)}",
-        job_name=archive_job(source),
+        jobs=[job for job in jobs if job.name in (archive_job(source), audit_job(source))],
         minimum_interval_seconds=LAUNCH_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
         description=(
             "Launches chunks that the ledger says have work to do, a few at a time, with growing pauses after failures. A chunk "
-            "that failed too often is parked, which is an operator's turn."
+            "that failed too often is parked, which is an operator's turn. When no chunk has work left, it asks whether the "
+            "source is complete."
         ),
     )
     def launch_chunks(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
@@ -141,12 +135,14 @@ def _launch_chunks(source: str) -> SensorDefinition:
             for chunk, last in choice.give_up:
                 _park(context, work, chunk, last.dagster_run.run_id)
             launch, refusal = _admitted(work, choice.launch)
+            if not launch and not choice.waits and audit_is_due(context.instance, work.ledger, source):
+                return SensorResult([RunRequest(job_name=audit_job(source))])
             if not launch:
                 return SkipReason(
                     refusal
                     or f"{choice.active} under way, {choice.waiting} waiting, {len(choice.give_up)} parked now, none to launch."
                 )
-            return SensorResult([RunRequest(partition_key=chunk) for chunk in launch])
+            return SensorResult([RunRequest(job_name=archive_job(source), partition_key=chunk) for chunk in launch])
 
         return _told(look)
 
@@ -176,4 +172,4 @@ def _admitted(work: Workplace, names: Sequence[str]) -> tuple[Sequence[str], str
 def _park(context: SensorEvaluationContext, work: Workplace, chunk: str, run_id: str) -> None:
     archive.park(work, chunk, f"its runs failed too often, the last one was {run_id}")
     # Failures before this one count no more once an operator has sent the chunk on its way again.
-    context.instance.add_run_tags(run_id, {PARKED_TAG: "true"})
+    context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})

@@ -16,6 +16,7 @@ from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 from caf_pipeline.defs.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.defs.quiet import hush
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import load_settings
 
@@ -67,6 +68,9 @@ def storage_folder() -> Path:
     """Return where SQLite's files are: DAGSTER_HOME, or our usual folder where it is not set, as under a bare `dagster dev`."""
     home = os.environ.get(HOME_VARIABLE)
     return Path(home) if home else dagster_home(load_settings())
+
+
+hush()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):

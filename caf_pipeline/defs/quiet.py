@@ -1,0 +1,38 @@
+"""What Dagster's own programs say that is not for the user of this project, each left out by its logger and its words.
+
+Our dagster.yaml names a class of `storage`, which every program of Dagster loads and which loads this. Not here: warnings of
+Python, which are left out where they arise (`checks`).
+Source: `dev_command_impl` and `get_new_cursor` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY".
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Final
+
+_LEFT_OUT: Final = {
+    # It stands in the folder that is DAGSTER_HOME as a link to this very file (`home`).
+    "dagster": ("Found a dagster instance configuration value (dagster.yaml) in the current folder",),
+    # At the first start, for each kind of event: there are no older ones.
+    "dagster.daemon.EventLogConsumerDaemon": ("No cursor for event type ",),
+}
+
+
+class _LeaveOut(logging.Filter):
+    """Leaves out the records of one logger that begin with certain words."""
+
+    def __init__(self, beginnings: Sequence[str]) -> None:
+        super().__init__()
+        self._beginnings = tuple(beginnings)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(self._beginnings)
+
+
+def hush() -> None:
+    """Leave them out in this process; and what gRPC says of every fork, in those that it starts as well. May be repeated."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    for name, beginnings in _LEFT_OUT.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, _LeaveOut) for each in logger.filters):
+            logger.addFilter(_LeaveOut(beginnings))

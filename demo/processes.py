@@ -1,0 +1,79 @@
+"""Ends everything that was started: at the end, at Ctrl-C, at SIGTERM and at SIGHUP; on Linux also after a SIGKILL.
+
+The embedded Postgres is left to itself: the last program that uses it stops it. It runs in a session of its own.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import psutil
+
+ORDERLY_SECONDS = 30  # for Dagster's programs to end each other
+TERMINATED_SECONDS = 10  # for what is left then, before it is killed
+
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Let this process get a signal when the one that started it is gone, however it ended."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, number)
+
+
+@contextmanager
+def ending_all() -> Iterator[None]:
+    """End all processes of ours, and those that they started, when the context ends."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending already
+        _end(_ours())
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _ours() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == os.getsid(0):
+                found.append(process)
+    return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(processes, TERMINATED_SECONDS)
+    for process in {*left, *_ours()}:  # what was started meanwhile, too
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program of Dagster's until it ends or this one is asked to; return its exit status."""
+    process = subprocess.Popen(command, env=environment)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)  # at SIGTERM it would leave behind what it started
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(ORDERLY_SECONDS)
