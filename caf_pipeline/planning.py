@@ -166,7 +166,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot) -> PlanReport:
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
-    with work.ledger.lease(f"plan/{work.source}", work.holder):
+    with work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits):
         require_whole(snapshot.path)
         target_size, warning = _target_size(work)
         _remove_unnamed(work)

@@ -33,7 +33,7 @@ GROUPS: list[tuple[str, set[str], bool]] = [
         },
         True,
     ),
-    ("doors and settings", {"interfaces", "settings"}, True),
+    ("doors and settings", {"interfaces", "settings", "waits"}, True),
     (
         "steps",
         {
@@ -88,6 +88,7 @@ ADAPTERS: dict[str, set[str]] = {
         "processes",
         "provider_records",
         "switchboard",
+        "wait_rows",
         "copies",
         "restoring",
         "upkeep",

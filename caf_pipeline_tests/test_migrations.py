@@ -109,7 +109,7 @@ def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url
         " expected_size_bytes) VALUES ('s-1', 1, 1, 1, 'parked', 'no money', 1, 10, 100);"
         "INSERT INTO copies (caf_file_id, provider, proof) VALUES (1, 'p', 'q')"
     )
-    assert migrate(connection) == ["0002.jackal", "0003.care"]
+    assert migrate(connection) == sorted(path.stem for path in sql_folder().glob("*.sql"))[1:]
     database = Database(parse_url(empty_database_url))
     ledger = PostgresLedger(database)
     assert (ledger.chunk("s-1").state, ledger.chunk("s-1").reason) == ("parked", "no money")

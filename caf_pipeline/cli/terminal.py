@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from caf_pipeline.errors import UsageError
+from caf_pipeline.errors import UsageError, one_line
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
@@ -82,7 +82,7 @@ def print_json(record: Mapping[str, object]) -> None:
 
 def note(text: str) -> None:
     """Tell on stderr what is no error."""
-    print(f"caf: {text}", file=sys.stderr)
+    print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
 def _tell_nobody(size_bytes: int) -> None:

@@ -28,7 +28,7 @@ from pydantic import Field
 from caf_pipeline import planning
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import asset_key, identifier
+from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import NotLocated
@@ -74,7 +74,10 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         until = None if config.until is None else unquote_to_bytes(config.until)
 
         def take() -> Snapshot:
-            return planning.take_inventory(_open(context, pipeline, source), after=after, until=until)
+            work = _open(context, pipeline, source)
+            if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
+                work.hold(lambda: None)
+            return planning.take_inventory(work, after=after, until=until)
 
         snapshot = attempt(context, take, pipeline.on_error)
         if snapshot is not None:
@@ -204,4 +207,4 @@ def _chunk_asset(
 
 
 def _open(context: AssetExecutionContext, pipeline: Pipeline, source: str) -> Workplace:
-    return pipeline.open(source, run=context.run.run_id, instance=context.instance)
+    return pipeline.open_in(context, source)

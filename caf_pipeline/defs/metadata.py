@@ -30,6 +30,13 @@ WARNING: Final = "warning"
 """What a plan is warned about, in its metadata; `caf run` shows it, too."""
 
 
+SNAPSHOT: Final = "snapshot"
+"""The name of the inventory that numbers are of."""
+
+SKIPPED: Final = "skipped_"
+"""How the names of the numbers of skipped objects begin; the reason follows."""
+
+
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
     """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or "int"."""
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
@@ -39,13 +46,13 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> Me
 
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
     """Return one number for each reason that occurred."""
-    return {f"skipped_{reason}": count for reason, count in sorted(skipped.items()) if count}
+    return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
 def snapshot_metadata(snapshot: Snapshot) -> Metadata:
     """Return what is shown of an inventory."""
     return {
-        "snapshot": snapshot.name,
+        SNAPSHOT: snapshot.name,
         "path": MetadataValue.path(str(snapshot.path)),
         "objects": snapshot.object_count,
         "size_bytes": snapshot.object_bytes,
@@ -57,7 +64,7 @@ def snapshot_metadata(snapshot: Snapshot) -> Metadata:
 def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metadata:
     """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
     chunks = report.chunks
-    shown: Metadata = {"snapshot": report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
     if report.warning:
         shown[WARNING] = report.warning
     if report.plan is None:

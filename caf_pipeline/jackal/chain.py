@@ -66,6 +66,7 @@ from caf_pipeline.jackal.messages import (
     root_in_path,
     transaction_hash,
 )
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 ATTEMPTS: Final = 5
 FIRST_WAIT_SECONDS: Final = 0.5
@@ -182,6 +183,7 @@ class Chain:
         list_seconds: float = LIST_SECONDS,
         max_pages: int = MAX_PAGES,
         halted_seconds: float = HALTED_SECONDS,
+        waits: Waits | None = None,
     ) -> None:
         """Name the nodes, the best first; nothing is asked yet.
 
@@ -197,6 +199,7 @@ class Chain:
             list_seconds: how long all pages of a list may be waited for.
             max_pages: how many pages a list may have.
             halted_seconds: the age of a newest block from which on the chain may stand still.
+            waits: where it is said while no node answers.
 
         Raises:
             SettingsError: no URL, or one that is none.
@@ -218,6 +221,7 @@ class Chain:
         self._list_seconds = list_seconds
         self._max_pages = max_pages
         self._halted_seconds = halted_seconds
+        self._waits = waits or Waits()
         self._block_seconds = (BLOCK_SECONDS, 0.0)  # measured, until when it counts
         self._knows_single_proofs = True
         # A redirect could lead a signed transaction, or the belief in an answer, to a server that nobody named.
@@ -463,7 +467,14 @@ class Chain:
             wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
             reraise=True,
         )
-        answer: T = retrying(self._asked_once, ask)
+        nodes = ", ".join(node.url for node in self._nodes)
+        times = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
+        with self._waits.waiting(
+            f"an answer of the chain at {nodes}, which is asked again and again",
+            ends_by=f"an answer ends it, or {times} without one",
+            grace=UNANSWERED_SECONDS,
+        ):
+            answer: T = retrying(self._asked_once, ask)
         return answer
 
     def _asked_once(self, ask: Callable[[_Node, Block], T]) -> T:
