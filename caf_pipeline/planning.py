@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.durable import sync_file, sync_folder
-from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.in_use import writing_into
 from caf_pipeline.interfaces import PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory import (
@@ -115,10 +115,10 @@ def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | No
 
 
 def open_snapshot(work: Workplace, name: str) -> Snapshot:
-    """Return the snapshot of this name; raises CafError where it is gone."""
+    """Return the snapshot of this name; raises NotLocated where it is gone."""
     path = work.inventories() / f"{name}.parquet"
     if not path.exists():
-        raise CafError(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+        raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
     return read_snapshot(path)
 
 

@@ -46,7 +46,7 @@ from caf_pipeline.defs.progress import ChunkProgress
 from caf_pipeline.defs.reaping import process_tags, reap_dead_runs
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
 from caf_pipeline.defs.storage import require_database
-from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, SettingsError, UsageError, one_line
+from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotLocated, SettingsError, UsageError, one_line
 from caf_pipeline.interfaces import Chunk, Ledger
 from caf_pipeline.inventory import SkipReason
 from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
@@ -399,17 +399,21 @@ class _Command:
     def _standing(self, snapshot: str) -> Standing:
         """Return where the objects of this command's own inventory stand now; the check of the source is evaluated, too."""
         result = self._execute(audit_job(self._source))
-        for check in result.get_asset_check_evaluations():
-            shown = {name: value.value for name, value in check.metadata.items()}
-            # A later whole inventory is another run's, and says as much. An earlier one is met where the clock was set back.
-            if str(shown.get(SNAPSHOT, "")) >= snapshot:
-                return _standing_of(shown)
+        seen = [{name: value.value for name, value in one.metadata.items()} for one in result.get_asset_check_evaluations()]
+        latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)
+        if latest is not None and latest.snapshot == snapshot:
+            return latest
         work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=NotAsked())
         try:
-            account = planning.account_for(work, planning.open_snapshot(work, snapshot))
+            found = planning.account_for(work, planning.open_snapshot(work, snapshot))
+        except NotLocated:
+            # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.
+            if latest is None or latest.snapshot < snapshot:
+                raise
+            return latest
         finally:
             close_store(work.store)
-        return Standing(snapshot, account.objects, account.located, account.claimed, account.unaccounted, dict(account.skipped))
+        return Standing(snapshot, found.objects, found.located, found.claimed, found.unaccounted, dict(found.skipped))
 
     def _holder(self, result: ExecuteInProcessResult) -> str | None:
         run = self._instance.get_run_by_id(result.run_id)
