@@ -569,7 +569,7 @@ def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
 @contextmanager
 def held(work: Workplace, name: str) -> Iterator[Lease]:
     """Hold the chunk's lease. What the operating system refuses meanwhile, it refuses in staging."""
-    with work.ledger.lease(lease_name(name), work.holder) as lease:
+    with work.waits.on(name), work.ledger.lease(lease_name(name), work.holder, waits=work.waits) as lease:
         try:
             yield lease
         except (OSError, StagingError) as error:

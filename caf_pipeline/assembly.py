@@ -4,16 +4,18 @@ What takes long to load (boto3, the chain's messages) is loaded where it is open
 starts at once. Not here: settings (`settings`), what is done with the parts (`planning`, `archive`, `retrieve`).
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from caf_pipeline.brake import Brake
 from caf_pipeline.database import open_database
-from caf_pipeline.errors import SettingsError
+from caf_pipeline.errors import LedgerError, SettingsError
 from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Listener, Wait, Waits
 from caf_pipeline.workplace import Workplace
 
 if TYPE_CHECKING:
@@ -25,22 +27,22 @@ def open_ledger(settings: Settings) -> PostgresLedger:
     return PostgresLedger(open_database(settings))
 
 
-def open_brake(settings: Settings, ledger: Ledger) -> Brake:
+def open_brake(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Brake:
     """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
     jackal = settings.jackal
-    return Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap)
+    return Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
 
 
-def open_store(settings: Settings, ledger: Ledger, holder: Holder) -> ChunkStore:
+def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
     """Open the store that the settings name; `close_store` gives back what it holds."""
     if settings.store.kind == "jackal":
-        return open_jackal(settings, ledger, holder)
+        return open_jackal(settings, ledger, holder, waits)
     from caf_pipeline.directory_store import DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
 
     return DirectoryStore(settings.store.folder)
 
 
-def open_jackal(settings: Settings, ledger: Ledger, holder: Holder) -> "JackalStore":
+def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> "JackalStore":
     """Open the store on Jackal.
 
     Raises:
@@ -49,7 +51,7 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder) -> "JackalSt
     _require_jackal(settings)
     from caf_pipeline.jackal.store import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
 
-    return open_jackal_store(settings, ledger, holder)
+    return open_jackal_store(settings, ledger, holder, waits)
 
 
 def jackal_of(work: Workplace) -> "JackalStore":
@@ -87,6 +89,7 @@ def open_workplace(
     objects: ObjectSource | None = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
+    waiting: Listener | None = None,
 ) -> Workplace:
     """Open everything that the steps of one source need.
 
@@ -99,23 +102,38 @@ def open_workplace(
         objects: an open source to use, so that nothing of S3 is opened.
         progress: see `Workplace`.
         upload_progress: see `Workplace`.
+        waiting: told what is waited for, beside the ledger, which every process can ask.
     """
+    opened: Ledger = ledger or open_ledger(settings)
+    holder = this_process(run)
+    waits = Waits(_recorder(opened, holder, source), *([waiting] if waiting else []))
     if objects is None:
         from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
-        objects = open_s3_source(source, settings.source(source), attempts=settings.packing.request_attempts, client=client)
-    opened: Ledger = ledger or open_ledger(settings)
-    holder = this_process(run)
+        attempts = settings.packing.request_attempts
+        objects = open_s3_source(source, settings.source(source), attempts=attempts, client=client, waits=waits)
     told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}
     work = Workplace(
         source=source,
         settings=settings,
         objects=objects,
-        store=open_store(settings, opened, holder),
+        store=open_store(settings, opened, holder, waits),
         ledger=opened,
         holder=holder,
-        brake=open_brake(settings, opened),
+        brake=open_brake(settings, opened, waits),
+        waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )
     work.ledger.register_source(source, work.archive_id, work.address)
     return work
+
+
+def _recorder(ledger: Ledger, holder: Holder, source: str) -> Listener:
+    """Return what writes a run's waits to the ledger."""
+
+    def record(waits: Sequence[Wait]) -> None:
+        # A ledger that is away shows no waits; the work that needs it says so itself.
+        with contextlib.suppress(LedgerError):
+            ledger.record_waits(holder, source, waits)
+
+    return record

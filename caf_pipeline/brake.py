@@ -10,6 +10,7 @@ from typing import Final
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.interfaces import Orders, Switchboard
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 ORDERS_SECONDS: Final = 2.0
 """How old what is known of the orders may be: they are obeyed within seconds, and a look is a query to the ledger."""
@@ -39,6 +40,7 @@ class Brake:
         *,
         bandwidth: int = 0,
         spend_cap: int | None = None,
+        waits: Waits | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -48,12 +50,14 @@ class Brake:
             switchboard: where orders stand.
             bandwidth: bytes a second of all uploads together, 0 for no limit.
             spend_cap: ujkl, None for no cap.
+            waits: where it is said while work is held up.
             clock: seconds that only grow.
             sleep: waits for so many of them.
         """
         self._switchboard = switchboard
         self._bandwidth = bandwidth
         self._spend_cap = spend_cap
+        self._waits = waits or Waits()
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -91,18 +95,25 @@ class Brake:
     def hold(self, check: Callable[[], None] = _no_check) -> None:
         """Return once nothing is paused. `check` is called about every second meanwhile, and may raise to end the wait."""
         check()
-        while self.paused():
-            self._sleep(TICK_SECONDS)
-            check()
+        if not (reason := self.paused()):
+            return
+        with self._waits.waiting(f"the end of a pause ({reason})", ends_by="'caf jackal resume' ends it"):
+            while self.paused():
+                self._sleep(TICK_SECONDS)
+                check()
 
     def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> None:
         """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused."""
         with self._lock:
             self._asked += size_bytes
             mine = self._asked
-        while (missing := self._missing(mine)) > 0:
-            self._sleep(min(missing, TICK_SECONDS))
-            check()
+        if self._missing(mine) > 0:
+            with self._waits.waiting(
+                "the bandwidth limit to allow more", ends_by="'caf jackal limit' raises it", grace=UNANSWERED_SECONDS
+            ):
+                while (missing := self._missing(mine)) > 0:
+                    self._sleep(min(missing, TICK_SECONDS))
+                    check()
         self.hold(check)
 
     def _missing(self, mine: int) -> float:

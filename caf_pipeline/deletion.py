@@ -104,7 +104,7 @@ def find_deletable(
         if report.resolve() == manifest.resolve():
             raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
     _require_proofs(work)
-    with work.ledger.lease(f"deletion/{work.source}", work.holder) as lease, _folder(work) as folder:
+    with work.ledger.lease(f"deletion/{work.source}", work.holder, waits=work.waits) as lease, _folder(work) as folder:
         chunks = Chunks(work, lease, folder, watcher or Watcher())
         read = chunks.read_back_all() if reads_back else (0, 0)
         verdicts = chunks.verdicts()

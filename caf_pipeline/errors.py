@@ -70,6 +70,11 @@ class CafError(Exception):
         self.hint = hint
 
 
+def one_line(text: str) -> str:
+    """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class UsageError(CafError):
     """The arguments of a command make no sense together."""
 

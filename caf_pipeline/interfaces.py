@@ -24,6 +24,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.inventory import CurrentException, S3Object, SkipReason
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.waits import Wait, Waits
 
 # --- objects -------------------------------------------------------------------------------------------------------
 
@@ -628,6 +629,15 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RunWait:
+    """What a live run of a source waits for."""
+
+    source: str
+    run: str
+    wait: Wait
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """Bytes of a staging folder that are reserved for a chunk."""
 
@@ -815,11 +825,16 @@ class Ledger(Protocol):
     """
 
     # leases
-    def lease(self, name: str, holder: Holder) -> AbstractContextManager[Lease]:
+    def lease(self, name: str, holder: Holder, *, waits: Waits | None = None) -> AbstractContextManager[Lease]:
         """Hold `name` while the context lasts; for a chunk, `name` is `chunk/<chunk name>` and sets the chunk's epoch.
 
         A holder on this machine whose process is dead is replaced at once; any other is waited for until its lease is seen
         renewed or has run out (at most one lease time).
+
+        Args:
+            name: of the lease.
+            holder: who takes it.
+            waits: where it is said while another run's lease is waited for.
 
         Raises:
             HeldByOther: a live run has it.
@@ -1039,6 +1054,15 @@ class Ledger(Protocol):
 
     def release_staging(self, chunk: str) -> None:
         """Give the chunk's reservation back; does nothing where there is none."""
+        ...
+
+    # waits
+    def record_waits(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
+        """Put what the run waits for now in place of what it wrote before; to be repeated within 30 s while it waits."""
+        ...
+
+    def waits(self) -> Sequence[RunWait]:
+        """Return what live runs wait for, by source."""
         ...
 
     # care

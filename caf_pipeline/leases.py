@@ -21,6 +21,7 @@ from caf_pipeline.database import Database
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.interfaces import Holder
 from caf_pipeline.processes import is_alive
+from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
 """How long a lease lasts unrenewed: longer than a failover of the database or a pause by a busy machine, and as long as the
@@ -70,12 +71,15 @@ class HeldLease:
         epoch: which holding of it this is; 0 before it is held.
     """
 
-    def __init__(self, database: Database, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self, database: Database, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS, waits: Waits | None = None
+    ) -> None:
         self.name = name
         self.epoch = 0
         self._database = database
         self._holder = holder
         self._seconds = seconds
+        self._waits = waits or Waits()
         self._lost = ""
         self._trouble = ""
         self._good_until = 0.0
@@ -84,14 +88,25 @@ class HeldLease:
 
     def __enter__(self) -> Self:
         """Take the lease, or raise HeldByOther."""
-        first: _Held | None = None
-        while True:
-            asked_at = time.monotonic()
-            with self._database.transaction() as connection:
-                found = self._try(connection)
-            if found is None:
-                break
-            first = first or found
+        first = self._taken()
+        if first is not None:
+            with self._waits.lease(self.name, first.holder.run):
+                self._outlast(first)
+        self._renewing.start()
+        return self
+
+    def _taken(self) -> _Held | None:
+        """Take the lease and return None, or return who has it."""
+        asked_at = time.monotonic()
+        with self._database.transaction() as connection:
+            found = self._try(connection)
+        self._good_until = asked_at + self._seconds
+        return found
+
+    def _outlast(self, first: _Held) -> None:
+        """Take the lease once it has run out or was given back; raise HeldByOther where its holder is seen to live."""
+        found: _Held | None = first
+        while found is not None:
             if (found.epoch, found.expires_at) != (first.epoch, first.expires_at):
                 raise HeldByOther(
                     f"{self.name} is held by run {found.holder.run}",
@@ -99,9 +114,7 @@ class HeldLease:
                     hint="wait for that run, or end it first",
                 )
             time.sleep(self._seconds / 30)
-        self._good_until = asked_at + self._seconds
-        self._renewing.start()
-        return self
+            found = self._taken()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Give the lease back."""

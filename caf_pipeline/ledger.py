@@ -56,6 +56,7 @@ from caf_pipeline.interfaces import (
     Posting,
     Reservation,
     RestoredChunk,
+    RunWait,
     Sample,
     Seal,
     SignedTransaction,
@@ -71,6 +72,8 @@ from caf_pipeline.restoring import Superseded, restore
 from caf_pipeline.standing import write_exceptions, write_located, write_standing
 from caf_pipeline.switchboard import PostgresSwitchboard
 from caf_pipeline.transaction_log import PostgresTransactionLog, before_move, end_waiting
+from caf_pipeline.wait_rows import live_waits, record_waits
+from caf_pipeline.waits import Wait, Waits
 
 _S = ChunkState
 
@@ -176,9 +179,9 @@ class PostgresLedger:
 
     # --- leases ---
 
-    def lease(self, name: str, holder: Holder) -> HeldLease:
+    def lease(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
         """Hold `name` while the context lasts; `chunk/<chunk name>` sets the chunk's epoch too."""
-        return HeldLease(self._database, name, holder, seconds=self._lease_seconds)
+        return HeldLease(self._database, name, holder, seconds=self._lease_seconds, waits=waits)
 
     # --- plans ---
 
@@ -566,6 +569,18 @@ class PostgresLedger:
                 ),
                 {"chunk": chunk},
             )
+
+    # --- waits ---
+
+    def record_waits(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
+        """Put what the run waits for now in place of what it wrote before."""
+        with self._database.transaction() as connection:
+            record_waits(connection, holder, source, waits)
+
+    def waits(self) -> Sequence[RunWait]:
+        """Return what live runs wait for, by source."""
+        with self._database.transaction() as connection:
+            return live_waits(connection)
 
     # --- care ---
 

@@ -71,7 +71,8 @@ class Packer:
     Args:
         limit_bytes: the finished file is not larger.
         give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
-        progress: told objects and bytes as they are done, and zeros between the parts of one; may raise to end the packing.
+        progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
+            object is skipped after all; may raise to end the packing.
         pace: of the journal's checkpoints; by default as the settings allow.
 
     Attributes:
@@ -99,6 +100,7 @@ class Packer:
         self._limit_bytes = limit_bytes
         self._give_up_on = give_up_on
         self._progress = progress
+        self._told_bytes = 0  # of the object under way
         self._pace = pace or pace_of(settings)
         self._index = IndexBuilder()
         self._member_count = 0
@@ -247,6 +249,7 @@ class Packer:
     def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
+        self._told_bytes = 0
         mark = opened.mark if opened else sink.mark() if planned.object.size_bytes > part_of(self._settings) else None
         try:
             added = self._add_member(planned, fetch, sink, manifest, mark=mark, opened=opened)
@@ -266,7 +269,7 @@ class Packer:
         if self._checkpoints:
             self._checkpoints.skip(planned, reason, detail)
             self._checkpoints.rolled_back()
-        self._progress(1, 0)
+        self._progress(1, -self._told_bytes)
         return True
 
     def _add_member(
@@ -304,7 +307,9 @@ class Packer:
             sink.write(part.body)
             if self._checkpoints and sink.size_bytes < end_byte:
                 self._checkpoints.reached()
-            self._progress(0, 0)  # a large object must not go on while everything is paused
+            size_bytes = memoryview(part.body).nbytes
+            self._told_bytes += size_bytes
+            self._progress(0, size_bytes)  # a large object must not go on while everything is paused
         if checks:
             row["sha256"] = self._sha256_of(planned, checks, mark, sink)
         if sink.size_bytes != end_byte:
@@ -314,7 +319,7 @@ class Packer:
         self._count_member(planned, row, manifest)
         if self._checkpoints:
             self._checkpoints.member(planned, Member(start_byte, end_byte, row["sha256"], headers))
-        self._progress(1, planned.object.size_bytes)
+        self._progress(1, planned.object.size_bytes - self._told_bytes)
         return True
 
     def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, opened: OpenObject) -> "_MemberChecks":

@@ -20,7 +20,7 @@ from typing import Final
 from caf_pipeline.comparing import Comparison, compare_headers
 from caf_pipeline.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.durable import sync_file, sync_folder
-from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.first_plan import refuse_second_copy
 from caf_pipeline.in_use import writing_into
 from caf_pipeline.interfaces import InventoryRecord, Lease, ListedIdentity, PlannedChunk, PlanRecord, Skip
@@ -142,10 +142,10 @@ def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | No
 
 
 def open_snapshot(work: Workplace, name: str) -> Snapshot:
-    """Return the snapshot of this name; raises CafError where it is gone."""
+    """Return the snapshot of this name; raises NotLocated where it is gone."""
     path = work.inventories() / f"{name}.parquet"
     if not path.exists():
-        raise CafError(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+        raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
     return read_snapshot(path)
 
 
@@ -286,7 +286,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
 
 def plan_lease(work: Workplace) -> AbstractContextManager[Lease]:
     """Hold the lease under which plans of the source are cut, and what is current is stated."""
-    return work.ledger.lease(f"plan/{work.source}", work.holder)
+    return work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits)
 
 
 def _target_size(work: Workplace) -> tuple[int, str]:

@@ -363,7 +363,7 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
     Raises:
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
-    with work.ledger.lease(f"plan/{work.source}", work.holder) as lease:
+    with work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits) as lease:
         for finding in find_chunks(work, owner=owner, whole=whole):
             lease.check()
             yield _restored(work, finding, dry_run=dry_run)

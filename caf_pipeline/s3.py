@@ -13,10 +13,11 @@ from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.inventory import S3Object, SkipReason, is_supported
 from caf_pipeline.s3_clients import bucket_region, build_client, build_store, is_aws
-from caf_pipeline.s3_errors import Address
+from caf_pipeline.s3_errors import Address, Asking
 from caf_pipeline.s3_listing import PAGE_KEYS, Listing
 from caf_pipeline.s3_reading import Reading
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -39,6 +40,7 @@ class S3Source:
         requester_pays: bool = False,
         attempts: int = DEFAULT_ATTEMPTS,
         page_keys: int = PAGE_KEYS,
+        waits: Waits | None = None,
     ) -> None:
         """Take both clients as they are.
 
@@ -51,12 +53,14 @@ class S3Source:
             requester_pays: whoever sends the requests pays for them.
             attempts: of one request, the first included, where it fails transiently.
             page_keys: asked for in one page of a listing, at most 1,000.
+            waits: where it is said while the server does not answer.
         """
         at = Address(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
-        self._listing = Listing(client, at, prefix, attempts, extra, page_keys)
-        self._reading = Reading(client, store, at, attempts, extra)
+        asking = Asking(at, attempts, waits or Waits())
+        self._listing = Listing(client, asking, prefix, extra, page_keys)
+        self._reading = Reading(client, store, asking, extra)
 
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
@@ -90,7 +94,12 @@ class S3Source:
 
 
 def open_s3_source(
-    name: str, settings: SourceSettings, *, attempts: int = DEFAULT_ATTEMPTS, client: "S3Client | None" = None
+    name: str,
+    settings: SourceSettings,
+    *,
+    attempts: int = DEFAULT_ATTEMPTS,
+    client: "S3Client | None" = None,
+    waits: Waits | None = None,
 ) -> S3Source:
     """Return the source that the settings name. On AWS, its bucket's region is asked for.
 
@@ -99,6 +108,7 @@ def open_s3_source(
         settings: of the source.
         attempts: see `S3Source`.
         client: a boto3 client to use instead of one built from the settings. Retries of its own multiply with `attempts`.
+        waits: see `S3Source`.
 
     Raises:
         SettingsError: a setting is of no use.
@@ -114,4 +124,5 @@ def open_s3_source(
         name=name,
         requester_pays=settings.requester_pays,
         attempts=attempts,
+        waits=waits,
     )

@@ -6,6 +6,7 @@ Source: "List of error codes" in the Amazon S3 API Reference; botocore's own lis
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -40,6 +41,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory import SkipReason
 from caf_pipeline.unreachable import Reason, hint_for, reason_of, speaks_only_tls
+from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
@@ -180,14 +182,38 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError) and not reason_of(error).lasts
 
 
-def attempt(call: Callable[[], T], attempts: int) -> T:
-    """Return what `call` does, trying it at most `attempts` times while it fails transiently; its last error is raised."""
-    return Retrying(
-        stop=stop_after_attempt(attempts),
-        wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
-        retry=retry_if_exception(is_transient),
-        reraise=True,
-    )(call)
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How one source is asked.
+
+    Attributes:
+        at: where.
+        attempts: of one request, the first included, where it fails transiently.
+        waits: where it is said while there is no answer.
+    """
+
+    at: Address
+    attempts: int
+    waits: Waits
+
+    def attempt(self, call: Callable[[], T]) -> T:
+        """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
+        with self.waiting(UNANSWERED_SECONDS):
+            return Retrying(
+                stop=stop_after_attempt(self.attempts),
+                wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+                retry=retry_if_exception(is_transient),
+                reraise=True,
+            )(call)
+
+    def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
+        """Say, after `grace` seconds, that an answer is waited for."""
+        times = f"{self.attempts} attempts" if self.attempts > 1 else "one attempt"
+        return self.waits.waiting(
+            f"an answer of {self.at}, which is asked again and again",
+            ends_by=f"an answer ends it, or {times} without one",
+            grace=grace,
+        )
 
 
 ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBody)

@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused
 from caf_pipeline.inventory import S3Object
-from caf_pipeline.s3_errors import ASKING_FAILED, Address, attempt, concerns_all, is_transient, not_s3, source_error
+from caf_pipeline.s3_errors import ASKING_FAILED, Address, Asking, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -82,16 +82,19 @@ class Listing:
 
     Attributes:
         extra: parameters of every request, e.g. who pays.
-        attempts: of one page.
         page_keys: asked for in one page.
     """
 
     client: "S3Client"
-    at: Address
+    asking: Asking
     prefix: str
-    attempts: int
     extra: Mapping[str, Any] = field(default_factory=dict)
     page_keys: int = PAGE_KEYS
+
+    @property
+    def at(self) -> Address:
+        """Where it is."""
+        return self.asking.at
 
     def pages(self, after: bytes, max_pages: int | None) -> Iterator[Sequence[S3Object]]:
         """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
@@ -128,7 +131,7 @@ class Listing:
     def _versioning(self) -> Answer:
         """Return the answer to GetBucketVersioning, also where that is one that says no."""
         try:
-            answer: Answer = attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket), self.attempts)
+            answer: Answer = self.asking.attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket))
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise source_error(error, self.at) from error
@@ -156,7 +159,7 @@ class Listing:
     def _asked(self, ask: Callable[..., Any], markers: Markers) -> Answer:
         asked = {"Bucket": self.at.bucket, "Prefix": self.prefix, "EncodingType": "url", "MaxKeys": self.page_keys}
         try:
-            answer: Answer = attempt(lambda: ask(**asked, **markers, **self.extra), self.attempts)
+            answer: Answer = self.asking.attempt(lambda: ask(**asked, **markers, **self.extra))
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
         except ValueError as error:  # what botocore raises for a number or a time that is none

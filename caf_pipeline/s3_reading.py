@@ -23,8 +23,8 @@ from caf_pipeline.inventory import S3Object, SkipReason
 from caf_pipeline.s3_errors import (
     ASKING_FAILED,
     Address,
+    Asking,
     WrongBody,
-    attempt,
     concerns_all,
     is_transient,
     object_error,
@@ -58,6 +58,9 @@ _HEADERS: Final[dict[str, tuple[str, str]]] = {
 _NOT_METADATA: Final = frozenset({"Storage-Class", *(theirs for theirs, _ in _HEADERS.values())})
 """obstore gives headers and user metadata in one dict; the latter's names are in lower case."""
 
+STALLED_SECONDS: Final = 20.0
+"""Without the end of any GET of the source, it is said that an answer is waited for: one part takes long on a slow line."""
+
 _OBSTORE_FAILED: Final = (BaseError, OSError, ValueError)
 
 
@@ -74,23 +77,33 @@ class Reading:
     """How objects of one source are read.
 
     Attributes:
-        attempts: of one GET by boto3, after that of obstore.
+        asking: of one GET by boto3, after that of obstore.
         extra: parameters of every request of boto3, e.g. who pays.
     """
 
     client: "S3Client"
     store: S3Store
-    at: Address
-    attempts: int
+    asking: Asking
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def at(self) -> Address:
+        """Where it is."""
+        return self.asking.at
 
     def part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """See `ObjectSource.read`; the key is text."""
+        with self.asking.waiting(STALLED_SECONDS) as wait:
+            part = self._part(obj, start_byte, end_byte)
+            wait.moved()
+            return part
+
+    def _part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         part = None if is_bent(obj.key) else self._by_obstore(obj, start_byte, end_byte)
         if part is not None:
             return part
         try:
-            return attempt(lambda: self._by_boto3(obj, start_byte, end_byte), self.attempts)
+            return self.asking.attempt(lambda: self._by_boto3(obj, start_byte, end_byte))
         except ASKING_FAILED as error:
             raise object_error(error, self.at, obj.key) from error
 
@@ -132,7 +145,7 @@ class Reading:
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
         try:
-            answer: Any = attempt(lambda: self.client.head_object(**self._identity(obj)), self.attempts)
+            answer: Any = self.asking.attempt(lambda: self.client.head_object(**self._identity(obj)))
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise object_error(error, self.at, obj.key) from error
@@ -156,7 +169,7 @@ class Reading:
         if algorithm not in _CHECKSUMS or kind not in ("", FULL_OBJECT):
             return None
         try:
-            answer: Any = attempt(lambda: self.client.head_object(**self._identity(obj), ChecksumMode="ENABLED"), self.attempts)
+            answer: Any = self.asking.attempt(lambda: self.client.head_object(**self._identity(obj), ChecksumMode="ENABLED"))
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise object_error(error, self.at, obj.key) from error

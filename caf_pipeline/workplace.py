@@ -12,6 +12,7 @@ from caf_pipeline.brake import Brake
 from caf_pipeline.errors import StagingError
 from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.waits import Waits
 
 
 def _no_progress(objects: int, size_bytes: int) -> None:
@@ -30,6 +31,7 @@ class Workplace:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
         brake: what the operator ordered; without one nothing is ever held up.
+        waits: where it is said what the run waits for.
     """
 
     source: str
@@ -41,6 +43,7 @@ class Workplace:
     progress: Callable[[int, int], None] = field(default=_no_progress)
     upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
     brake: Brake | None = None
+    waits: Waits = field(default_factory=Waits)
 
     @property
     def source_settings(self) -> SourceSettings:

@@ -332,12 +332,16 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
 
 def test_a_source_that_is_not_public_is_refused_before_it_is_packed(source, s3_server, new_bucket, ledger):
     source.settings(source_text(s3_server, new_bucket.name))
-    one_sentence(source("run"), 7, "public")
+    done = source("run")
+    assert done.status == 12
+    assert "not marked as public" in done.err
     assert {chunk.state for chunk in ledger.chunks()} <= {ChunkState.PLANNED, ChunkState.PACKING}
     assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
 
 
 def test_a_wallet_without_space_ends_the_run_at_its_first_chunk(source, network, ledger):
     source = with_wallet(source, funded(network).words)
-    one_sentence(source("run"), 7, "caf jackal buy")
+    done = source("run")
+    assert done.status == 12
+    assert "caf jackal buy" in done.err
     assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1

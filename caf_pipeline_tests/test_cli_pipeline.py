@@ -266,7 +266,10 @@ def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket)
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB"))
-    one_sentence(caf("run", "--source", "src"), 8, str(small_disk))
+    done = caf("run", "--source", "src")
+    assert done.status == 12
+    assert f"failed: the staging folder {small_disk} cannot take the chunk" in done.err
+    assert "make room there" in done.err
     assert list(small_disk.iterdir()) == []
     caf.settings(source_text(s3_server, new_bucket.name, target_size="3MiB"))
     assert caf("run", "--source", "src").status == 0

@@ -1,6 +1,7 @@
-"""`caf run`: all of it in one process, on the jobs' own pages, its first error kept for the end."""
+"""`caf run`: all of it in one process, on the jobs' own pages; what it says, and the exit status it comes to."""
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,12 @@ from rich.console import Console
 from sqlalchemy import text
 
 from caf_pipeline import archive
-from caf_pipeline.defs.command import run_source
+from caf_pipeline.defs.command import NOT_ARCHIVABLE, Standing, Summary, exit_status, run_command, run_source
 from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
+from caf_pipeline.interfaces import Skip
+from caf_pipeline.inventory import SkipReason, object_version
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline_tests.jackal_network import jackal_settings
 from caf_pipeline_tests.workplaces import archive_chunk
@@ -65,15 +69,129 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
 
 
-def test_a_failed_chunk_lets_the_others_go_on_and_its_error_is_raised_at_the_end(pipeline, run, database):
+def spoil(database, *chunks):
+    """Let the plans of chunks differ from the ledger: an error that no retry mends."""
+    with database.transaction() as connection:
+        statement = text("UPDATE caf_files SET object_count = 99 WHERE name = ANY(:names)")
+        connection.execute(statement, {"names": list(chunks)})
+
+
+def test_a_failed_chunk_lets_the_others_go_on_and_is_exit_status_12(pipeline, run, database):
     pipeline.put(12)
     first, *others = pipeline.plan()
-    with database.transaction() as connection:
-        connection.execute(text("UPDATE caf_files SET object_count = 99 WHERE name = :name"), {"name": first})
-    with pytest.raises(CafError, match=f"the plan of chunk {first}"):
-        run()
-    assert f"chunk {first} failed" in run.printed.getvalue()
+    spoil(database, first)
+    (summary,) = run()
+    assert f"chunk {first} failed: the plan of chunk {first}" in run.printed.getvalue()
     assert pipeline.chunks(ChunkState.LOCATED) == others
+    assert exit_status([summary]) == 12
+    assert list(summary.failed) == [first]
+
+
+def test_after_a_failure_the_progress_stays_at_what_was_archived(pipeline, run, database):
+    pipeline.put(12)
+    first, *_ = pipeline.plan()
+    spoil(database, first)
+    (summary,) = run()
+    assert f"{summary.objects}/" in run.printed.getvalue()
+    assert "1/2 chunks, 1 failed" in run.printed.getvalue()
+    assert "not everything is located yet: " in run.printed.getvalue()
+
+
+def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pipeline, run, database):
+    pipeline.put(24)
+    chunks = pipeline.plan()
+    spoil(database, *chunks)
+    (summary,) = run()
+    assert list(summary.failed) == chunks[:3]
+    assert summary.not_tried == chunks[3:]
+    assert f"{len(chunks) - 3} more are not tried" in run.printed.getvalue()
+    assert summary.exit_status == 12
+
+
+def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
+    pipeline.put(3)
+    (chunk,) = pipeline.plan()
+    with pipeline.ledger.lease(f"chunk/{chunk}", this_process("other-run")):
+        (summary,) = run()
+    assert summary.held == [chunk]
+    assert summary.exit_status == 13
+    assert "waiting since" in run.printed.getvalue()
+    assert f"the lease on chunk/{chunk}, which run other-run holds" in run.printed.getvalue()
+
+
+def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
+    pipeline.put(3)
+    pipeline.workplace()
+    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+        (summary,) = run()
+    assert summary.planning == "other-run"
+    assert summary.exit_status == 13
+
+
+def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
+    pipeline.put(2)
+    etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
+    pipeline.workplace()  # makes the source known
+    skip = Skip("denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1)
+    pipeline.ledger.record_skips(SOURCE, [skip])
+    (summary,) = run()
+    assert (summary.objects, summary.exit_status) == (2, 14)
+    assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
+
+
+def test_a_parked_chunk_is_exit_status_14(pipeline, run):
+    pipeline.put(3)
+    (chunk,) = pipeline.plan()
+    archive.park(pipeline.workplace(), chunk, "no money")
+    (summary,) = run()
+    assert (summary.exit_status, summary.parked, summary.standing.claimed) == (14, 1, 3)
+
+
+def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete():
+    standing = Standing("s", 5, 3, 0, 0, {"unsupported_key": 1, "too_large": 1})
+    assert standing.complete
+    for reason in set(SkipReason) - NOT_ARCHIVABLE:
+        assert not Standing("s", 5, 4, 0, 0, {reason: 1}).complete
+
+
+def test_of_several_sources_the_first_status_that_applies_counts():
+    failed, held, again = Summary("a", failed={"c": CafError("no")}), Summary("b", held=["c"]), Summary("c")
+    done = Summary("d", standing=Standing("s", 1, 1, 0, 0, {}))
+    assert exit_status([done]) == 0
+    assert exit_status([done, again]) == 14
+    assert exit_status([again, done, held]) == 13
+    assert exit_status([again, held, failed]) == 12
+
+
+def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(pipeline, run):
+    pipeline.put(3)
+    (first,) = run()
+    inventories = pipeline.settings.home / "inventories" / SOURCE
+    (path,) = inventories.glob("*.parquet")
+    path.rename(path.with_name(f"{SOURCE}-29990101T000000000000Z.parquet"))
+    pipeline.put(2, prefix="new")
+    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+        (summary,) = run()
+    assert first.exit_status == 0
+    assert (summary.exit_status, summary.standing.objects, summary.standing.unaccounted) == (13, 5, 2)
+
+
+def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_command(pipeline, capfd):
+    pipeline.put(12)
+    assert run_command(SOURCE, settings=pipeline.settings, json=True) == 0
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert summary["exit_status"] == 0
+    (source,) = summary["sources"]
+    assert (source["objects"], source["located"], source["claimed"], source["to_be_tried_again"]) == (12, 12, 0, 0)
+    assert source["chunks"] == {"archived": 2, "failed": 0, "held": 0, "not_tried": 0, "parked": 0}
+    for number in range(12):
+        pipeline.bucket.delete(f"key-{number:03}")
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing):
+        run_command(SOURCE, settings=pipeline.settings, json=True)
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (summary["exit_status"], summary["sources"]) == (5, [])
+    assert pipeline.bucket.name in summary["error"]
 
 
 def test_the_error_behind_a_failure_is_the_one_that_is_raised(pipeline, run):

@@ -37,7 +37,7 @@ GROUPS: list[tuple[str, set[str], bool]] = [
     ),
     (
         "doors and settings",
-        {"interfaces", "settings", "settings_errors", "setting_values", "unreachable", "child_environment"},
+        {"interfaces", "settings", "settings_errors", "setting_values", "unreachable", "child_environment", "waits"},
         True,
     ),
     (
@@ -97,6 +97,7 @@ ADAPTERS: dict[str, set[str]] = {
         "processes",
         "provider_records",
         "switchboard",
+        "wait_rows",
         "copies",
         "restoring",
         "upkeep",

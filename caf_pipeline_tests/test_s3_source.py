@@ -12,8 +12,9 @@ from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory import S3Object, SkipReason
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.s3_clients import build_store
-from caf_pipeline.s3_errors import Address
+from caf_pipeline.s3_errors import Address, Asking
 from caf_pipeline.s3_reading import Reading, is_bent
+from caf_pipeline.waits import Waits
 from caf_pipeline_tests.object_source_contract import BENT_KEYS, PLAIN_KEYS, ObjectSourceContract, listed, whole
 from caf_pipeline_tests.s3_server import make_bucket
 
@@ -104,7 +105,7 @@ def test_obstore_takes_each_key_that_is_not_bent_as_it_is(s3_server, key):
     answer = bucket.client.head_object(Bucket=bucket.name, Key=key)
     obj = S3Object(key.encode(), None, answer["ETag"].strip('"'), answer["ContentLength"], answer["LastModified"])
     at = Address("demo", bucket.name, bucket.endpoint)
-    reading = Reading(bucket.client, build_store(bucket.client, bucket.name), at, attempts=1)
+    reading = Reading(bucket.client, build_store(bucket.client, bucket.name), Asking(at, 1, Waits()))
     if not is_bent(obj.key):
         assert bytes(reading._by_obstore(obj, 0, obj.size_bytes).body) == key.encode()
     assert bytes(reading._by_boto3(obj, 0, obj.size_bytes).body) == key.encode()

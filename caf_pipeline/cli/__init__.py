@@ -4,17 +4,23 @@ No traceback reaches a user: every failure is one sentence on stderr, a hint whe
 Importing this package loads nothing heavy; the commands are in `app`.
 """
 
+import atexit
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Final
 
-from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.errors import CafError, StagingError, one_line
 
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
+_GO_ON: Final = (("run",), ("rebuild",), ("jackal", "prove"), ("jackal", "repair"))
+"""Commands that keep what they have done, and go on with the rest."""
+
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -23,10 +29,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a key may hold what the terminal's encoding lacks
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        print("caf: interrupted", file=sys.stderr)
+        own = arguments is None and threading.current_thread() is threading.main_thread()
+        if own:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C changes nothing any more
+        _say_interrupted(words)
+        if own:
+            _leave()
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left. What Python still holds back must not fail a second time at exit.
@@ -47,7 +59,9 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
         return _fail(str(error), error.hint, error.exit_code)
     except TyperException as error:
         return _fail(error.format_message(), "`caf --help` and `caf COMMAND --help` say how.", error.exit_code)
-    except Abort:
+    except Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
+            raise KeyboardInterrupt from error
         return INTERRUPTED
     except SystemExit as error:  # typer's own answer to a reader that left
         raise error.__context__ or error from None
@@ -69,6 +83,23 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
     return status if isinstance(status, int) else 0
 
 
+def _say_interrupted(words: Sequence[str]) -> None:
+    """Say in one sentence what an interrupt means for the work."""
+    goes_on = any(tuple(words[: len(command)]) == command for command in _GO_ON)
+    then = "the same command goes on where it stopped" if goes_on else "the same command does it from the beginning"
+    print(f"caf: interrupted; {then}", file=sys.stderr)
+
+
+def _leave() -> None:
+    """End the process where threads still wait for servers: the interpreter would wait for them."""
+    threads = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    if threads:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(INTERRUPTED)
+
+
 def sentence(error: OSError) -> str:
     """Say what the system refused, and on which path."""
     reason = error.strerror or str(error) or type(error).__name__
@@ -76,12 +107,7 @@ def sentence(error: OSError) -> str:
 
 
 def _fail(message: str, hint: str, status: int) -> int:
-    print(f"caf: error: {_shown(message)}", file=sys.stderr)
+    print(f"caf: error: {one_line(message)}", file=sys.stderr)
     if hint:
-        print(f"     hint: {_shown(hint)}", file=sys.stderr)
+        print(f"     hint: {one_line(hint)}", file=sys.stderr)
     return status
-
-
-def _shown(text: str) -> str:
-    """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

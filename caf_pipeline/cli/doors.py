@@ -70,8 +70,9 @@ def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[Chun
     """Open the store, whichever it is, while the context lasts."""
     from caf_pipeline.assembly import close_store, open_store  # noqa: PLC0415
     from caf_pipeline.processes import this_process  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
 
-    store = open_store(settings, ledger, this_process(RUN))
+    store = open_store(settings, ledger, this_process(RUN), Waits(Announcer(note)))
     try:
         yield store
     finally:
@@ -96,8 +97,9 @@ def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) ->
 def opened_workplace(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[Workplace]":
     """Open a source's workplace while the context lasts."""
     from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer  # noqa: PLC0415
 
-    work = open_workplace(settings, source, run=RUN, ledger=ledger)
+    work = open_workplace(settings, source, run=RUN, ledger=ledger, waiting=Announcer(note))
     try:
         yield work
     finally:
@@ -113,10 +115,11 @@ def opened_network(settings: Settings) -> Iterator[Network]:
     """
     from caf_pipeline.assembly import open_brake, open_jackal  # noqa: PLC0415
     from caf_pipeline.processes import this_process  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
 
     holder = this_process(RUN)
     with opened_ledger(settings) as ledger:
-        store = open_jackal(settings, ledger, holder)
+        store = open_jackal(settings, ledger, holder, Waits(Announcer(note)))
         try:
             account = f"{settings.jackal.chain_id}/{store.wallet.address}"
             yield Network(settings, ledger, store, ledger.transactions(holder), open_brake(settings, ledger), account)

@@ -17,7 +17,9 @@ from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.interfaces import Chunk, Location, SourceAccount
+    from collections.abc import Sequence
+
+    from caf_pipeline.interfaces import Chunk, Location, RunWait, SourceAccount
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
@@ -39,11 +41,14 @@ def run(
     second_copy: Annotated[
         bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
     ] = False,
-) -> None:
+    json: Annotated[bool, typer.Option("--json", help="End with one JSON object that sums it up, on standard output.")] = False,
+) -> int:
     r"""Take an inventory, plan what is new, and archive every planned chunk.
 
     Runs through Dagster, in this process; each run stands on its job's page in the UI. What an earlier run left unfinished
-    is finished, too. Ctrl-C ends it; the next run goes on from there.
+    is finished, too. Whatever it waits for is said at once, with what ends the wait; without a terminal a line says every
+    minute how far it is. A chunk that fails lets the others go on; after the same permanent error on three chunks the rest
+    is not tried. Ctrl-C ends it; the same command goes on where it stopped.
 
     Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where it lists files that may hold
     the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
@@ -53,10 +58,13 @@ def run(
     Examples:
       caf run --source demo
       caf run --source demo --second-copy
+      caf run --json | jq '.sources[] | select(.exit_status != 0)'
 
-    Exit status: 0 all went well, also where there was nothing to do; 1 a check failed; 3 a setting is wrong; 5 the source,
-    6 the database, 7 the store or 8 the staging folder failed; 9 bytes differ; 10 another run holds what this one needs;
-    130 interrupted.
+    Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
+    that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
+    skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet. Before any chunk is tried, or
+    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 3 a setting is wrong; 5 the source, 6 the
+    database or 7 the store failed; 8 the disk under home failed; 9 a plan or an inventory is damaged. 130 interrupted.
     """
     settings = load_settings()
     if source is not None:
@@ -64,7 +72,8 @@ def run(
     elif second_copy:
         raise UsageError("--second-copy is for one source.", hint="Name it with --source.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
-    entry.load()(source, settings=settings, second_copy=second_copy)
+    status: int = entry.load()(source, settings=settings, second_copy=second_copy, json=json)
+    return status
 
 
 def get(
@@ -117,7 +126,8 @@ def status(
 
     Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
 
-    Works also while S3 and the store are away. With --json a line is {"source": …} or {"chunk": …}.
+    What live runs wait for stands there, too, with what ends each wait. Works also while S3 and the store are away. With
+    --json a line is {"source": …} or {"chunk": …}.
 
     \b
     Examples:
@@ -135,10 +145,11 @@ def status(
             registered = name in ledger.sources()
             account = ledger.account(name) if registered else None
             chunks = ledger.chunks(source=name) if registered else ()
+            waits = [wait for wait in ledger.waits() if wait.source == name]
             if json:
-                _print_status_json(name, account, list(chunks))
+                _print_status_json(name, account, list(chunks), waits)
             else:
-                _print_status(name, account, list(chunks), everything)
+                _print_status(name, account, list(chunks), waits, everything)
 
 
 def unpark(chunk: ChunkArgument) -> None:
@@ -181,7 +192,7 @@ def _not_current(key: str, location: "Location") -> str:
     return f"'{printable(key)}' has other content in S3 now, which {why}; {written}"
 
 
-def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]") -> None:
+def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]", waits: "Sequence[RunWait]") -> None:
     content = account.content if account else None
     print_json(
         {
@@ -195,6 +206,16 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
             "claimed_objects": account.claimed_objects if account else 0,
             "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
             "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
+            "waiting": [
+                {
+                    "run": one.run,
+                    "chunk": one.wait.chunk or None,
+                    "for": one.wait.what,
+                    "since": one.wait.since.isoformat(),
+                    "ends_by": one.wait.ends_by,
+                }
+                for one in waits
+            ],
         }
     )
     for chunk in chunks:
@@ -212,12 +233,16 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
         )
 
 
-def _print_status(name: str, account: "SourceAccount | None", chunks: "list[Chunk]", everything: bool) -> None:
+def _print_status(
+    name: str, account: "SourceAccount | None", chunks: "list[Chunk]", waits: "Sequence[RunWait]", everything: bool
+) -> None:
     from rich.console import Console  # noqa: PLC0415  only where a table is shown
     from rich.table import Table  # noqa: PLC0415
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(_sentence(name, account))
+    for one in waits:
+        console.print(f"run {printable(one.run)}: {printable(one.wait.sentence)}")
     if not chunks:
         return
     chunks.sort(key=lambda chunk: (_urgency(chunk.state), -chunk.updated_at.timestamp()))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
-from caf_pipeline.errors import UsageError
+from caf_pipeline.errors import UsageError, one_line
 from caf_pipeline.plurals import counted as counted  # noqa: PLC0414  what commands show comes from this module
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
@@ -84,7 +84,7 @@ def print_json(record: Mapping[str, object]) -> None:
 
 def note(text: str) -> None:
     """Tell on stderr what is no error."""
-    print(f"caf: {text}", file=sys.stderr)
+    print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
 def _tell_nobody(size_bytes: int) -> None:

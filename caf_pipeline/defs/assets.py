@@ -28,7 +28,7 @@ from pydantic import Field
 from caf_pipeline import planning
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import asset_key, identifier
+from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import NotLocated
@@ -85,6 +85,8 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
 
         def take() -> metadata.Metadata:
             work = _open(context, pipeline, source)
+            if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
+                work.hold(lambda: None)
             snapshot = planning.take_inventory(work, after=after, until=until)
             if warning := planning.nothing_found(work, snapshot):
                 context.log.warning(warning)
@@ -225,4 +227,4 @@ def _chunk_asset(
 
 
 def _open(context: AssetExecutionContext, pipeline: Pipeline, source: str) -> Workplace:
-    return pipeline.open(source, run=context.run.run_id, instance=context.instance)
+    return pipeline.open_in(context, source)

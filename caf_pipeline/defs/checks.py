@@ -56,7 +56,7 @@ def _result(
     check: Callable[[Workplace], AssetCheckResult],
 ) -> AssetCheckResult:
     def look() -> AssetCheckResult:
-        return check(pipeline.open(source, run=context.run.run_id, instance=context.instance))
+        return check(pipeline.open_in(context, source))
 
     result = attempt(context, look, pipeline.on_error)
     if result is None:
@@ -219,7 +219,7 @@ def _source_is_complete(source: str) -> AssetChecksDefinition:
             return AssetCheckResult(
                 passed=result.located == result.objects,
                 severity=AssetCheckSeverity.WARN,
-                metadata={"snapshot": snapshot.name, **metadata.accounting_metadata(result)},
+                metadata={metadata.SNAPSHOT: snapshot.name, **metadata.accounting_metadata(result)},
             )
 
         return _result(context, pipeline, source, account)

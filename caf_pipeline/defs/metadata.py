@@ -104,6 +104,13 @@ def _uri(path: Path) -> str:
     return path.absolute().as_uri()
 
 
+SNAPSHOT: Final = "snapshot"
+"""The name of the inventory that numbers are of."""
+
+SKIPPED: Final = "skipped_"
+"""How the names of the numbers of skipped objects begin; the reason follows."""
+
+
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
     """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or "int"."""
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
@@ -113,14 +120,14 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> Me
 
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
     """Return one number for each reason that occurred."""
-    return {f"skipped_{reason}": count for reason, count in sorted(skipped.items()) if count}
+    return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
 def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
     """Return what is shown of an inventory."""
     return {
         **({WARNING: warning} if warning else {}),
-        "snapshot": snapshot.name,
+        SNAPSHOT: snapshot.name,
         "dagster/uri": _uri(snapshot.path),
         "dagster/row_count": snapshot.object_count,
         "objects": snapshot.object_count,
@@ -133,7 +140,7 @@ def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
 def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metadata:
     """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
     chunks = report.chunks
-    shown: Metadata = {"snapshot": report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
     if report.warning:
         shown[WARNING] = report.warning
     if report.comparison.requests:

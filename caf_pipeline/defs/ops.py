@@ -28,7 +28,7 @@ _AFTER = {"before": In(Nothing)}
 def _step(context: OpExecutionContext, pipeline: Pipeline, call: Callable[[Workplace, str], T]) -> T | None:
     def work() -> T:
         chunk = context.partition_key
-        return call(pipeline.open(source_of(chunk), run=context.run.run_id, instance=context.instance), chunk)
+        return call(pipeline.open_in(context, source_of(chunk)), chunk)
 
     return attempt(context, work, pipeline.on_error)
 

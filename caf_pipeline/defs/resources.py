@@ -3,17 +3,19 @@
 Not here: S3's client, in `source_resource`, which is loaded when the first workplace is opened.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dagster import ConfigurableResource, DagsterInstance, InitResourceContext, ResourceDependency
 from pydantic import PrivateAttr
 
 from caf_pipeline import assembly
 from caf_pipeline.defs.reaping import process_tags
+from caf_pipeline.defs.run_log import Context, RunLog
 from caf_pipeline.errors import CafError
 from caf_pipeline.interfaces import Ledger
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Listener, Wait
 from caf_pipeline.workplace import Workplace
 
 
@@ -23,6 +25,10 @@ def ignore_progress(objects: int, size_bytes: int) -> None:
 
 def ignore_upload(size_bytes: int) -> None:
     """Tell nobody of bytes sent."""
+
+
+def ignore_waits(waits: Sequence[Wait]) -> None:
+    """Show no waits but in Dagster and the ledger."""
 
 
 def ignore_error(error: CafError) -> None:
@@ -69,6 +75,7 @@ class Pipeline(ConfigurableResource["Pipeline"]):
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent, as differences.
         on_error: told an error of a step before Dagster makes text of it.
+        waiting: told what a run waits for.
     """
 
     settings: ResourceDependency[Settings]
@@ -76,7 +83,17 @@ class Pipeline(ConfigurableResource["Pipeline"]):
     progress: ResourceDependency[Callable[[int, int], None]]
     upload_progress: ResourceDependency[Callable[[int], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
+    waiting: ResourceDependency[Listener]
     _open: dict[tuple[str, str], Workplace] = PrivateAttr(default_factory=dict)
+    _logs: dict[tuple[str, str], RunLog] = PrivateAttr(default_factory=dict)
+
+    def open_in(self, context: Context, source: str) -> Workplace:
+        """Return the workplace of a source for a step, whose log says what is waited for."""
+        key = source, context.run.run_id
+        if key not in self._logs:
+            self._logs[key] = RunLog(source, context.run.run_id, context.instance)
+        self._logs[key].follow(context)
+        return self.open(source, run=context.run.run_id, instance=context.instance)
 
     def open(self, source: str, *, run: str, instance: DagsterInstance | None = None) -> Workplace:
         """Return the workplace of a source for one run; the second call of the run returns the first one's.
@@ -98,14 +115,26 @@ class Pipeline(ConfigurableResource["Pipeline"]):
                 client=client,
                 progress=self.progress,
                 upload_progress=self.upload_progress,
+                waiting=self._listener(source, run),
             )
             if instance is not None:
                 instance.add_run_tags(run, process_tags(work.holder))
             self._open[source, run] = work
         return self._open[source, run]
 
+    def _listener(self, source: str, run: str) -> Listener:
+        log = self._logs.get((source, run))
+
+        def told(waits: Sequence[Wait]) -> None:
+            self.waiting(waits)
+            if log is not None:
+                log(waits)
+
+        return told
+
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Close the stores of the workplaces that were opened."""
+        self._logs.clear()
         while self._open:
             _, work = self._open.popitem()
             assembly.close_store(work.store)
@@ -117,6 +146,7 @@ def pipeline_resource(
     progress: Callable[[int, int], None] = ignore_progress,
     upload_progress: Callable[[int], None] = ignore_upload,
     on_error: Callable[[CafError], None] = ignore_error,
+    waiting: Listener = ignore_waits,
 ) -> Pipeline:
     """Return the resource that every op, check and sensor takes as `pipeline`."""
     return Pipeline(
@@ -125,4 +155,5 @@ def pipeline_resource(
         progress=progress,
         upload_progress=upload_progress,
         on_error=on_error,
+        waiting=waiting,
     )

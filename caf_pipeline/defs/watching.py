@@ -90,7 +90,7 @@ def _prove_op(source: str) -> OpDefinition:
     )
     def prove_chunks(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
         def begin() -> Workplace | None:
-            work = pipeline.open(source, run=context.run.run_id, instance=context.instance)
+            work = pipeline.open_in(context, source)
             if reason := work.ledger.switchboard().orders().paused:
                 context.log.info(f"paused: {reason}")
                 return None
@@ -151,7 +151,7 @@ def _repair_op(source: str) -> OpDefinition:
     )
     def repair_chunks(context: OpExecutionContext, config: Repairs, pipeline: Pipeline) -> Reports:
         def begin() -> Workplace:
-            return pipeline.open(source, run=context.run.run_id, instance=context.instance)
+            return pipeline.open_in(context, source)
 
         work = attempt(context, begin, pipeline.on_error)
         if work is None:
@@ -199,7 +199,7 @@ def _repair_chunk_op(source: str) -> OpDefinition:
     )
     def repair_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
         def mend() -> repair.RepairReport:
-            work = pipeline.open(source, run=context.run.run_id, instance=context.instance)
+            work = pipeline.open_in(context, source)
             return repair.repair_chunk(work, context.partition_key)
 
         report = attempt(context, mend, pipeline.on_error)

@@ -72,6 +72,7 @@ from caf_pipeline.jackal.messages import (
     verifies_type_3,
 )
 from caf_pipeline.unreachable import Reason, hint_for, reason_of, speaks_only_tls
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 ATTEMPTS: Final = 5
 FIRST_WAIT_SECONDS: Final = 0.5
@@ -194,6 +195,7 @@ class Chain:
         list_seconds: float = LIST_SECONDS,
         max_pages: int = MAX_PAGES,
         halted_seconds: float = HALTED_SECONDS,
+        waits: Waits | None = None,
     ) -> None:
         """Name the nodes, the best first; nothing is asked yet.
 
@@ -209,6 +211,7 @@ class Chain:
             list_seconds: how long all pages of a list may be waited for.
             max_pages: how many pages a list may have.
             halted_seconds: the age of a newest block from which on the chain may stand still.
+            waits: where it is said while no node answers.
 
         Raises:
             SettingsError: no URL, or one that is none.
@@ -230,6 +233,7 @@ class Chain:
         self._list_seconds = list_seconds
         self._max_pages = max_pages
         self._halted_seconds = halted_seconds
+        self._waits = waits or Waits()
         self._block_seconds = (BLOCK_SECONDS, 0.0)  # measured, until when it counts
         self._knows_single_proofs = True
         # A redirect could lead a signed transaction, or the belief in an answer, to a server that nobody named.
@@ -279,7 +283,7 @@ class Chain:
         Raises:
             SettingsError: a node names an older version, or none that is readable. ChainUnreachable: no node answers.
         """
-        for url, version in self._retrying()(self._versions) if proof_type == TYPE_3 else ():
+        for url, version in self._retrying(self._versions) if proof_type == TYPE_3 else ():
             if not verifies_type_3(version):
                 raise SettingsError(
                     f"jackal.proof_type is 3, which this chain may not be able to verify: {url} names the version"
@@ -495,16 +499,25 @@ class Chain:
         Raises:
             StoreUnreachable: after all attempts, as one of its kinds. SettingsError: a node is of another chain.
         """
-        answer: T = self._retrying()(self._asked_once, ask)
-        return answer
+        return self._retrying(lambda: self._asked_once(ask))
 
-    def _retrying(self) -> Retrying:
-        return Retrying(
+    def _retrying(self, asked: Callable[[], T]) -> T:
+        """Return what `asked` does, trying it again while it may pass; who waits is told after some seconds."""
+        retrying = Retrying(
             retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(self._attempts),
             wait=wait_random_exponential(multiplier=self._first_wait_seconds, max=MAX_WAIT_SECONDS),
             reraise=True,
         )
+        nodes = ", ".join(node.url for node in self._nodes)
+        times = f"{self._attempts} attempts" if self._attempts > 1 else "one attempt"
+        with self._waits.waiting(
+            f"an answer of the chain at {nodes}, which is asked again and again",
+            ends_by=f"an answer ends it, or {times} without one",
+            grace=UNANSWERED_SECONDS,
+        ):
+            answer: T = retrying(asked)
+        return answer
 
     def _asked_once(self, ask: Callable[[_Node, Block], T]) -> T:
         faults: list[StoreUnreachable] = []

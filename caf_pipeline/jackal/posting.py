@@ -14,7 +14,7 @@ Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jac
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -58,6 +58,7 @@ from caf_pipeline.jackal.messages import (
 from caf_pipeline.jackal.wallet import Wallet
 from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8
 """In one transaction: as many as were measured. A transaction of more saves little and fails as a whole."""
@@ -158,12 +159,14 @@ class Poster:
         *,
         spend_cap: Callable[[], int | None],
         hold: Callable[[Callable[[], None]], None] = lambda check: None,
+        waits: Waits | None = None,
     ) -> None:
         self._chain = chain
         self._wallet = wallet
         self._settings = settings
         self._spend_cap = spend_cap
         self._hold = hold
+        self._waits = waits or Waits()
 
     @property
     def account(self) -> str:
@@ -198,20 +201,23 @@ class Poster:
         mine = WaitingPost(chunk.name, message, chunk.stored_size_bytes * self._settings.copies)
         log.ask(self.account, mine.chunk, mine.message, mine.charged_bytes)
         attempts = _Attempts()
-        while True:
-            try:
-                with log.own(self.account) as lease:
-                    self._settle_pending(lease, log)
-                    found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
-                    if found is None:
-                        self._chain.require_verified(chunk.proof_type)
-                        ready()
-                        self._sign_posts(mine, lease, log, attempts)
-            except HeldByOther:
-                self._wait()
-            found = found or self._posted_by_other(chunk, log)
-            if found is not None:
-                return found
+        with ExitStack() as waiting:
+            waiting.enter_context(self._for_turn())
+            while True:
+                try:
+                    with log.own(self.account) as lease:
+                        waiting.close()
+                        self._settle_pending(lease, log)
+                        found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
+                        if found is None:
+                            self._chain.require_verified(chunk.proof_type)
+                            ready()
+                            self._sign_posts(mine, lease, log, attempts)
+                except HeldByOther:
+                    self._wait()
+                found = found or self._posted_by_other(chunk, log)
+                if found is not None:
+                    return found
 
     def found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where the chain has it, once none is pending that may become one; signs nothing.
@@ -235,17 +241,20 @@ class Poster:
         """
         attempts = _Attempts()
         message = buy_storage(self._wallet.address, size_bytes, days)
-        while True:
-            try:
-                with log.own(self.account) as lease:
-                    for fate in self._settle_pending(lease, log):
-                        if fate.transaction.purpose == "buy" and fate.outcome == "included":
-                            return _purchase(fate, earlier=True)
-                    while True:
-                        if bought := self._buy_once(message, lease, log, attempts, size_bytes=size_bytes, days=days):
-                            return bought
-            except HeldByOther:
-                self._wait()
+        with ExitStack() as waiting:
+            waiting.enter_context(self._for_turn())
+            while True:
+                try:
+                    with log.own(self.account) as lease:
+                        waiting.close()
+                        for fate in self._settle_pending(lease, log):
+                            if fate.transaction.purpose == "buy" and fate.outcome == "included":
+                                return _purchase(fate, earlier=True)
+                        while True:
+                            if bought := self._buy_once(message, lease, log, attempts, size_bytes=size_bytes, days=days):
+                                return bought
+                except HeldByOther:
+                    self._wait()
 
     def settle(self, log: TransactionLog) -> None:
         """Wait until the fate of every pending transaction of the account is known, and write it.
@@ -456,6 +465,14 @@ class Poster:
         Raises:
             StoreError: this call's was refused before any block; it stays pending. StoreUnreachable. LeaseLost.
         """
+        with self._waits.waiting(
+            f"a block with transaction {transaction.hash[:12]}…",
+            ends_by=f"that block ends it, or block {transaction.timeout_height + EXPIRY_BLOCKS + 1} without it",
+            grace=BRIEF_SECONDS,
+        ):
+            return self._outcome(transaction, lease, log, ours=ours)
+
+    def _outcome(self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool) -> _Fate:
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
         while True:
@@ -573,6 +590,14 @@ class Poster:
             return  # it may have been sent, which the next look tells; if nobody answers, that look raises
         if ours and said.code not in _WAITED_OUT:
             raise _failure(said.code, said.codespace, said.log, before_block=True)
+
+    def _for_turn(self) -> AbstractContextManager[object]:
+        """Say that another run has the account's sequence."""
+        return self._waits.waiting(
+            f"another run that sends transactions of {self._wallet.address}",
+            ends_by="it ends when what that run has sent is in a block or has expired",
+            grace=BRIEF_SECONDS,
+        )
 
     def _wait(self) -> None:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))

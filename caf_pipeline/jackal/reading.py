@@ -13,6 +13,7 @@ from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, St
 from caf_pipeline.interfaces import Posting, ProviderRecords
 from caf_pipeline.jackal.chain import Chain
 from caf_pipeline.jackal.roster import Roster
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0
 """How old the chain's word on who holds a file may be: thousands of objects are read from one chunk in a row."""
@@ -26,10 +27,11 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 class Reading:
     """Reads posted files. Safe for several threads."""
 
-    def __init__(self, chain: Chain, records: ProviderRecords, roster: Roster) -> None:
+    def __init__(self, chain: Chain, records: ProviderRecords, roster: Roster, waits: Waits | None = None) -> None:
         self._chain = chain
         self._records = records
         self._roster = roster
+        self._waits = waits or Waits()
         self._lock = threading.Lock()
         self._remembered: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = OrderedDict()
 
@@ -63,12 +65,22 @@ class Reading:
             raise StoreUnreachable(f"provider {address} has no usable address")
         waited = 0.0
         asked = time.monotonic()
-        for piece in client.download(posting, start_byte, end_byte):
+        pieces = iter(client.download(posting, start_byte, end_byte))
+        while (piece := self._next(pieces, client.url)) is not None:
             waited += time.monotonic() - asked
             yield piece
             asked = time.monotonic()  # what is done with a piece is not the provider's time
         if end_byte - start_byte >= MEASURED_FROM_BYTES and waited > 0:
             self._records.downloaded(address, end_byte - start_byte, waited)
+
+    def _next(self, pieces: Iterator[bytes], url: str) -> bytes | None:
+        """Return the next piece, None at the end."""
+        with self._waits.waiting(
+            f"provider {url}, which gives no bytes",
+            ends_by="a byte ends it, or its time limit: then another provider is asked",
+            grace=UNANSWERED_SECONDS,
+        ):
+            return next(pieces, None)
 
     def _candidates(self, posting: Posting) -> Sequence[str]:
         """Return who to ask: the holders, or anybody while nobody can say who they are."""

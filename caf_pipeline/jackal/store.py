@@ -33,6 +33,7 @@ from caf_pipeline.jackal.takers import Takers
 from caf_pipeline.jackal.uploads import Uploads
 from caf_pipeline.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.settings import JackalSettings, Settings
+from caf_pipeline.waits import Waits
 
 PRICE_DAYS: Final = 365
 """For how long `cost` prices the space; a plan is bought for 30 days or more."""
@@ -58,6 +59,7 @@ class JackalStore:
         poster: Poster,
         records: ProviderRecords,
         brake: Brake,
+        waits: Waits | None = None,
     ) -> None:
         self.settings = settings
         self.wallet = wallet
@@ -66,9 +68,9 @@ class JackalStore:
         self.required_copies = settings.copies_required
         self.proof_type: int = settings.proof_type
         self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
-        self._uploads = Uploads(chain, settings, records, self._roster, brake)
+        self._uploads = Uploads(chain, settings, records, self._roster, brake, waits or Waits())
         self._takers = Takers(settings, self._roster, self._uploads)
-        self._reading = Reading(chain, records, self._roster)
+        self._reading = Reading(chain, records, self._roster, waits)
 
     def close(self) -> None:
         """Close all connections."""
@@ -240,7 +242,7 @@ def _require_public(public: bool) -> None:
         )
 
 
-def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder) -> JackalStore:
+def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> JackalStore:
     """Open the store that the settings describe. The wallet is opened when something is to be paid: reading needs none.
 
     Raises:
@@ -250,12 +252,13 @@ def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder) -> Jac
     given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
     wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
     log = ledger.transactions(holder)
-    brake = Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap)
+    brake = Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
     chain = Chain(
         jackal.lcd,
         jackal.chain_id,
         seen_height=lambda: log.seen_height(jackal.chain_id),
         see_height=lambda height: log.see_height(jackal.chain_id, height),
+        waits=waits,
     )
-    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.hold)
-    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake)
+    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.hold, waits=waits)
+    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake, waits)

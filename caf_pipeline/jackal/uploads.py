@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,7 @@ from caf_pipeline.jackal.roster import RATE_MARGIN, Roster
 from caf_pipeline.merkle import type_of_root
 from caf_pipeline.plurals import counted
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
 
 MEASURED_FROM_BYTES: Final = 4 << 20
 """A smaller body is in the sockets' buffers before its rate means anything."""
@@ -105,8 +106,9 @@ class _Ended(Exception):
 class _Pace:
     """Watches one body on its way: counts, measures, and slows it down as the operator ordered."""
 
-    def __init__(self, upload: "_Upload", address: str) -> None:
+    def __init__(self, upload: "_Upload", address: str, wait: OpenWait) -> None:
         self._upload = upload
+        self._wait = wait
         self._address = address
         self._started = time.monotonic()
         self._held = 0.0
@@ -116,15 +118,20 @@ class _Pace:
     def check(self) -> None:
         self._upload.check()
 
+    def _held_up(self) -> None:
+        self._wait.moved()  # the operator holds it up, and not the provider
+        self._upload.check()
+
     def piece_bytes(self) -> int:
         return self._upload.brake.piece_bytes(PIECE_BYTES)
 
     def sent(self, size_bytes: int) -> None:
         now = time.monotonic()
+        self._wait.moved()
         self.sent_bytes += size_bytes
         self.seconds = now - self._started - self._held
         self._upload.count(self._address, self.sent_bytes)
-        self._upload.brake.sent(size_bytes, self.check)
+        self._upload.brake.sent(size_bytes, self._held_up)
         self._held += time.monotonic() - now
 
     def stop(self) -> None:
@@ -146,6 +153,7 @@ class Uploads:
     records: ProviderRecords
     roster: Roster
     brake: Brake
+    waits: Waits = field(default_factory=Waits)
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
         """See `ChunkStore.put`. `progress` is also told 0 while nothing is sent, so that it can end the wait."""
@@ -193,6 +201,7 @@ class _Upload:
 
     def __init__(self, uploads: Uploads, posting: Posting, staged: Path) -> None:
         self.brake = uploads.brake
+        self._waits = uploads.waits
         self._chain = uploads.chain
         self._settings = uploads.settings
         self._records = uploads.records
@@ -350,9 +359,10 @@ class _Upload:
             self.brake.hold(self.check)
             file = self._file()
             if address not in file.providers:
-                client.version(self.check)
-                reached = True
-                room = client.free_bytes(self.check)
+                with self._unanswered(client):
+                    client.version(self.check)
+                    reached = True
+                    room = client.free_bytes(self.check)
                 if not self._is_stored(client):
                     refusal = self._unfit(address, file, room) or self._send(address, client)
                     if refusal:
@@ -363,6 +373,14 @@ class _Upload:
         except StoreUnreachable as error:
             self._records.failed(address)
             return Result(address, Outcome.FAILED if reached else Outcome.UNREACHABLE, str(error))
+
+    def _unanswered(self, client: ProviderClient) -> contextlib.AbstractContextManager[OpenWait]:
+        """Say, after some seconds, that a provider does not answer or takes no bytes."""
+        return self._waits.waiting(
+            f"provider {client.url}, which does not answer",
+            ends_by="an answer ends it, or its time limit: then another provider is tried",
+            grace=UNANSWERED_SECONDS,
+        )
 
     def _unfit(self, address: str, file: ChainFile, room: int | None) -> Result | None:
         """Return why nothing is sent to this provider."""
@@ -386,6 +404,14 @@ class _Upload:
 
         It also ends where it goes on moving for longer than an upload and a proof together may take.
         """
+        with self._waits.waiting(
+            f"provider {client.url} to take in what it was sent",
+            ends_by=f"its word ends it, or {self._settings.proof_seconds:.0f} s without a change",
+            grace=BRIEF_SECONDS,
+        ):
+            return self._last_state(client, job)
+
+    def _last_state(self, client: ProviderClient, job: Job) -> Job:
         until = time.monotonic() + self._settings.upload_seconds + self._settings.proof_seconds
         while not (job.done or job.error) and time.monotonic() < until:
             before, after = job, None
@@ -406,18 +432,19 @@ class _Upload:
                 self._sleep(self._limited(LAGGING_SECONDS))
                 if address in self._listed():
                     return None
-            pace = _Pace(self, address)
             try:
-                job = client.upload(
-                    Sending(
-                        self._posting,
-                        self._staged,
-                        pace,
-                        proof_type=type_of_root(self._posting.merkle_root),  # the setting may have changed since
-                        answer_seconds=self._settings.upload_seconds,
-                        known_before=known_before,
+                with self._unanswered(client) as wait:
+                    pace = _Pace(self, address, wait)
+                    job = client.upload(
+                        Sending(
+                            self._posting,
+                            self._staged,
+                            pace,
+                            proof_type=type_of_root(self._posting.merkle_root),  # the setting may have changed since
+                            answer_seconds=self._settings.upload_seconds,
+                            known_before=known_before,
+                        )
                     )
-                )
             except StoreUnreachable as error:
                 pace.stop()
                 return self._after_broken(address, client, pace, error)
@@ -465,7 +492,13 @@ class _Upload:
         for sending_again in (False, True):
             if sending_again and (refusal := self._send(address, client, known_before=True)):
                 return refusal
-            if not self._becomes_listed(address):
+            with self._waits.waiting(
+                f"provider {client.url} to prove the file to the chain",
+                ends_by=f"it ends when the chain lists the provider, or after {self._settings.proof_seconds:.0f} s",
+                grace=BRIEF_SECONDS,
+            ):
+                listed = self._becomes_listed(address)
+            if not listed:
                 self._records.failed(address)
                 return Result(address, Outcome.NOT_LISTED, f"for {self._settings.proof_seconds:.0f} s after it had the file")
             fault = self._fault(client)

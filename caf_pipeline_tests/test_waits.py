@@ -1,0 +1,83 @@
+"""What is waited for is told: when it begins, again while it goes on, and when it is over; what is brief is not."""
+
+import threading
+
+import pytest
+
+from caf_pipeline import waits as module
+from caf_pipeline.waits import Announcer, Waits
+
+
+class Told:
+    """A listener that keeps what it is told, and can be waited for."""
+
+    def __init__(self):
+        self.all = []
+        self._changed = threading.Condition()
+
+    def __call__(self, waits):
+        with self._changed:
+            self.all.append([wait.what for wait in waits])
+            self._changed.notify_all()
+
+    def until(self, what):
+        with self._changed:
+            assert self._changed.wait_for(lambda: what in self.all, timeout=30), self.all
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+def test_a_wait_without_grace_is_told_before_it_begins_and_as_soon_as_it_is_over(told):
+    with Waits(told).waiting("rain", ends_by="June ends it"):
+        assert told.all == [["rain"]]
+    assert told.all == [["rain"], []]
+
+
+def test_a_wait_that_is_over_within_its_grace_is_not_told(told):
+    with Waits(told).waiting("rain", ends_by="June ends it", grace=60):
+        pass
+    assert told.all == []
+
+
+def test_a_wait_is_told_once_its_grace_is_over(told):
+    with Waits(told).waiting("rain", ends_by="June ends it", grace=0.05):
+        told.until(["rain"])
+    assert told.all[-1] == []
+
+
+def test_a_wait_that_goes_on_is_told_again(told, monkeypatch):
+    monkeypatch.setattr(module, "RENEW_SECONDS", 0.0)
+    with Waits(told).waiting("rain", ends_by="June ends it"):
+        told.all.clear()
+        told.until(["rain"])
+
+
+def test_something_that_came_begins_the_wait_again_and_takes_back_that_it_was_told(told):
+    with Waits(told).waiting("rain", ends_by="June ends it", grace=1.0) as wait:
+        told.until(["rain"])
+        wait.moved()
+        told.until([])
+
+
+def test_the_same_wait_of_several_threads_is_one_and_ends_with_the_last(told):
+    waits = Waits(told)
+    with waits.waiting("rain", ends_by="June ends it"):
+        with waits.waiting("rain", ends_by="June ends it"):
+            pass
+        assert told.all == [["rain"]]
+    assert told.all[-1] == []
+
+
+def test_a_sentence_says_for_what_since_when_what_ends_it_and_of_which_chunk():
+    said = []
+    waits = Waits(Announcer(said.append))
+    with waits.on("src-1-1"), waits.waiting("rain", ends_by="June ends it"):
+        (line,) = said
+        assert line.startswith("chunk src-1-1: waiting since ")
+        assert line.endswith(" UTC for rain; June ends it")
+    assert "for rain" in said[1]
+    assert "waited" in said[1]
+    assert len(said) == 2
