@@ -20,7 +20,7 @@ from caf_pipeline_tests.started_processes import Seen, started
 
 DEMO = Path(__file__).parents[1] / "demo"
 EVERYTHING = Need.SETTINGS | Need.NETWORK | Need.S3 | Need.WALLET | Need.LEDGER | Need.STORAGE | Need.POSTGRES
-PATIENCE_SECONDS = 300
+PATIENCE_SECONDS = 600
 
 SECRETS = {
     MNEMONIC_VARIABLE: Need.WALLET,
