@@ -102,7 +102,7 @@ LIBPQ = {"libpq"}
 ROLES: dict[str, set[str]] = {
     "dagster_webserver": LIBPQ,
     "dagster._daemon": LIBPQ,
-    "bin/dg dev": LIBPQ,
+    "demo/dg.py dev": LIBPQ,
     "code-server start": S3 | LIBPQ,
     "api grpc": S3 | LIBPQ,
     "spawn_main": S3 | LIBPQ,  # a run
@@ -181,7 +181,7 @@ def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(tmp_path,
     place = {"AWS_ENDPOINT_URL": filled.endpoint, f"{source}BUCKET": filled.name, f"{source}WATCH_INTERVAL_SECONDS": "1"}
     place |= {f"{source}ACCESS_KEY_ID": MARKS["access_key"], f"{source}SECRET_ACCESS_KEY": MARKS["source_key"]}
     command = [sys.executable, str(DEMO / "ui.py"), "--bucket", filled.name, "--port", str(free_port())]
-    roles = ("dagster_webserver", "dagster._daemon", "bin/dg dev", "caf_pipeline_tests.loopback", "bin/postgres ")
+    roles = ("dagster_webserver", "dagster._daemon", "demo/dg.py dev", "caf_pipeline_tests.loopback", "bin/postgres ")
     with started(command, MARKS, folder=tmp_path, environment=environment | place) as ui:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not {*roles, "spawn_main"} <= {role_of(one) for one in ui.seen}:
