@@ -107,7 +107,7 @@ ROLES: dict[str, set[str]] = {
     "api grpc": S3 | LIBPQ,
     "spawn_main": S3 | LIBPQ,  # a run
     "resource_tracker": S3 | LIBPQ,  # which Python starts beside it
-    "moto.server": set(),
+    "demo/server.py": set(),
     "caf_pipeline_tests.loopback": set(),
     "bin/postgres ": set(),
     "bin/initdb ": set(),
@@ -171,7 +171,7 @@ def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
     del environment["PGAPPNAME"]  # it is libpq's, so that every command of ours may have it
     with started(command, MARKS, folder=tmp_path, environment=environment) as demo:
         assert "the same, byte for byte" in demo.wait(PATIENCE_SECONDS)
-    assert_each_has_its_own(demo.seen, "moto.server", "caf_pipeline_tests.loopback", "bin/postgres ", own="demo/run.py")
+    assert_each_has_its_own(demo.seen, "demo/server.py", "caf_pipeline_tests.loopback", "bin/postgres ", own="demo/run.py")
     assert any("bin/caf run" in one.command for one in demo.seen)
 
 
