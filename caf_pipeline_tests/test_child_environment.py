@@ -138,6 +138,7 @@ def environment(tmp_path):
         "CAF_STORE__KIND": "jackal",
         "CAF_JACKAL__LCD": json.dumps([f"http://127.0.0.1:{free_port()}"]),
         "CAF_SOURCES__DEMO__ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
+        "CAF_SOURCES__DEMO__ACCESS_KEY_ID": MARKS["access_key"],
         "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY": MARKS["source_key"],
         "AWS_ACCESS_KEY_ID": MARKS["access_key"],
         "AWS_SECRET_ACCESS_KEY": MARKS["secret_key"],
@@ -157,7 +158,7 @@ def filled(s3_server):
 
 def test_the_embedded_postgres_of_a_run_has_no_secret(tmp_path, environment, filled):
     place = {"CAF_SOURCES__DEMO__BUCKET": filled.name, "CAF_SOURCES__DEMO__ENDPOINT_URL": filled.endpoint}
-    place |= {"CAF_STORE__KIND": "directory", "CAF_SOURCES__DEMO__ACCESS_KEY_ID": MARKS["access_key"]}
+    place |= {"CAF_STORE__KIND": "directory"}
     with started([CAF, "run"], MARKS, folder=tmp_path, environment=environment | place) as run:
         assert "the source is complete" in run.wait(PATIENCE_SECONDS)
     assert_each_has_its_own(run.seen, "bin/postgres ", "bin/initdb ", own="bin/caf run")
