@@ -1,8 +1,15 @@
 """The examination of a world finds what is wrong: a matrix that could not fail would prove nothing."""
 
+import io
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import psycopg
 import pytest
 
+from caf_pipeline_tests.faults.runner import Template
 from caf_pipeline_tests.faults.world import ONE_CHUNK
 
 
@@ -17,6 +24,29 @@ def located(new_world):
 def change(world, statement):
     with psycopg.connect(world.database_url) as connection:
         assert connection.execute(statement).rowcount == 1
+
+
+@pytest.fixture
+def told():
+    """A template whose process is this pipe's other end: what is written there is what it says."""
+    said, say = os.pipe()
+    template = Template()
+    template._statuses, template._unread = {}, b""
+    with open(said, "rb") as heard, open(say, "w") as pipe:
+        template._process = SimpleNamespace(stdin=io.BytesIO(), stdout=heard)
+        yield template, lambda **line: print(json.dumps(line), file=pipe, flush=True)
+
+
+def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
+    template, say = told
+    say(begun=7)
+    say(ended=7, status=-9)
+    assert template.status(template.begin(Path("first.json"))) == -9
+    say(begun=7)
+    second = template.begin(Path("second.json"))
+    assert template.status(second, wait=False) is None
+    say(ended=7, status=0)
+    assert template.status(second) == 0
 
 
 def test_a_world_in_which_nothing_went_wrong_has_no_complaints(located):

@@ -119,11 +119,12 @@ def test_a_root_that_somebody_else_posted_is_not_ours(payer, log, network, stack
     assert payer.starts("a") == [posting.start]
 
 
-@pytest.mark.parametrize("changes", [{"copies": 1}, {"stored_size_bytes": SIZE - 1}])
-def test_a_root_posted_in_a_way_that_does_not_serve_is_not_posted_again(payer, log, changes):
-    copies = changes.pop("copies", COPIES)
-    payer.poster(log, copies=copies).post(chunk("a", **changes), log)
-    with pytest.raises(StoreError, match=f"is posted already at block .* with {copies} copies") as refused:
+@pytest.mark.parametrize(
+    ("copies", "size", "said"), [(1, SIZE, "1 copy of 1000 bytes"), (COPIES, SIZE - 1, f"{COPIES} copies of 999 bytes")]
+)
+def test_a_root_posted_in_a_way_that_does_not_serve_is_not_posted_again(payer, log, copies, size, said):
+    payer.poster(log, copies=copies).post(chunk("a", stored_size_bytes=size), log)
+    with pytest.raises(StoreError, match=f"is posted already at block .* with {said}") as refused:
         payer.poster(MemoryLog()).post(chunk("a"), MemoryLog())
     assert refused.value.permanent
     assert len(payer.starts("a")) == 1

@@ -21,10 +21,9 @@ from caf_pipeline.jackal.store import open_jackal_store
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.chunk_store_contract import ChunkStoreContract, MemoryLog, staged_file, to_store
+from caf_pipeline_tests.jackal_command_line import new_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.jackal_stores import open_store
-
-OTHER_WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 
 
 @pytest.fixture
@@ -47,8 +46,8 @@ def store(opened):
 
 @pytest.fixture
 def stranger(network):
-    """A store whose wallet has nothing."""
-    opened = open_store(network, words=OTHER_WORDS)
+    """A store whose wallet has nothing, and no other test gave anything to."""
+    opened = open_store(network, words=new_wallet().words)
     yield opened.store
     opened.store.close()
 

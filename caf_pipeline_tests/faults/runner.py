@@ -241,6 +241,8 @@ class Template:
             self._unread += data
         first, _, self._unread = self._unread.partition(b"\n")
         line: dict[str, Any] = json.loads(first)
+        if "begun" in line:
+            self._statuses.pop(line["begun"], None)  # of an earlier run that had this pid: in a long session they come again
         if "ended" in line:
             self._statuses[line["ended"]] = line["status"]
         return line
@@ -329,13 +331,14 @@ class Run:
 
     def _signal(self, number: int) -> None:
         if self.runs:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
 
 def _state_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between opening and reading
         return "T"  # gone; the caller asks whether it runs
 
 
