@@ -206,6 +206,19 @@ def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     assert not done.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("jackal", "prove", "src", "--limit", "x"), "'--limit': it must be a whole number"),
+        (("jackal", "prove", "src", "--limit", "0"), "'--limit': it must be at least 1"),
+        (("jackal", "price", "1TB", "--days", "40000"), "'--days': it must be at most 36500"),
+        (("merkle", "file", "--proof-type", "7"), "'--proof-type': '7' is not one of '0', '3'"),
+    ],
+)
+def test_a_bad_argument_is_told_in_our_words(caf, arguments, words):
+    one_sentence(inside(caf)(*arguments), 2, words)
+
+
 WITH_SETTINGS = [
     *ON_A_SOURCE,
     ("run",),

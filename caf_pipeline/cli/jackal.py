@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger import PostgresLedger
 
 LEAST_DAYS: Final = 30
+MOST_DAYS: Final = 36_500
 LEAST_BYTES: Final = 1_000_000_000
 """The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
 
 NOT_POSTED: Final = (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
 """States whose space is still to be taken."""
 
-DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, help="For how long.")]
+DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
 
