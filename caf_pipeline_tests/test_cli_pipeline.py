@@ -195,6 +195,7 @@ ON_A_SOURCE = [
     ("jackal", "files", "scr"),
     ("jackal", "prove", "scr"),
     ("jackal", "repair", "scr"),
+    ("jackal", "price", "scr"),
 ]
 
 

@@ -176,12 +176,13 @@ def price(
     chain failed; 11 the source has no inventory yet.
     """
     settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        known = known_sources(settings, ledger)
+    if what not in known and ("-" in what or not what[:1].isdigit()):
+        raise settings.unknown_source(what, known)
     with opened_network(settings) as network:
-        known = known_sources(settings, network.ledger)
         if what in known:
             size_bytes, chunks = _not_yet_archived(settings, network.ledger, what)
-        elif "-" in what or not what[:1].isdigit():
-            raise settings.unknown_source(what, known)
         else:
             size_bytes = parse_size(what, decimal=True)
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))
