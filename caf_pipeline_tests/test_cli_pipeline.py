@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from caf_pipeline.cli import doors
+from caf_pipeline import assembly
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline_tests.command_inside import inside
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
@@ -171,12 +171,13 @@ def test_a_database_that_is_away(caf, s3_server):
 
 
 def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
-    monkeypatch.setattr(doors, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(assembly, "UNANSWERED_SECONDS", 0.1)
     caf.settings('[sources.src]\nbucket = "b"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         done = inside(caf)("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
-    one_sentence(done, 6, f"caf: waiting for the database 'd' at {at}, which does not answer yet", "does not answer in time")
+    one_sentence(done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time")
+    assert done.err.startswith("caf: waiting since ")
 
 
 def test_a_bad_setting(caf):
