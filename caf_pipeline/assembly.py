@@ -9,22 +9,25 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from caf_pipeline.brake import Brake
-from caf_pipeline.database import open_database
+from caf_pipeline.database import describe_database, open_database
 from caf_pipeline.errors import LedgerError, SettingsError
 from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.ledger import PostgresLedger
 from caf_pipeline.processes import this_process
 from caf_pipeline.settings import Settings
-from caf_pipeline.waits import Listener, Wait, Waits
+from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 from caf_pipeline.workplace import Workplace
 
 if TYPE_CHECKING:
     from caf_pipeline.jackal.store import JackalStore
 
 
-def open_ledger(settings: Settings) -> PostgresLedger:
-    """Open the ledger, its schema brought up to date."""
-    return PostgresLedger(open_database(settings))
+def open_ledger(settings: Settings, waits: Waits | None = None) -> PostgresLedger:
+    """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
+    with (waits or Waits()).waiting(
+        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+    ):
+        return PostgresLedger(open_database(settings))
 
 
 def open_brake(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Brake:

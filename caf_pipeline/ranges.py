@@ -27,6 +27,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     UsageError,
 )
+from caf_pipeline.unreachable import Reason, reason_of
 
 if TYPE_CHECKING:
     import httpx
@@ -350,7 +351,13 @@ class HttpFile(_RemoteFile):
         raise _refused(self.name, response.status_code, response.reason_phrase)
 
     def _unreachable(self, error: Exception) -> SourceUnreachable:
-        return SourceUnreachable(f"{self.name} cannot be reached: {error or type(error).__name__}.", hint="Check the address.")
+        return _unreachable(self.name, error, str(self._url), hint="Check the address.")
+
+
+def _unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:
+    reason = reason_of(error, url)
+    said = f"{reason}: {error or type(error).__name__}" if reason is Reason.OTHER else str(reason)
+    return SourceUnreachable(f"{name} {said}.", hint=hint)
 
 
 # --- S3 ------------------------------------------------------------------------------------------------------------
@@ -407,7 +414,7 @@ class S3File(_RemoteFile):
                 return
             raise self._translated(error) from error
         except self._failed as error:
-            raise SourceUnreachable(f"{self.name} cannot be reached: {error}.", hint="Check endpoint and network.") from error
+            raise _unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
         self._conditions = self._conditions or {"IfMatch": response["ETag"]}
         with contextlib.closing(response["Body"]) as body:
             yield self._answer(response, body)

@@ -17,7 +17,7 @@ from caf_pipeline.s3_errors import Address, Asking
 from caf_pipeline.s3_listing import PAGE_KEYS, Listing
 from caf_pipeline.s3_reading import Reading
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.waits import Waits
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -114,7 +114,12 @@ def open_s3_source(
         SettingsError: a setting is of no use.
     """
     client = client or build_client(settings)
-    region = bucket_region(client, settings.bucket) if is_aws(client) else None
+    with (waits or Waits()).waiting(
+        f"AWS, which is asked for the region of bucket '{settings.bucket}'",
+        ends_by="an answer ends it, or the time limit of a connection",
+        grace=UNANSWERED_SECONDS,
+    ):
+        region = bucket_region(client, settings.bucket) if is_aws(client) else None
     store = build_store(client, settings.bucket, requester_pays=settings.requester_pays, region=region)
     return S3Source(
         settings.bucket,

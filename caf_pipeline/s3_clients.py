@@ -15,7 +15,7 @@ import boto3
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
-from botocore.exceptions import BotoCoreError, ClientError, ProfileNotFound
+from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError, ProfileNotFound
 from botocore.utils import check_dns_name
 from obstore.store import S3Store
 from pydantic import SecretStr
@@ -86,6 +86,11 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
         raise SettingsError(
             f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
             hint="correct the source's profile or AWS_PROFILE; `aws configure list-profiles` names them",
+        ) from error
+    except PartialCredentialsError as error:
+        raise SettingsError(
+            f"only one half of the credentials was found: {error.kwargs['cred_var']} is missing ({error.kwargs['provider']})",
+            hint="set both of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or neither",
         ) from error
     except (ValueError, BotoCoreError) as error:
         # What the settings say was checked when they were read; this is the environment's.

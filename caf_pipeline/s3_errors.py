@@ -228,7 +228,7 @@ def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - 
     if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
         reason = reason_of(error, at.endpoint)
         kind = SourceError if reason.lasts else SourceUnreachable
-        return kind(f"{at} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
+        return kind(f"the S3 endpoint {at.endpoint} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
     if isinstance(error, ClientError) and not is_transient(error):
         return _listing_refused(error, at)
     if isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error):
@@ -245,7 +245,9 @@ def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - 
 def not_s3(found: str, at: Address) -> CafError:
     """Return the error for an endpoint that answers as no S3 API does."""
     if speaks_only_tls(at.endpoint):
-        return SourceError(f"{at} {Reason.ONLY_TLS}", hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url")))
+        return SourceError(
+            f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}", hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url"))
+        )
     return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
 
 
@@ -315,9 +317,6 @@ def _known_source_error(error: Exception, at: Address) -> CafError | None:
     """Return the error where listing and reading fail alike."""
     if isinstance(error, NoCredentialsError):
         return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
-    if isinstance(error, PartialCredentialsError):
-        found = f"{error.kwargs['cred_var']} is missing in {error.kwargs['provider']}"
-        return SourceDenied(f"there are no usable credentials for {at}: {found}", hint=_credentials(at))
     if isinstance(error, _NO_CREDENTIALS):
         return SourceDenied(f"there are no usable credentials for {at}: {_first_line(error)}", hint=_credentials(at))
     if isinstance(error, ParamValidationError):

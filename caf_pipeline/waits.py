@@ -15,7 +15,7 @@ from typing import Final
 BRIEF_SECONDS: Final = 1.0
 """Grace of what is waited for as a matter of course, such as the next block: a fast network would fill the terminal."""
 
-UNANSWERED_SECONDS: Final = 5.0
+UNANSWERED_SECONDS: Final = 4.0
 """Grace of a question to a server: longer than an answer takes, and soon enough to say that it is asked again."""
 
 RENEW_SECONDS: Final = 10.0

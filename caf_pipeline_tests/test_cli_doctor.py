@@ -164,6 +164,20 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
     return caf
 
 
+def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(on_jackal):
+    here = inside(on_jackal)
+    archive_source(here)
+    done = here("doctor", "--dry-run")
+    assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
+    over = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "0"}
+    done = here("doctor", "--dry-run", **over)
+    assert done.status == 0, done.err
+    assert all("the store wants it no longer; would be removed" in line for line in lines(done)[:-1])
+    assert lines(done)[-1].endswith("for the next run")
+    assert all(line.endswith("; removed") for line in lines(here("doctor", **over))[:-1])
+    assert lines(here("doctor", "--dry-run", **over)) == ["nothing was found"]
+
+
 def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, network, database_url):
     killed("lease", database_url, "plan/src", LONG)
     network.kill()

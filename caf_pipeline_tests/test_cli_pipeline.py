@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from caf_pipeline.cli import doors
+from caf_pipeline import assembly
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline_tests.command_inside import inside
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
@@ -171,12 +171,13 @@ def test_a_database_that_is_away(caf, s3_server):
 
 
 def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
-    monkeypatch.setattr(doors, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(assembly, "UNANSWERED_SECONDS", 0.1)
     caf.settings('[sources.src]\nbucket = "b"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         done = inside(caf)("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
-    one_sentence(done, 6, f"caf: waiting for the database 'd' at {at}, which does not answer yet", "does not answer in time")
+    one_sentence(done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time")
+    assert done.err.startswith("caf: waiting since ")
 
 
 def test_a_bad_setting(caf):
@@ -195,6 +196,7 @@ ON_A_SOURCE = [
     ("jackal", "files", "scr"),
     ("jackal", "prove", "scr"),
     ("jackal", "repair", "scr"),
+    ("jackal", "price", "scr"),
 ]
 
 
@@ -204,6 +206,19 @@ def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     done = inside(caf)(*arguments)
     one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
     assert not done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("jackal", "prove", "src", "--limit", "x"), "'--limit': it must be a whole number"),
+        (("jackal", "prove", "src", "--limit", "0"), "'--limit': it must be at least 1"),
+        (("jackal", "price", "1TB", "--days", "40000"), "'--days': it must be at most 36500"),
+        (("merkle", "file", "--proof-type", "7"), "'--proof-type': '7' is not one of '0', '3'"),
+    ],
+)
+def test_a_bad_argument_is_told_in_our_words(caf, arguments, words):
+    one_sentence(inside(caf)(*arguments), 2, words)
 
 
 WITH_SETTINGS = [

@@ -342,6 +342,12 @@ def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatc
     assert next(iter(changes)) in caught.value.hint
 
 
+def test_half_of_the_credentials_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    with pytest.raises(SettingsError, match="AWS_SECRET_ACCESS_KEY is missing"):
+        open_s3_source("demo", settings_for(NOBODY, "bucket", access_key_id=None, secret_access_key=None))
+
+
 def test_a_profile_that_there_is_not_is_named():
     with pytest.raises(SettingsError, match="no profile 'nowhere'"):
         open_s3_source("demo", settings_for(NOBODY, "bucket", profile="nowhere"))

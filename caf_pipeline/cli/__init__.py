@@ -7,6 +7,7 @@ Importing this package loads nothing heavy; the commands are in `app`.
 import atexit
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,7 +59,7 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
     except CafError as error:
         return _fail(str(error), error.hint, error.exit_code)
     except TyperException as error:
-        return _fail(error.format_message(), "`caf --help` and `caf COMMAND --help` say how.", error.exit_code)
+        return _fail(_in_our_words(error.format_message()), "`caf --help` and `caf COMMAND --help` say how.", error.exit_code)
     except Abort as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
             raise KeyboardInterrupt from error
@@ -111,3 +112,20 @@ def _fail(message: str, hint: str, status: int) -> int:
     if hint:
         print(f"     hint: {one_line(hint)}", file=sys.stderr)
     return status
+
+
+_WORDS: Final = (
+    (r"Value error, ", ""),
+    (r"Input should be a valid integer.*", "it must be a whole number"),
+    (r"Input should be a valid number.*", "it must be a number"),
+    (r"Input should be greater than or equal to (.+)", r"it must be at least \1"),
+    (r"Input should be less than or equal to (.+)", r"it must be at most \1"),
+    (r"Input should be ", "it must be "),
+)
+"""Of what the library that reads arguments says: its words, and ours."""
+
+
+def _in_our_words(message: str) -> str:
+    for theirs, ours in _WORDS:
+        message = re.sub(theirs, ours, message)
+    return message

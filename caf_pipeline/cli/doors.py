@@ -7,7 +7,6 @@ Not here: how the parts are opened (`assembly`), what a command does with them.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Timer
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.cli.terminal import note
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from caf_pipeline.jackal.store import JackalStore
     from caf_pipeline.ledger import PostgresLedger
     from caf_pipeline.workplace import Workplace
-
-SILENT_SECONDS: Final = 4.0  # of a command that waits for the database; users should hear of it within five
 
 RUN: Final = "caf"
 """Who holds what a command holds, as a run that meets it is told."""
@@ -40,25 +37,12 @@ class Network:
 
 
 @contextmanager
-def _said_late(sentence: str) -> Iterator[None]:
-    """Say a sentence where the context lasts longer than a command may be silent."""
-    timer = Timer(SILENT_SECONDS, note, [sentence])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-@contextmanager
 def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
     """Open the ledger while the context lasts."""
     from caf_pipeline.assembly import open_ledger  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.database import describe_database  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
 
-    with _said_late(f"waiting for {describe_database(settings)}, which does not answer yet"):
-        ledger = open_ledger(settings)
+    ledger = open_ledger(settings, Waits(Announcer(note)))
     try:
         yield ledger
     finally:

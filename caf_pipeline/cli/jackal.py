@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger import PostgresLedger
 
 LEAST_DAYS: Final = 30
+MOST_DAYS: Final = 36_500
 LEAST_BYTES: Final = 1_000_000_000
 """The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
 
 NOT_POSTED: Final = (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
 """States whose space is still to be taken."""
 
-DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, help="For how long.")]
+DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
 
@@ -175,12 +176,13 @@ def price(
     chain failed; 11 the source has no inventory yet.
     """
     settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        known = known_sources(settings, ledger)
+    if what not in known and ("-" in what or not what[:1].isdigit()):
+        raise settings.unknown_source(what, known)
     with opened_network(settings) as network:
-        known = known_sources(settings, network.ledger)
         if what in known:
             size_bytes, chunks = _not_yet_archived(settings, network.ledger, what)
-        elif "-" in what or not what[:1].isdigit():
-            raise settings.unknown_source(what, known)
         else:
             size_bytes = parse_size(what, decimal=True)
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))

@@ -93,8 +93,9 @@ def _rebuild(
     """Rebuild one source; return how many files are left out."""
     from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer  # noqa: PLC0415
 
-    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=steps.NotAsked())
+    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=steps.NotAsked(), waiting=Announcer(note))
     kinds: Counter[str] = Counter()
     left_out = 0
     try:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from json import dumps as dump_json
 from typing import Final
 
@@ -45,7 +46,7 @@ from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.plurals import counted
 from caf_pipeline.rebuild import NotAsked
 from caf_pipeline.settings import Settings
-from caf_pipeline.waits import Announcer
+from caf_pipeline.waits import UNANSWERED_SECONDS, Announcer, Waits
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """Dagster's console log prints tracebacks; what a user needs of them is the error that this command ends with."""
@@ -236,7 +237,8 @@ def run_source(
     summaries = [] if done is None else done
     with InterruptWatch() as watch:
         try:
-            with open_instance(settings) as instance, closing(open_ledger(settings)) as ledger:
+            waits = Waits(Announcer(partial(_say, console)))
+            with open_instance(settings, waits) as instance, closing(open_ledger(settings, waits)) as ledger:
                 for run in reap_dead_runs(instance):
                     _say(console, f"run {run} was killed earlier; it is marked as failed", style="yellow")
                 for name in names:
@@ -255,14 +257,17 @@ def run_source(
 
 
 @contextmanager
-def open_instance(settings: Settings) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME.
+def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
+    """Open Dagster's instance in our DAGSTER_HOME; `waits` says it while its database does not answer.
 
     Raises:
         SettingsError: the folder or the storage cannot be used.
     """
     home = prepare_dagster_home(settings)
-    require_database()
+    with (waits or Waits()).waiting(
+        "Dagster's database", ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+    ):
+        require_database()
     try:
         instance = DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS)))
         instance.get_runs(limit=1)
