@@ -59,9 +59,7 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
         return _fail(str(error), error.hint, error.exit_code)
     except TyperException as error:
         return _fail(error.format_message(), "`caf --help` and `caf COMMAND --help` say how.", error.exit_code)
-    except Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
-            raise KeyboardInterrupt from error
+    except Abort:  # a question that was answered by the end of the input
         return INTERRUPTED
     except SystemExit as error:  # typer's own answer to a reader that left
         raise error.__context__ or error from None
@@ -80,6 +78,8 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
             f"It is a bug; report it with what {TRACEBACK_VARIABLE}=1 prints.",
             CafError.exit_code,
         )
+    if status == INTERRUPTED:  # what typer makes of Ctrl-C
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 
