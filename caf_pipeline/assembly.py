@@ -109,7 +109,7 @@ def open_workplace(
     """
     opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
-    waits = Waits(_recorder(opened, holder, source), *([waiting] if waiting else []))
+    waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))
     if objects is None:
         from caf_pipeline.s3 import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 

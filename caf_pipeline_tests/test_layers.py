@@ -105,7 +105,7 @@ ADAPTERS: dict[str, set[str]] = {
     "jackal": {"jackal"},
     "ranges": {"ranges", "redirects"},
 }
-SURFACES: dict[str, set[str]] = {"dagster": {"definitions", "defs"}, "cli": {"cli"}}
+SURFACES: dict[str, set[str]] = {"dagster": {"definitions", "defs"}, "cli": {"cli", "entry"}}
 
 CORE_MAY_USE = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions"}
 """What the core may import from outside the standard library: computing, and neither network nor Dagster."""

@@ -11,9 +11,11 @@ import pytest
 from dagster import AssetKey
 from rich.console import Console
 
+from caf_pipeline import s3_errors
 from caf_pipeline.defs import run_log
 from caf_pipeline.defs.command import run_source
 from caf_pipeline.errors import ChainUnreachable, SourceUnreachable
+from caf_pipeline.jackal import chain as chain_module
 from caf_pipeline.jackal.chain import Chain
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.waits import Announcer, Waits
@@ -130,27 +132,28 @@ def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, seconds):
 # --- servers that do not answer ---------------------------------------------------------------------------------------
 
 
-def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it():
+def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+    monkeypatch.setattr(s3_errors, "UNANSWERED_SECONDS", 0.0)
     said = []
     waits = Waits(Announcer(said.append))
-    source = open_s3_source("src", settings_for("http://127.0.0.1:9", "b"), attempts=7, waits=waits)
+    source = open_s3_source("src", settings_for("http://127.0.0.1:9", "b"), attempts=2, waits=waits)
     with pytest.raises(SourceUnreachable):
         list(source.list_pages())
     first, last = said
     assert "for an answer of bucket 'b' at http://127.0.0.1:9, which is asked again and again; " in first
-    assert first.endswith("an answer ends it, or 7 attempts without one")
+    assert first.endswith("an answer ends it, or 2 attempts without one")
     assert last.startswith("waited ")
 
 
-def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it():
+def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+    monkeypatch.setattr(chain_module, "UNANSWERED_SECONDS", 0.0)
     said = []
     chain = Chain(
         ["http://127.0.0.1:9"],
         "jackal-1",
         seen_height=lambda: 0,
         see_height=lambda height: None,
-        attempts=4,
-        first_wait_seconds=4,
+        attempts=2,
         waits=Waits(Announcer(said.append)),
     )
     with pytest.raises(ChainUnreachable), chain:

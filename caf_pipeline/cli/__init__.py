@@ -81,6 +81,8 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
             f"It is a bug; report it with what {TRACEBACK_VARIABLE}=1 prints.",
             CafError.exit_code,
         )
+    if status == INTERRUPTED:  # what typer makes of Ctrl-C
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 

@@ -1,0 +1,27 @@
+"""The entry point of the process `caf`: what Ctrl-C means while the command line itself is still loaded.
+
+Not here: the command line (`cli`), which says what an interrupt of a command means.
+"""
+
+import os
+import signal
+from types import FrameType
+from typing import Final
+
+_INTERRUPTED: Final = 130
+_SENTENCE: Final = b"caf: interrupted; the same command goes on where it stopped\n"
+
+
+def main() -> int:
+    """Run the command of this process's arguments; return its exit status."""
+    signal.signal(signal.SIGINT, _leave)
+    from caf_pipeline.cli import main as command  # noqa: PLC0415  loading it is what may be interrupted
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return command()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the process: nothing was begun."""
+    os.write(2, _SENTENCE)
+    os._exit(_INTERRUPTED)
