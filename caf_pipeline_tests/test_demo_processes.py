@@ -12,19 +12,20 @@ from caf_pipeline_tests.sessions import in_session
 DEMO = Path(__file__).parents[1] / "demo"
 PATIENCE_SECONDS = 120
 
-# What `dg dev` is to `make ui`: it starts others, of which one ignores SIGTERM, and loses one of them by a middleman's end.
+# What `dg dev` is to `make ui`: it starts others, of which one ignores signals, and loses one of them by a middleman's end.
 PROGRAM = """
-import signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 import processes
 sleep = "import time; time.sleep(600)"
 if len(sys.argv) == 2:
     with processes.ending_all():
-        processes.run([sys.executable, __file__, sys.argv[1], "as dg"])
+        processes.run([sys.executable, __file__, sys.argv[1], "as dg"], os.environ)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 processes.end_with_parent(signal.SIGINT)
 try:
-    subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + sleep])
+    deaf = "from signal import *; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('deaf', flush=True);" + sleep
+    subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE).stdout.readline()
     subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleep!r}])"])
     print("begun", flush=True)
     time.sleep(600)

@@ -34,6 +34,7 @@ def end_with_parent(number: signal.Signals) -> None:
 def ending_all() -> Iterator[None]:
     """End all processes of ours, and those that they started, when the context ends."""
     _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with SIGINT ignored
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
@@ -74,7 +75,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         return process.wait()
     finally:
         if process.poll() is None:  # as a terminal does at Ctrl-C; at SIGTERM it would leave behind what it started
-            for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            for each in _ours():
                 with suppress(psutil.NoSuchProcess):
                     each.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
