@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetKey, RunsFilter
+from dagster._core.storage.tags import TagType, get_tag_type
 from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
@@ -67,6 +68,14 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     ours = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
     assert pipeline.instance.get_runs(ours) == runs
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
+
+
+def test_the_ui_shows_no_tag_of_a_run_that_only_machines_read(pipeline, run):
+    pipeline.put(1)
+    run()
+    for each in pipeline.instance.get_runs():
+        shown = {tag for tag in each.tags if get_tag_type(tag) is TagType.USER_PROVIDED}
+        assert shown == {"caf/source", "caf/command"}
 
 
 def spoil(database, *chunks):

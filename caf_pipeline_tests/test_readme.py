@@ -14,7 +14,8 @@ import pytest
 
 from caf_pipeline.cli.reference import reference
 from caf_pipeline_tests.free_ports import free_port
-from caf_pipeline_tests.s3_server import make_bucket
+from caf_pipeline_tests.s3_server import client_for, make_bucket
+from caf_pipeline_tests.sessions import in_session
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -149,7 +150,7 @@ def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s
     assert "proven in" in sh(f"{{ {delete}\n}} || test $? = 1", checkout, environment, **keys, **place)
 
 
-def test_make_ui_opens_the_ui(demonstrated, checkout, environment):
+def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(
         ["make", "ui"],
@@ -170,14 +171,16 @@ def test_make_ui_opens_the_ui(demonstrated, checkout, environment):
                 break
             except OSError:
                 time.sleep(0.5)
+        shown = client_for(environment["CAF_SOURCES__DEMO__ENDPOINT_URL"]).list_objects_v2(Bucket="demo")
+        assert shown["KeyCount"] == 22
+        assert len(in_session(process.pid)) > 5
+        process.terminate()
+        process.wait(UI_SECONDS)
+        assert in_session(process.pid) == []
     finally:
-        os.killpg(process.pid, 2)
-        try:
-            process.wait(60)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait(10)
+        for each in in_session(process.pid):
+            each.kill()
+        process.wait(10)
 
 
 def test_every_target_that_the_readme_names_exists(checkout):

@@ -14,7 +14,7 @@ from types import FrameType
 
 import psutil
 
-ORDERLY_SECONDS = 30  # for Dagster's programs to end each other
+ORDERLY_SECONDS = 15  # for Dagster's programs to end in order
 TERMINATED_SECONDS = 10  # for what is left then, before it is killed
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
@@ -34,6 +34,7 @@ def end_with_parent(number: signal.Signals) -> None:
 def ending_all() -> Iterator[None]:
     """End all processes of ours, and those that they started, when the context ends."""
     _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with SIGINT ignored
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
@@ -73,7 +74,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)  # at SIGTERM it would leave behind what it started
+        if process.poll() is None:  # as a terminal does at Ctrl-C; at SIGTERM it would leave behind what it started
+            for each in _ours():
+                with suppress(psutil.NoSuchProcess):
+                    each.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ORDERLY_SECONDS)

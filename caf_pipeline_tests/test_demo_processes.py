@@ -1,0 +1,72 @@
+"""`demo/processes.py`, which `make ui` is built on: nothing that was started is left, however it is ended."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline_tests.sessions import in_session
+
+DEMO = Path(__file__).parents[1] / "demo"
+PATIENCE_SECONDS = 120
+
+# What `dg dev` is to `make ui`: it starts others, of which one ignores signals, and loses one of them by a middleman's end.
+PROGRAM = """
+import os, signal, subprocess, sys, time
+sys.path.insert(0, sys.argv[1])
+import processes
+sleep = "import time; time.sleep(600)"
+if len(sys.argv) == 2:
+    with processes.ending_all():
+        processes.run([sys.executable, __file__, sys.argv[1], "as dg"], os.environ)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+processes.end_with_parent(signal.SIGINT)
+try:
+    deaf = "from signal import *; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('deaf', flush=True);" + sleep
+    subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE).stdout.readline()
+    subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleep!r}])"])
+    print("begun", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("in order", flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """The program in a session of its own, in the middle of it; started as a shell starts what is in the background."""
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, str(file), str(DEMO)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        for each in in_session(process.pid):
+            each.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(program, number):
+    assert len(in_session(program.pid)) == 4
+    program.send_signal(number)
+    assert program.wait(PATIENCE_SECONDS) == 128 + number
+    assert in_session(program.pid) == []
+    assert program.stdout.read() == "in order\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
+    program.kill()
+    program.wait()
+    assert program.stdout.readline() == "in order\n"
