@@ -70,7 +70,7 @@ def test_the_wallet_shows_its_address_only():
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ("zebra", "it has 1 words"),
+        ("zebra", "it has 1 word"),
         ("zebra " * 13, "it has 13 words"),
         ("", "it has 0 words"),
         ("zebra " * 10 + "zebrra zebra", "word 11 is not in the English list"),

@@ -63,8 +63,9 @@ def run(
     Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
     that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
     skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet. Before any chunk is tried, or
-    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 3 a setting is wrong; 5 the source, 6 the
-    database or 7 the store failed; 8 the disk under home failed; 9 a plan or an inventory is damaged. 130 interrupted.
+    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 2 --second-copy without --source; 3 a setting
+    is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already; 8 the disk under
+    home failed; 9 a plan or an inventory is damaged. 130 interrupted.
     """
     settings = load_settings()
     if source is not None:
