@@ -43,7 +43,7 @@ def make_work(tmp_path, ledger, old_network):
     opened, source = [], MemorySource({f"key-{number:03d}": os.urandom(90_000) for number in range(10)})
 
     def make(proof_type, run="run-1"):
-        jackal = jackal_settings(old_network, proof_seconds=8, proof_type=proof_type, mnemonic=SecretStr(WORDS))
+        jackal = jackal_settings(old_network, proof_seconds=20, proof_type=proof_type, mnemonic=SecretStr(WORDS))
         work = a_workplace(tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal)
         opened.append(work.store)
         return work
