@@ -292,7 +292,27 @@ def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
 
 
+def test_no_space_is_bought_for_proofs_that_a_node_says_the_chain_does_not_verify(caf, network):
+    network.misbehave(lcd=1, version="5.0.1")
+    before = network.state()["broadcasts"]
+    done = caf("jackal", "buy", "--bytes", str(GB), "--days", "30", "--yes")
+    one_sentence(done, 3, "proof_type is 3", "'5.0.1'", "set jackal.proof_type = 0")
+    assert network.state()["broadcasts"] == before
+
+
 # --- proofs and repairs ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_server, new_bucket):
+    new_bucket.put("tiny", b"tiny")
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    assert caf("run").status == 0
+    done = caf("jackal", "prove", "src")
+    one_sentence(done, 1, "1 unverified: src-", "next proof window")
+    assert "proven" not in done.out.decode() + done.err
+    shown = json.loads(caf("jackal", "prove", "src", "--json").out)
+    assert (shown["verdict"], shown["proven"], shown["state"]) == ("unverified", False, "located")
+    assert {copy["verified"] for copy in shown["copies"]} == {False}
 
 
 def test_stored_chunks_are_proven(archived, ledger):

@@ -18,7 +18,7 @@ from caf_pipeline.interfaces import Posting
 from caf_pipeline.jackal import exchange
 from caf_pipeline.jackal import provider as provider_module
 from caf_pipeline.jackal.chain import MAX_KEPT, Chain
-from caf_pipeline.jackal.messages import archive_note
+from caf_pipeline.jackal.messages import FileProof, archive_note
 from caf_pipeline.jackal.provider import ProviderClient, Sending
 from caf_pipeline_tests.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
 from caf_pipeline_tests.jackal_stores import open_store
@@ -194,7 +194,7 @@ def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_r
     if name == "proofs":
         node.answers.pop(QUERIES["last_proven"][0])
     with opened(node.url) as chain:
-        usual = type(ask(chain)) if name != "proofs" else int
+        usual = type(ask(chain)) if name != "proofs" else FileProof
         for told in bent(right):
             node.answers[place] = Told(json.dumps(told).encode())
             chain._block_seconds = (6.0, 0.0)  # forgets what was measured

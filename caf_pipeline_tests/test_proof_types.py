@@ -1,7 +1,11 @@
-"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and what is never called proven."""
+"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and what is never called proven.
+
+Also a stranger, who can make providers remove bytes whose post stays listed.
+"""
 
 import os
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -13,6 +17,7 @@ from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.proofs import prove_chunk
 from caf_pipeline.repair import repair_chunk
 from caf_pipeline.retrieve import fetch
+from caf_pipeline_tests.chain_user import ChainUser
 from caf_pipeline_tests.chunk_store_contract import corrupt
 from caf_pipeline_tests.jackal_network import ADDRESS, FUNDS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -38,7 +43,7 @@ def make_work(tmp_path, ledger, old_network):
     opened, source = [], MemorySource({f"key-{number:03d}": os.urandom(90_000) for number in range(10)})
 
     def make(proof_type, run="run-1"):
-        jackal = jackal_settings(old_network, proof_seconds=8, proof_type=proof_type, mnemonic=SecretStr(WORDS))
+        jackal = jackal_settings(old_network, proof_seconds=20, proof_type=proof_type, mnemonic=SecretStr(WORDS))
         work = a_workplace(tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal)
         opened.append(work.store)
         return work
@@ -207,3 +212,56 @@ def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make
     window_after(work, old_network, name)
     assert prove_chunk(work, name).proven
     assert find_deletable(work, tmp_path / "list.csv").everything_is_safe
+
+
+# --- a stranger ------------------------------------------------------------------------------------------------------
+
+STRANGER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+
+
+def deleted_by_a_stranger(work, network, name):
+    """Let another wallet post the chunk's root, let all who have it claim that post, and delete it; return who had it."""
+    chunk = work.ledger.chunk(name)
+    content = b"".join(work.store.read(archive.posting_of(chunk), 0, chunk.stored_size_bytes))
+    holders = work.store.holders(archive.posting_of(chunk))
+    with httpx.Client(timeout=30) as client:
+        stranger = ChainUser(network, client, STRANGER)
+        network.fund(stranger.address, 10**9)
+        network.grant(stranger.address, 10**9)
+        theirs = stranger.post(content, proof_type=0)
+        assert theirs.root == chunk.merkle_root
+        for holder in holders:
+            stranger.upload(theirs, network.provider_addresses.index(holder))
+        network.advance(1)
+        assert stranger.do(stranger.delete_message(theirs))["code"] == 0
+    return holders
+
+
+def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_listed_and_is_mended(
+    make_work, old_network, tmp_path
+):
+    work = make_work(0)
+    (name,) = archive_everything(work)
+    assert prove_chunk(work, name).proven
+    archive.staged_path(work, name).unlink()
+    holders = deleted_by_a_stranger(work, old_network, name)
+    posting = archive.posting_of(work.ledger.chunk(name))
+    assert {copy.provider for copy in work.store.copies(posting)} == set(holders)
+    report = prove_chunk(work, name)
+    assert (report.chunk.state, list(report.read_back)) == (ChunkState.DAMAGED, [])
+    assert find_deletable(work, tmp_path / "list.csv").safe_objects == 0
+    assert repair_chunk(work, name).origin == "source"
+    assert (work.ledger.chunk(name).state, work.ledger.chunk(name).start) == (ChunkState.LOCATED, posting.start)
+    every_object_reads_back(work)
+
+
+def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(make_work, old_network):
+    work = make_work(0)
+    (name,) = archive_everything(work)
+    bodies = dict(work.objects.bodies)
+    deleted_by_a_stranger(work, old_network, name)
+    work.objects.bodies.clear()
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    assert repair_chunk(work, name).origin == "staging"
+    work.objects.bodies.update(bodies)
+    every_object_reads_back(work)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckKey, AssetKey, DefaultScheduleStatus, build_sensor_context
+from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus, build_sensor_context
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from pydantic import SecretStr
@@ -92,6 +92,18 @@ def test_wrong_bytes_fail_the_check_of_that_partition_and_mark_the_chunk(archive
     assert result.success  # the watch did its work; what it found stands at the partition
     assert shown(archived) == dict.fromkeys(others, PASSED) | {first: FAILED}
     assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
+    on_jackal.put(1, size_bytes=10)
+    (chunk,) = on_jackal.plan()
+    assert on_jackal.execute(ARCHIVE, partition_key=chunk).success
+    assert on_jackal.execute(PROVE).success
+    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(PROVEN, limit=1)
+    evaluation = record.event.dagster_event.event_specific_data
+    assert (evaluation.passed, evaluation.severity) == (False, AssetCheckSeverity.WARN)
+    assert evaluation.description.startswith("unverified: ")
+    assert on_jackal.chunks(ChunkState.LOCATED) == [chunk]
 
 
 def test_one_partition_can_be_proven_by_itself(archived):

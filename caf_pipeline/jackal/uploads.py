@@ -363,8 +363,10 @@ class _Upload:
                     client.version(self.check)
                     reached = True
                     room = client.free_bytes(self.check)
-                if not self._is_stored(client):
-                    refusal = self._unfit(address, file, room) or self._send(address, client)
+                known = self._is_stored(client)
+                # A job that is done outlives the bytes: a deleted post of the same root, whoever's, takes them away.
+                if not known or self._fault(client):
+                    refusal = self._unfit(address, file, room) or self._send(address, client, known_before=known)
                     if refusal:
                         return refusal
             return self._confirm(address, client)
