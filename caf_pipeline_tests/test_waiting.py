@@ -16,12 +16,17 @@ from caf_pipeline.defs import run_log
 from caf_pipeline.defs.command import run_source
 from caf_pipeline.errors import ChainUnreachable, SourceUnreachable
 from caf_pipeline.jackal import chain as chain_module
+from caf_pipeline.jackal import posting, uploads
 from caf_pipeline.jackal.chain import Chain
+from caf_pipeline.jackal.store import open_jackal_store
 from caf_pipeline.s3 import open_s3_source
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline_tests.command_line import CommandLine, source_text
 from caf_pipeline_tests.jackal_command_line import S3_KEYS
+from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.memory_source import MemorySource
 from caf_pipeline_tests.s3_server import settings_for
+from caf_pipeline_tests.workplaces import a_workplace, archive_everything
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home", "caf_pipeline_tests.jackal_network"]
 
@@ -159,3 +164,22 @@ def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(
     with pytest.raises(ChainUnreachable), chain:
         chain.height()
     assert "for an answer of the chain at http://127.0.0.1:9, which is asked again and again; " in said[0]
+
+
+def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(tmp_path, ledger, network, monkeypatch):
+    monkeypatch.setattr(posting, "BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "BRIEF_SECONDS", 0.0)
+    said = []
+    waits = Waits(Announcer(said.append))
+    network.grant(ADDRESS, SPACE)
+    work = a_workplace(
+        tmp_path,
+        MemorySource({"key": os.urandom(40_000)}),
+        ledger,
+        store=lambda settings, ledger, holder: open_jackal_store(settings, ledger, holder, waits),
+        jackal=jackal_settings(network, proof_seconds=8),
+    )
+    archive_everything(work)
+    work.store.close()
+    assert any(" for a block with transaction " in line and "; that block ends it, or block " in line for line in said)
+    assert any(" to prove the file to the chain; it ends when the chain lists the provider" in line for line in said)
