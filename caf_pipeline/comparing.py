@@ -5,7 +5,7 @@ located object stands for what S3 has now; where they differ, the object is arch
 skipped for the time being.
 
 Not here: which objects these are (`current`), what is planned of them (`planning`).
-Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0013-what-is-current.md.
+Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
 import hashlib
