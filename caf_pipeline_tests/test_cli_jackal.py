@@ -315,6 +315,11 @@ def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_s
     assert {copy["verified"] for copy in shown["copies"]} == {False}
 
 
+def test_where_no_chunk_is_located_nothing_is_called_proven(source):
+    done = source("jackal", "prove", "src")
+    assert (done.status, "proven" in done.out.decode(), "nothing of 'src' was looked at" in done.out.decode()) == (0, False, True)
+
+
 def test_stored_chunks_are_proven(archived, ledger):
     lines = [json.loads(line) for line in archived("jackal", "prove", "src", "--json").out.splitlines()]
     assert len(lines) == len(ledger.chunks())

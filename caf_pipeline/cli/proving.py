@@ -63,7 +63,8 @@ def prove(
             found[report.verdict].append(report.chunk.name)
     _raise_unless_proven(source, looked_at, damaged=found["damaged"], unverified=found["unverified"])
     if not json:
-        typer.echo(f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven")
+        said = f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
+        typer.echo(said if looked_at else f"nothing of '{source}' was looked at: no chunk is located that no other run works on")
 
 
 def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unverified: list[str]) -> None:
