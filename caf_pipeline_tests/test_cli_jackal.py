@@ -282,7 +282,7 @@ def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
     assert source("jackal", "pause", "moving house").status == 0
     assert of(source("jackal", "limit", "--json"))["paused"] == "moving house"
     process = source.start("run")
-    while not ledger.chunks():
+    while not any("moving house" in each.wait.what for each in ledger.waits()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     assert not ledger.chunks(states=[ChunkState.LOCATED])
