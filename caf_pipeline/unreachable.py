@@ -33,6 +33,7 @@ class Reason(StrEnum):
     ONLY_TLS = "speaks HTTPS and not HTTP"
     CERTIFICATE = "cannot be trusted: its certificate is not valid here"
     NOT_HTTP = "does not speak HTTP"
+    CUT = "broke its answer off"
     OTHER = "cannot be reached, or breaks its answer off"
 
     @property
@@ -49,6 +50,7 @@ _HINTS: Final = {
     Reason.CLOSED: "check host and port in {setting}, and the server",
     Reason.NOT_TLS: "write http:// in {setting}, or the port where it speaks HTTPS",
     Reason.ONLY_TLS: "write https:// in {setting}",
+    Reason.CUT: "run it again; if it happens each time, check the server behind {setting}",
     Reason.NOT_HTTP: "another program listens on that port: check host and port in {setting}",
     Reason.OTHER: "check {setting} and the network",
 }
@@ -116,7 +118,8 @@ def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for e
     if isinstance(error, http.client.BadStatusLine):
         return Reason.NOT_HTTP
     if type(error).__name__ == "RemoteProtocolError":  # httpx's; this module loads no client
-        return Reason.CLOSED if "disconnected" in str(error) else Reason.NOT_HTTP
+        said = {"disconnected": Reason.CLOSED, "without sending complete message": Reason.CUT}  # h11's words
+        return next((reason for words, reason in said.items() if words in str(error)), Reason.NOT_HTTP)
     if isinstance(error, OSError) and error.errno in _NO_ROUTE:
         return Reason.NO_ROUTE
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:

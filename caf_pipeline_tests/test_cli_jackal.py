@@ -133,7 +133,7 @@ def test_nothing_is_left_to_pay_for_once_all_is_archived(archived):
 
 
 def test_neither_a_source_nor_a_size_has_no_price(caf):
-    one_sentence(caf("jackal", "price", "much"), 2, "'much'")
+    one_sentence(caf("jackal", "price", "much"), 3, "'much'")
 
 
 def test_space_is_bought_once_its_price_was_shown(caf, network):

@@ -597,7 +597,10 @@ def test_the_same_question_asked_twice_at_once_is_asked_once(work, tmp_path, pro
 
 def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, work, monkeypatch):
     lease = HeldLease(database, "deletion/src", work.holder, seconds=0.5)
-    monkeypatch.setattr(work.ledger, "lease", lambda name, holder: lease)
+    others = work.ledger.lease
+    monkeypatch.setattr(
+        work.ledger, "lease", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
+    )
     original = work.objects.list_pages
 
     def listing(**named):

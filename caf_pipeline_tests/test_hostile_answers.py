@@ -468,6 +468,8 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
     followed = []
 
     class Busy:
+        url = "http://busy.example"
+
         def job(self, posting, check):
             followed.append(1)
             return provider_module.Job(next(progress), "busy")

@@ -256,7 +256,7 @@ def test_a_chain_too_young_to_measure_or_without_old_blocks_has_usual_ones(chain
 def test_nonsense_is_no_answer(chain, node, told):
     node.answers["params"] = told
     node.answers["elsewhere"] = Told({"params": {"proof_window": "9"}})
-    with pytest.raises(ChainUnreachable, match="params"):
+    with pytest.raises(ChainUnreachable, match=r"params|broke its answer off"):
         chain.params()
     assert "elsewhere" not in node.asked
 

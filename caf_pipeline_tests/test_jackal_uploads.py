@@ -137,10 +137,11 @@ def test_proof_type_zero_goes_the_same_way(open_with, staged):
 # --- who is chosen ---
 
 
-def test_the_fast_ones_are_chosen_before_the_slow_one(opened, network, staged):
+def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
     for number, rate in enumerate((9e6, 1e5, 8e6, 7e6)):
         opened.records.set(network.provider_addresses[number], upload_rate=rate)
-    assert 1 not in opened.providers_of(opened.stored(staged))
+    asked = opened.store._roster.to_upload(1000)
+    assert [network.provider_addresses.index(address) for address in asked] == [0, 2, 3, 1]
 
 
 @pytest.mark.parametrize(
