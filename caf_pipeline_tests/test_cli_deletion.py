@@ -17,7 +17,7 @@ from caf_pipeline.settings import load_settings
 from caf_pipeline.workplace import Workplace
 from caf_pipeline_tests.command_line import CommandLine, source_text
 from caf_pipeline_tests.jackal_command_line import jackal_command_line
-from caf_pipeline_tests.jackal_network import WORDS
+from caf_pipeline_tests.jackal_network import ADDRESS, BLOCK_SECONDS, FUNDS, SPACE, WORDS
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.s3_server import Bucket
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
@@ -48,6 +48,15 @@ class Archived:
         for chunk in self.ledger.chunks("src", [ChunkState.LOCATED]):
             assert prove_chunk(self.work, chunk.name).proven
         next_window(self.work, self.network)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """A network whose windows outlast the start of several commands, on a busy machine, too: each has to see the window."""
+    folder = tmp_path_factory.mktemp("jackal")
+    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 1200, "no_zero_draws": 1}
+    with LoopbackNetwork(folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as running:
+        yield running
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from caf_pipeline.defs import launching
 from caf_pipeline.defs.resources import pipeline_resource
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline_tests.test_current import next_second
 from caf_pipeline_tests.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
@@ -201,6 +202,7 @@ def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chu
     pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     (request,), _, _ = tick("launch_chunks_my_source")
+    next_second()  # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked once more
     (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
     assert not check.passed
     assert tick("launch_chunks_my_source")[0] == []
