@@ -124,9 +124,7 @@ class Waits:
                 one.graces.remove(grace)
                 if not one.graces:
                     del self._open[key]
-                told = any((wait.what, wait.ends_by) == key for wait in self._told)
-            if told:
-                self._tell()
+            self._tell()  # also where the looking thread is just about to tell it: nobody writes to the ledger after this
 
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:

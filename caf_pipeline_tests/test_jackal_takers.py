@@ -1,6 +1,7 @@
 """Who would take a chunk is asked before its post is paid for: nothing is posted that no provider could be sent."""
 
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -127,6 +128,14 @@ def test_one_that_was_measured_as_too_slow_is_not_counted(opened, network, stage
     for address in network.provider_addresses[:2]:
         opened.records.set(address, upload_rate=1000.0)
     refused(opened, staged, NoProvider, "too slow for this size: 1000 bytes a second")
+
+
+def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkeypatch):
+    readers = set()
+    all_records = opened.records.all
+    monkeypatch.setattr(opened.records, "all", lambda: readers.add(threading.current_thread()) or all_records())
+    opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
+    assert readers == {threading.current_thread()}
 
 
 def test_what_is_posted_is_found_whoever_answers(opened, network, staged):

@@ -78,15 +78,18 @@ class Takers:
 
     def _ask(self, order: Sequence[str], size_bytes: int, required: int) -> tuple[int, Sequence[_Refusal]]:
         """Ask some at a time until enough would take the file; return how many would, and why the others would not."""
-        waiting, running = deque(order), set[Future[_Refusal | None]]()
+        waiting, running = deque(order), dict[Future[_Refusal | None], str]()
         takers, refusals = 0, list[_Refusal]()
         pool = ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="taker")
         try:
             while takers < required and (waiting or running):
                 while waiting and len(running) < ASKED_AT_ONCE:
-                    running.add(pool.submit(self._refusal, waiting.popleft(), size_bytes))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for refusal in (future.result() for future in done):
+                    provider = waiting.popleft()
+                    running[pool.submit(self._refusal, provider, size_bytes)] = provider
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    provider = running.pop(future)
+                    refusal = future.result() or self._slowness(provider, size_bytes)
                     if refusal is None:
                         takers += 1
                     else:
@@ -96,6 +99,7 @@ class Takers:
         return takers, refusals
 
     def _refusal(self, provider: str, size_bytes: int) -> _Refusal | None:
+        # Nothing of the ledger in here: this thread may outlive the question, and the ledger would be closed under it.
         try:
             client = self.roster.client(provider)
             if client is None:
@@ -110,9 +114,12 @@ class Takers:
             self._room[provider] = free_bytes, time.monotonic() + ANSWER_COUNTS_SECONDS
         if free_bytes is not None and free_bytes < size_bytes:
             return _Refusal(provider, f"has {free_bytes} bytes free")
-        if self._too_slow(provider, size_bytes):
-            return _Refusal(provider, f"is too slow for this size: {self.roster.upload_rate(provider):.0f} bytes a second")
         return None
+
+    def _slowness(self, provider: str, size_bytes: int) -> _Refusal | None:
+        if not self._too_slow(provider, size_bytes):
+            return None
+        return _Refusal(provider, f"is too slow for this size: {self.roster.upload_rate(provider):.0f} bytes a second")
 
     def _too_slow(self, provider: str, size_bytes: int) -> bool:
         rate = self.roster.upload_rate(provider)
