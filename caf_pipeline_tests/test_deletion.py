@@ -692,13 +692,15 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
 
 def next_window(work, network):
     """Make blocks until every chunk is in its next window and was proven in it."""
-    for chunk in work.ledger.chunks("src", [ChunkState.LOCATED]):
-        at = archive.posting_of(chunk)
-        before = work.store.current_window(at)
-        while work.store.current_window(at) == before:
+    postings = [archive.posting_of(chunk) for chunk in work.ledger.chunks("src", [ChunkState.LOCATED])]
+    # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be led past its next one.
+    following = [(at, work.store.current_window(at) + 1) for at in postings]
+    for at, window in following:
+        while work.store.current_window(at) < window:
             network.advance(10)
-        now = work.store.current_window(at)
-        network.wait_for(lambda _, at=at, now=now: all(work.store.proof_window(at, c) == now for c in work.store.copies(at)))
+        network.wait_for(
+            lambda _, at=at, window=window: all(work.store.proof_window(at, copy) == window for copy in work.store.copies(at))
+        )
 
 
 @pytest.mark.parametrize("versions", [False, True])
