@@ -2,7 +2,6 @@
 
 import base64
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
