@@ -356,10 +356,11 @@ class _Command:
                 self._progress.hold()
             else:
                 self._progress.fail()
-            if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name):
-                self._summary.not_tried += [one.name for one in chunks[number + 1 :]]
+            rest = [one.name for one in chunks[number + 1 :]]
+            if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name) and rest:
+                self._summary.not_tried += rest
                 self._say(
-                    f"the next chunk would fail by the same error: {len(self._summary.not_tried)} more are not tried",
+                    f"the next chunk would fail by the same error: {counted(len(rest), 'more chunk')} not tried",
                     style="yellow",
                 )
                 return
