@@ -33,7 +33,10 @@ def listed_files(ward: Ward) -> Iterator[Finding]:
     sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
     try:
         for file in rebuild.find_chunks(work):
-            if file.kind is not FindingKind.FOREIGN and (file.kind is not FindingKind.KNOWN or file.name not in sound):
+            if file.kind is FindingKind.CONFLICTING and file.name in sound:
+                # Beside a second copy that was ordered: the chunk of the ledger is in good standing, so that nothing is missing.
+                yield told(Kind.FILE, file.name, f"{_place(file)}: {file.why}", f"left; {_space(file)}", Turn.NOBODY)
+            elif file.kind is not FindingKind.FOREIGN and (file.kind is not FindingKind.KNOWN or file.name not in sound):
                 yield from _finding(ward, file)
     except (StoreError, SettingsError) as error:
         yield unseen(f"what the store lists of {work.source}", error)

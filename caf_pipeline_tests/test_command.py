@@ -113,8 +113,18 @@ def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pi
     (summary,) = run()
     assert list(summary.failed) == chunks[:3]
     assert summary.not_tried == chunks[3:]
-    assert f"{len(chunks) - 3} more are not tried" in run.printed.getvalue()
+    assert "by the same error: 1 more chunk not tried" in run.printed.getvalue()
     assert summary.exit_status == 12
+
+
+def test_where_no_chunk_is_left_nothing_is_said_of_what_is_not_tried(pipeline, run, database):
+    pipeline.put(18)
+    chunks = pipeline.plan()
+    assert len(chunks) == 3
+    spoil(database, *chunks)
+    (summary,) = run()
+    assert list(summary.failed) == chunks
+    assert "not tried" not in run.printed.getvalue()
 
 
 def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):

@@ -223,6 +223,16 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
     assert network.state()["charged"][wallet.address] == charged
 
 
+def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):  # noqa: F811
+    first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
+    assert first("run").status == 0
+    assert second("run", "--source", "src", "--second-copy").status == 0
+    looked = second("doctor", "--dry-run")
+    assert looked.status == 0
+    assert b"with other bytes" in looked.out
+    assert b"until the bought space ends" in looked.out
+
+
 def test_a_second_copy_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))

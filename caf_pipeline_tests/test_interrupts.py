@@ -2,8 +2,11 @@
 
 import os
 import signal
+import sys
+import weakref
 
 import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._utils.interrupts import capture_interrupts
 
 from caf_pipeline.defs.interrupts import InterruptWatch
@@ -32,3 +35,18 @@ def test_the_descriptor_that_was_set_before_is_set_again():
     with InterruptWatch():
         pass
     assert signal.set_wakeup_fd(before) == -1
+
+
+@pytest.mark.parametrize(("error", "said"), [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
+def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(monkeypatch, error, said):
+    tracebacks = []
+    monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
+
+    def collected(reference):
+        raise error
+
+    with InterruptWatch():
+        reference = weakref.ref(one := type("One", (), {})(), collected)
+        del one
+        assert reference() is None
+    assert len(tracebacks) == said

@@ -721,3 +721,28 @@ def test_a_high_s_is_no_signature(user):
 def test_a_file_is_unknown_by_another_start(user):
     post = user.post(random_content(50))
     assert user.storage(replace(post, start=post.start + 1).path).status_code == 404
+
+
+# --- the program -----------------------------------------------------------------------------------------------------
+
+
+TOLD_AT_EVERY_LINE = """
+import signal, sys
+from caf_pipeline_tests.loopback.__main__ import told_to_end
+
+def tell_again(frame, event, value):
+    if event == "line":
+        handle(signal.SIGTERM, None)
+    return tell_again
+
+over = told_to_end()
+handle = signal.getsignal(signal.SIGINT)
+sys.settrace(tell_again)
+handle(signal.SIGINT, None)
+sys.settrace(None)
+over.get()
+"""
+
+
+def test_a_network_that_is_told_to_end_again_while_it_takes_that_in_ends():
+    subprocess.run([sys.executable, "-c", TOLD_AT_EVERY_LINE], timeout=20, check=True)

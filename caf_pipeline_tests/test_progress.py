@@ -45,6 +45,15 @@ def test_a_chunk_that_failed_counts_nothing(progress):
     assert "1/2 chunks, 1 failed" in progress.line()
 
 
+def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
+    progress.plan([of("src-1-1"), of("src-1-2")])
+    progress.begin()
+    progress.packed(3, 300)
+    progress.hold()
+    assert "0/2 chunks, 1 held by other runs" in progress.line()
+    assert "failed" not in progress.line()
+
+
 def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
     progress.plan([of("src-1-1")])
     progress.packed(10, 700)

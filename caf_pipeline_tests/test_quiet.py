@@ -9,6 +9,7 @@ from caf_pipeline.defs.quiet import hush
 NOT_FOR_USERS = [
     ("dagster", "Found a dagster instance configuration value (dagster.yaml) in the current folder, but your DAGSTER_HOME …"),
     ("dagster.daemon.EventLogConsumerDaemon", "No cursor for event type DagsterEventType.RUN_FAILURE, ignoring older events"),
+    ("dagster._core.execution.plan.active", "Blocking asset check 'x' emitted no result in step 'y'; downstream step 'z' will …"),
 ]
 
 

@@ -35,7 +35,7 @@ from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING
 from caf_pipeline.defs.naming import HELD_TAG, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.defs.progress import ChunkProgress
+from caf_pipeline.defs.progress import ChunkProgress, size_text
 from caf_pipeline.defs.reaping import reap_dead_runs
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
 from caf_pipeline.defs.storage import require_database
@@ -352,12 +352,15 @@ class _Command:
             archived = self._archive(chunk)
             if archived:
                 self._progress.finish(archived)
+            elif chunk.name in self._summary.held:
+                self._progress.hold()
             else:
                 self._progress.fail()
-            if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name):
-                self._summary.not_tried += [one.name for one in chunks[number + 1 :]]
+            rest = [one.name for one in chunks[number + 1 :]]
+            if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name) and rest:
+                self._summary.not_tried += rest
                 self._say(
-                    f"the next chunk would fail by the same error: {len(self._summary.not_tried)} more are not tried",
+                    f"the next chunk would fail by the same error: {counted(len(rest), 'more chunk')} not tried",
                     style="yellow",
                 )
                 return
@@ -492,7 +495,7 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
 
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
-    size = f"{summary.size_bytes / (1 << 20):,.1f} MiB"
+    size = size_text(summary.size_bytes)
     done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {size}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"

@@ -1,15 +1,25 @@
 """Whether the user pressed Ctrl-C, whoever's handler took it.
 
 Dagster holds interrupts back while it works between steps, and drops one that is still held when a run ends. The number of
-every signal is also written, by the interpreter itself, to the descriptor set here. Not here: what ends a step (`failures`).
+every signal is also written, by the interpreter itself, to the descriptor set here. An interrupt that is raised where nothing can
+raise, e.g. in a callback of the garbage collector, is seen the same way, and Python prints no traceback of it.
+Not here: what ends a step (`failures`).
 Source: `signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.
 """
 
 import os
 import signal
+import sys
 import threading
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Final, Self
+
+from dagster._core.errors import DagsterExecutionInterruptedError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
@@ -20,15 +30,18 @@ class InterruptWatch:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._before = -1
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._before)
+        sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)
 
@@ -40,3 +53,7 @@ class InterruptWatch:
             return
         if signal.SIGINT in seen:
             raise KeyboardInterrupt
+
+    def _unraisable(self, lost: "UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, _INTERRUPTS):
+            self._hook(lost)

@@ -29,7 +29,7 @@ SHOWN_SECONDS: Final = 0.1
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def _size(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
     """Return a size for people."""
     unit = 0
     while size_bytes >= 1024 and unit < len(_UNITS) - 1:
@@ -88,7 +88,7 @@ class ChunkProgress:
         self._all = (0, 0)  # objects and bytes of those
         self._done = (0, 0, 0)  # objects, bytes and chunks that are archived
         self._now = (0, 0)  # objects and bytes of the chunk under way
-        self._failed = self._skipped = 0
+        self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
         self._rate = self._reading
         self._sent_bytes = 0
@@ -161,6 +161,12 @@ class ChunkProgress:
         self._failed += 1
         self._show()
 
+    def hold(self) -> None:
+        """Count a chunk that another run holds: it did not fail, and what that run does of it is not counted here."""
+        self._now = 0, 0
+        self._held += 1
+        self._show()
+
     def line(self) -> str:
         """Return all of it as one line."""
         if not self._planned:
@@ -184,13 +190,14 @@ class ChunkProgress:
         return separator.join(
             part
             for part in (
-                f"{_size(size_bytes)} of {_size(all_bytes)}",
-                f"{_size(rate)}/s" if rate else "",
+                f"{size_text(size_bytes)} of {size_text(all_bytes)}",
+                f"{size_text(rate)}/s" if rate else "",
                 f"{objects:,}/{all_objects:,} objects",
                 f"{self._skipped:,} skipped" if self._skipped else "",
                 f"{self._done[2]}/{len(self._planned)} chunks",
                 f"{self._failed} failed" if self._failed else "",
-                f"{_size(self._sent_bytes)} sent" if self._sent_bytes else "",
+                f"{self._held} held by other runs" if self._held else "",
+                f"{size_text(self._sent_bytes)} sent" if self._sent_bytes else "",
             )
             if part
         )

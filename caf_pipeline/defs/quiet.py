@@ -2,7 +2,7 @@
 
 Our dagster.yaml names a class of `storage`, which every program of Dagster loads and which loads this. Not here: warnings of
 Python, which are left out where they arise (`checks`).
-Source: `dev_command_impl` and `get_new_cursor` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY".
+Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY".
 """
 
 import logging
@@ -13,6 +13,8 @@ from typing import Final
 _LEFT_OUT: Final = {
     # It stands in the folder that is DAGSTER_HOME as a link to this very file (`home`).
     "dagster": ("Found a dagster instance configuration value (dagster.yaml) in the current folder",),
+    # Of a chunk that another run holds: its checks have nothing to look at, and the steps after them do nothing.
+    "dagster._core.execution.plan.active": ("Blocking asset check ",),
     # At the first start, for each kind of event: there are no older ones.
     "dagster.daemon.EventLogConsumerDaemon": ("No cursor for event type ",),
 }

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 
 from caf_pipeline_tests.loopback.options import Options
@@ -48,10 +49,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wait_for_end_of_input(over: threading.Event) -> None:
+def _wait_for_end_of_input(over: SimpleQueue[None]) -> None:
     while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock would be in the way of the interpreter's end
         pass
-    over.set()
+    over.put(None)
+
+
+def told_to_end() -> SimpleQueue[None]:
+    """Return a queue that gets an entry at each SIGTERM and SIGINT from now on.
+
+    Both come at Ctrl-C: from the terminal, and from the program that started this one. A second one that came while an Event is
+    set, or while its wait ends, would wait for ever for the lock of that Event.
+    """
+    over = SimpleQueue[None]()
+
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        over.put(None)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    return over
 
 
 def main() -> None:
@@ -62,17 +79,11 @@ def main() -> None:
     for name in ("fund", "space"):
         given[name] = dict(given[name]) if given[name] else None
     program = Program(folder, Options.open(folder, given))
-    over = threading.Event()
-
-    def end(signal_number: int, frame: FrameType | None) -> None:
-        over.set()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    over = told_to_end()
     if watch_input:
         threading.Thread(target=_wait_for_end_of_input, args=(over,), daemon=True).start()
     print(json.dumps(program.start()), flush=True)
-    over.wait()
+    over.get()
     program.stop()
 
 
