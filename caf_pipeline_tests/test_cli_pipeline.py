@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline import assembly
+from caf_pipeline.errors import LedgerError
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.s3_server import Bucket, make_bucket, s3_error
@@ -145,6 +146,19 @@ def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
     assert b"Traceback" not in err
     assert caf("run", "--source", "src").status == 0
     assert ledger.account("src").located_objects == len(bodies)
+
+
+def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
+    def interrupted(*_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise LedgerError("the statement under way was broken off")
+
+    monkeypatch.setattr(assembly, "open_ledger", interrupted)
+    caf.settings("")
+    done = caf("status")
+    assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")
 
 
 def test_no_such_bucket(caf, s3_server):
