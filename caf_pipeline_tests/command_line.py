@@ -22,6 +22,7 @@ from typing import BinaryIO, Final
 from unittest import mock
 
 import pytest
+from dagster import RetryPolicy
 
 from caf_pipeline import embedded_postgres
 from caf_pipeline.assembly import close_store, open_workplace
@@ -98,6 +99,7 @@ class CommandLine:
         try:
             with (
                 mock.patch.dict(os.environ, self._variables(more), clear=True),
+                mock.patch.object(RetryPolicy, "calculate_delay", return_value=0.0),  # by its rule, a step waits 14 s
                 contextlib.chdir(self.folder),
                 warnings.catch_warnings(),
             ):
