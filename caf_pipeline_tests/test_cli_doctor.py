@@ -213,6 +213,7 @@ def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal
     assert len(roots) == len(set(roots))
 
 
+@pytest.mark.thorough  # `test_a_live_holder_is_left_alone` is a sample
 def test_beside_a_live_run_nothing_of_it_is_touched(on_jackal, database_url):
     run = on_jackal.start("run")
     doctors = []

@@ -198,6 +198,7 @@ def caf(tmp_path, network, database_url):
 
 
 def test_nothing_listed_is_nothing_to_restore(caf):
+    caf.settings(source_text(NOWHERE, "of-no-other-test") + "public = true\n")
     done = caf("rebuild", "src")
     assert done.status == 0, done.err
     assert "src: nothing is listed" in done.out.decode()
