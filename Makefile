@@ -3,7 +3,8 @@
 #   make demo    archive this machine's own Python files through Dagster, and fetch some back
 #   make ui      open the Dagster UI on what the demo left (PORT=3000)
 #   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
-#   make test    run the tests            make lint types   what CI checks besides
+#   make test    every behaviour once     make test-all     the same, every fault, fuzz inputs, daemons, the README's commands
+#   make lint types   what CI checks besides
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure                  make docs         write the generated pages
@@ -23,7 +24,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup demo ui network test test-jackal reliability soak lint types bench docs lock clean
+.PHONY: help setup demo ui network test test-all test-jackal reliability soak lint types bench docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,8 +49,14 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
+# A process for each core; one that has nothing left to do takes tests of another.
+ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist worksteal --durations 30
+
 test: $(READY)
-	$(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
+	$(ALL_TESTS) -m "not thorough" $(ARGS)
+
+test-all: $(READY)
+	$(ALL_TESTS) $(ARGS)
 
 test-jackal: $(READY)
 	$(BIN)/pytest caf_pipeline_tests/test_jackal_network.py $(ARGS)

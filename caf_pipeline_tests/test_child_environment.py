@@ -166,6 +166,7 @@ def test_the_embedded_postgres_of_a_run_has_no_secret(tmp_path, environment, fil
     assert Seen(f"{sys.executable} {CAF} run", frozenset(MARKS)) in run.seen
 
 
+@pytest.mark.thorough
 def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one").write_bytes(b"1")
@@ -177,7 +178,7 @@ def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
     assert any("bin/caf run" in one.command for one in demo.seen)
 
 
-@pytest.mark.slow_dagster
+@pytest.mark.thorough
 def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(tmp_path, environment, filled):
     source = f"CAF_SOURCES__{filled.name.upper()}__"
     place = {"AWS_ENDPOINT_URL": filled.endpoint, f"{source}BUCKET": filled.name, f"{source}WATCH_INTERVAL_SECONDS": "1"}

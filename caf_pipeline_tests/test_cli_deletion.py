@@ -133,7 +133,8 @@ def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived
     out = done.out.decode()
     assert "none of 12 objects is safe to delete; no list was written" in out
     assert re.search(
-        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* ends) in about \d+ s", out
+        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* ends) in about \d+ (s|minutes)",
+        out,
     )
     assert "… and 7 more" in out
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()

@@ -7,12 +7,12 @@ import time
 import psycopg
 import pytest
 
-from caf_pipeline_tests.command_inside import CommandInside, archive_source, inside
-from caf_pipeline_tests.command_line import CommandLine, source_text
+from caf_pipeline_tests.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.crashes import everything, killed, started
 from caf_pipeline_tests.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
 from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
+from caf_pipeline_tests.tiers import sampled
 
 KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
 LONG = "600"  # seconds of a lease that does not run out while a test runs
@@ -27,10 +27,10 @@ def fill(bucket):
 
 
 @pytest.fixture
-def caf(tmp_path, database_url, s3_server, new_bucket) -> CommandInside:
+def caf(tmp_path, database_url, s3_server, new_bucket) -> CommandLine:
     """A command line whose source `src` is three chunks, nothing of it archived yet."""
     fill(new_bucket)
-    caf = CommandInside(tmp_path, S3_KEYS | {"CAF_DATABASE_URL": database_url})
+    caf = CommandLine(tmp_path, S3_KEYS | {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text(s3_server, new_bucket.name))
     return caf
 
@@ -52,11 +52,10 @@ def test_nothing_to_find_is_said_and_is_no_failure(caf):
 
 
 def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(caf, tmp_path, database_url):
-    caf = CommandLine(caf.folder, caf.environment)  # as it is installed
     assert caf("doctor").status == 0  # opening a folder store makes its folder
     killed("lease", database_url, "plan/src", LONG)
     before = everything(tmp_path, database_url)
-    done = caf("doctor", "--dry-run")
+    done = caf.process("doctor", "--dry-run")
     assert done.status == 1
     told, closing = lines(done)
     assert told.startswith("lease  plan/src: run run-child (process ")
@@ -165,23 +164,22 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
 
 
 def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(on_jackal):
-    here = inside(on_jackal)
-    archive_source(here)
-    done = here("doctor", "--dry-run")
+    archive_source(on_jackal)
+    done = on_jackal("doctor", "--dry-run")
     assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
     over = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "0"}
-    done = here("doctor", "--dry-run", **over)
+    done = on_jackal("doctor", "--dry-run", **over)
     assert done.status == 0, done.err
     assert all("the store wants it no longer; would be removed" in line for line in lines(done)[:-1])
     assert lines(done)[-1].endswith("for the next run")
-    assert all(line.endswith("; removed") for line in lines(here("doctor", **over))[:-1])
-    assert lines(here("doctor", "--dry-run", **over)) == ["nothing was found"]
+    assert all(line.endswith("; removed") for line in lines(on_jackal("doctor", **over))[:-1])
+    assert lines(on_jackal("doctor", "--dry-run", **over)) == ["nothing was found"]
 
 
 def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, network, database_url):
     killed("lease", database_url, "plan/src", LONG)
     network.kill()
-    done = inside(on_jackal)("doctor")
+    done = on_jackal("doctor")
     assert done.status == 7
     assert any("is dead and did not give it back; given back" in line for line in lines(done))
     assert any(line.startswith("not looked at  what the store lists of src: ") for line in lines(done))
@@ -190,13 +188,13 @@ def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, netwo
 
 def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, database_url):
     killed("lease", database_url, "plan/src", LONG)
-    done = inside(on_jackal)("doctor", JACKAL_MNEMONIC="")
+    done = on_jackal("doctor", JACKAL_MNEMONIC="")
     assert any("given back" in line for line in lines(done))
     assert done.status == 3
     assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
 
 
-@pytest.mark.parametrize("reached", ["posting", "packing", "uploading", "located"][::EVERY])
+@pytest.mark.parametrize("reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2))
 def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal, network, database_url, reached):
     run = on_jackal.start("run")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -205,7 +203,6 @@ def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal
             time.sleep(0.01)
     run.kill()
     run.communicate()
-    on_jackal = inside(on_jackal)
     done = on_jackal("doctor")
     assert done.status == 0, done.err
     assert on_jackal("run").status == 0
@@ -216,12 +213,12 @@ def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal
     assert len(roots) == len(set(roots))
 
 
+@pytest.mark.thorough  # `test_a_live_holder_is_left_alone` is a sample
 def test_beside_a_live_run_nothing_of_it_is_touched(on_jackal, database_url):
     run = on_jackal.start("run")
     doctors = []
-    here = inside(on_jackal)
     while run.poll() is None:
-        doctors.append(here("doctor"))
+        doctors.append(on_jackal("doctor"))
     assert run.wait() == 0, run.communicate()[1].decode()
     run.communicate()
     assert doctors

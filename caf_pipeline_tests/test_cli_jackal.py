@@ -10,7 +10,7 @@ import pytest
 
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.processes import this_process
-from caf_pipeline_tests.command_line import CommandLine, source_text
+from caf_pipeline_tests.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.test_cli_pipeline import one_sentence
@@ -42,8 +42,7 @@ def source(caf, network, s3_server, new_bucket) -> CommandLine:
 @pytest.fixture
 def archived(source) -> CommandLine:
     """The same once everything is archived."""
-    done = source("run")
-    assert done.status == 0, done.err
+    archive_source(source)
     return source
 
 

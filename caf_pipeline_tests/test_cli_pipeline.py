@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline import assembly
+from caf_pipeline.errors import LedgerError
 from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline_tests.command_inside import inside
 from caf_pipeline_tests.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.s3_server import Bucket, make_bucket, s3_error
 
@@ -148,6 +148,19 @@ def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
     assert ledger.account("src").located_objects == len(bodies)
 
 
+def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
+    def interrupted(*_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise LedgerError("the statement under way was broken off")
+
+    monkeypatch.setattr(assembly, "open_ledger", interrupted)
+    caf.settings("")
+    done = caf("status")
+    assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")
+
+
 def test_no_such_bucket(caf, s3_server):
     caf.settings(source_text(s3_server, "there-is-no-such-bucket"))
     one_sentence(caf("run", "--source", "src"), 5, "there-is-no-such-bucket")
@@ -175,7 +188,7 @@ def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
     caf.settings('[sources.src]\nbucket = "b"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
-        done = inside(caf)("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
+        done = caf("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
     one_sentence(done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time")
     assert done.err.startswith("caf: waiting since ")
 
@@ -203,7 +216,7 @@ ON_A_SOURCE = [
 @pytest.mark.parametrize("arguments", ON_A_SOURCE, ids=" ".join)
 def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    done = inside(caf)(*arguments)
+    done = caf(*arguments)
     one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
     assert not done.out
 
@@ -218,7 +231,7 @@ def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     ],
 )
 def test_a_bad_argument_is_told_in_our_words(caf, arguments, words):
-    one_sentence(inside(caf)(*arguments), 2, words)
+    one_sentence(caf(*arguments), 2, words)
 
 
 WITH_SETTINGS = [
@@ -241,7 +254,7 @@ WITH_SETTINGS = [
 
 @pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
 def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(tmp_path, arguments):
-    done = inside(CommandLine(tmp_path, KEYS))(*arguments)
+    done = CommandLine(tmp_path, KEYS)(*arguments)
     one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
     assert list(tmp_path.iterdir()) == []
 

@@ -17,8 +17,7 @@ from caf_pipeline.rebuild import FindingKind
 from caf_pipeline.settings import SourceSettings, load_settings
 from caf_pipeline.workplace import Workplace
 from caf_pipeline_tests.chain_user import ChainUser, random_content
-from caf_pipeline_tests.command_inside import archive_source, inside
-from caf_pipeline_tests.command_line import CommandLine, source_text
+from caf_pipeline_tests.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
 from caf_pipeline_tests.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.memory_source import MemorySource
@@ -138,7 +137,7 @@ def archived(tmp_path, network, database_url, s3_server, new_bucket):
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
-    archive_source(inside(caf))
+    archive_source(caf)
     return caf
 
 
@@ -152,7 +151,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     fresh = new_ledger()
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
-    told = inside(caf)("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
+    told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
     assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks())
     assert fresh.chunks() == []
     done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
@@ -164,7 +163,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     before = rows_of(ledger)
     assert rows_of(fresh) == before
     charged = network.state()["charged"][ADDRESS]
-    again = inside(with_wallet(caf, WORDS))
+    again = with_wallet(caf, WORDS)
     done = again("run")
     assert done.status == 0, done.err
     assert rows_of(fresh)["file_locations"] == before["file_locations"]
@@ -193,12 +192,13 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
 
 @pytest.fixture
 def caf(tmp_path, network, database_url):
-    caf = inside(jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url))
+    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
     caf.settings(source_text(NOWHERE, "never-archived") + "public = true\n")
     return caf
 
 
 def test_nothing_listed_is_nothing_to_restore(caf):
+    caf.settings(source_text(NOWHERE, "of-no-other-test") + "public = true\n")
     done = caf("rebuild", "src")
     assert done.status == 0, done.err
     assert "src: nothing is listed" in done.out.decode()

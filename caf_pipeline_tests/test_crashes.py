@@ -8,6 +8,7 @@ from caf_pipeline.accounts import account_for_chunk
 from caf_pipeline.lifecycle import ChunkState
 from caf_pipeline.retrieve import fetch
 from caf_pipeline_tests import dying_runs
+from caf_pipeline_tests.tiers import sampled
 from caf_pipeline_tests.workplaces import a_workplace, plan
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "13"))
@@ -40,7 +41,7 @@ def test_a_run_has_the_moments_that_are_tried(work, tmp_path, database_url):
     ends_right(work, chunk.name)
 
 
-@pytest.mark.parametrize("fatal", range(1, MOMENTS + 1, EVERY))
+@pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1, EVERY), every=5))
 def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(work, tmp_path, database_url, fatal):
     (chunk,) = plan(work).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None, "it was not killed"
@@ -48,6 +49,7 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(work, tmp_pa
     ends_right(work, chunk.name)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(work, tmp_path, database_url):
     (chunk,) = plan(work).chunks
     for fatal in range(5, MOMENTS, 23):

@@ -13,7 +13,7 @@ from caf_pipeline_tests.dagster_daemon import daemon, impatient_home, wait_for
 pytest_plugins = ["caf_pipeline_tests.dagster_home"]
 
 
-@pytest.mark.slow_dagster
+@pytest.mark.thorough
 def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_and_ends_well(home_settings, tmp_path):
     home = impatient_home(home_settings)
     begun = tmp_path / "begun"
@@ -34,7 +34,7 @@ def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_a
         assert not instance.event_log_storage.get_concurrency_info(S3_POOL).claimed_slots
 
 
-@pytest.mark.slow_dagster
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
 def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline, tmp_path):
     pipeline.put(25)

@@ -25,6 +25,7 @@ from caf_pipeline_tests import crashes, dying_runs
 from caf_pipeline_tests.crashes import everything, examined, found, killed, mended, run_killed, says, started
 from caf_pipeline_tests.ledger_contract import settled
 from caf_pipeline_tests.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.tiers import sampled
 from caf_pipeline_tests.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 LONG = "600"
@@ -441,7 +442,7 @@ def wrecked(work, name, database_url):
     return is_right
 
 
-@pytest.mark.parametrize("fatal", range(1, 50, EVERY))
+@pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
 def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(wrecked, work, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
     doctor.join(60)

@@ -81,7 +81,6 @@ def home(world, monkeypatch):
     return home
 
 
-@pytest.mark.slow_dagster
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
 def test_the_daemon_killed_under_runs_of_chunks_is_started_again_and_the_runs_end_well(fault, world, home, described, tmp_path):
     with (

@@ -33,6 +33,7 @@ from caf_pipeline.processes import this_process
 from caf_pipeline_tests.ledger_contract import bring_to, location, register
 from caf_pipeline_tests.memory_log import MemoryLog
 from caf_pipeline_tests.paying_runs import ARCHIVE, CHARGED, COPIES, SIZE, FileLog, ManyRuns, Payer, chunk, start_run, then
+from caf_pipeline_tests.tiers import sampled
 
 SECONDS = 120  # for a thread or process that should end long before
 GB = 10**9
@@ -645,6 +646,7 @@ def runs():
         yield runs
 
 
+@pytest.mark.thorough
 def test_killed_at_any_moment_a_post_is_paid_once(payer, tmp_path, runs):
     file = tmp_path / "log"
     for moment in itertools.count(1):
@@ -663,6 +665,7 @@ def test_killed_at_any_moment_a_post_is_paid_once(payer, tmp_path, runs):
     assert payer.transactions() == moment
 
 
+@pytest.mark.thorough
 def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, runs):
     for moment in itertools.count(1):
         payer, file = Payer.new(network, stack, space=0), tmp_path / f"log{moment}"
@@ -695,7 +698,7 @@ def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(pay
     assert payer.transactions() == 1
 
 
-@pytest.mark.parametrize("moment", [12, 14, 16])
+@pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
 def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(payer, ledger, database_url, moment):
     """The moments lie around the commit, with the transaction of two posts, and the broadcast."""
     first, second = in_posting(ledger, 2)

@@ -94,12 +94,14 @@ def demonstrated(checkout, environment):
     return sh("make demo", checkout, environment)
 
 
+@pytest.mark.thorough
 def test_make_demo_archives_and_compares(demonstrated):
     assert "22 objects" in demonstrated
     assert "the source is complete" in demonstrated
     assert demonstrated.count("the same, byte for byte") >= 5
 
 
+@pytest.mark.thorough
 def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
     (shown,) = blocks("console")
     for word in ("the source is complete", "the same, byte for byte: ", " current, ", "Merkle root", "located"):
@@ -121,17 +123,20 @@ def kept_network(demonstrated, checkout, environment):
     process.stdout.close()
 
 
+@pytest.mark.thorough
 def test_an_object_of_the_demo_is_got_back(kept_network, checkout, environment):
     sh(script_with("caf get demo"), checkout, environment)
     assert (checkout / "this.py").read_text() == "import this\n"
 
 
+@pytest.mark.thorough
 def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environment):
     said = sh(script_with("caf list"), checkout, environment)
     assert ".caf/manifest.parquet" in said
     assert "jkl1" in said
 
 
+@pytest.mark.thorough
 def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s3_server):
     bucket = make_bucket(s3_server)
     bucket.put("2024/one", b"1")
@@ -150,6 +155,7 @@ def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s
     assert "proven in" in sh(f"{{ {delete}\n}} || test $? = 1", checkout, environment, **keys, **place)
 
 
+@pytest.mark.thorough
 def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(demonstrated, checkout, environment):
     port = free_port()
     process = subprocess.Popen(

@@ -33,6 +33,7 @@ def test_a_page_without_all_faults_is_not_written():
         page(counted, form="The short form")
 
 
+@pytest.mark.sample
 def test_a_fault_that_is_not_in_the_matrix_is_refused(fault):
     with pytest.raises(AssertionError, match="matrix"), fault("A run is killed", "by a name that nobody knows"):
         pass

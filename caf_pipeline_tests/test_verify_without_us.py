@@ -88,6 +88,7 @@ def test_nothing_of_this_project_is_there(elsewhere):
     assert "import caf" not in script()
 
 
+@pytest.mark.thorough
 def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archived, elsewhere, tmp_path):
     work, address = archived
     said = run_page(work, address, elsewhere, tmp_path / "visitor").splitlines()
@@ -102,6 +103,7 @@ def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archiv
     assert not any(line.startswith("WRONG") for line in said)
 
 
+@pytest.mark.thorough
 def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, network):
     work, address = archived
     location = work.ledger.locate("src", "key-3")
@@ -113,6 +115,7 @@ def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, net
     assert f"WRONG Merkle root {location.posting.merkle_root.hex()}" in said
 
 
+@pytest.mark.thorough
 def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path, network):
     import httpx
 

@@ -81,13 +81,22 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[LOG_VARIABLE] = str(path)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    faults = {item for item in items if _is_of_the_matrix(item)}
+    for item in faults:
+        if not item.get_closest_marker("sample"):
+            item.add_marker("thorough")
     passed = {case["test"] for case in _cases(Path(os.environ[LOG_VARIABLE]))} if config.getoption("--go-on") else set()
     only = config.getoption("--faults")
-    kept = {item for item in items if item.nodeid not in passed and (not only or "fault" in getattr(item, "fixturenames", ()))}
+    kept = {item for item in items if item.nodeid not in passed and (not only or item in faults)}
     if dropped := [item for item in items if item not in kept]:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item in kept]
+
+
+def _is_of_the_matrix(item: pytest.Item) -> bool:
+    return "fault" in getattr(item, "fixturenames", ()) and "fault" not in getattr(getattr(item, "callspec", None), "params", ())
 
 
 def _cases(path: Path) -> list[dict[str, Any]]:
