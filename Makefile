@@ -59,7 +59,7 @@ test-all: $(READY)
 	$(ALL_TESTS) $(ARGS)
 
 test-jackal: $(READY)
-	$(BIN)/pytest caf_pipeline_tests/test_jackal_network.py $(ARGS)
+	$(BIN)/pytest caf_pipeline_tests/store/test_jackal_network.py $(ARGS)
 
 # The tests of the fault matrix and their counts. FAULTS_GO_ON=1 leaves out what passed in the last, interrupted one.
 FAULT_LOG := .caf/fault-log

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory import STANDING_SCHEMA, S3Object, SnapshotWriter
+from caf_pipeline.inventory.snapshot import STANDING_SCHEMA, S3Object, SnapshotWriter
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = 10_000

@@ -12,15 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.interfaces import ChunkToStore, Posting
-from caf_pipeline.jackal.chain import Chain
-from caf_pipeline.jackal.posting import Poster
-from caf_pipeline.jackal.provider import ProviderClient, Sending
-from caf_pipeline.jackal.wallet import Wallet
-from caf_pipeline.merkle import merkle_root
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.posting import Poster
+from caf_pipeline.store.jackal.provider import ProviderClient, Sending
+from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
-from caf_pipeline_tests.memory_log import MemoryLog
+from caf_pipeline_tests.support.memory_log import MemoryLog
 
 ROUNDS = 3
 GIB = 1 << 30

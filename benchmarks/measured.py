@@ -18,15 +18,15 @@ from typing import Any
 import obstore
 
 from benchmarks import jackal, server
-from caf_pipeline.inventory import SnapshotWriter, not_yet_archived
-from caf_pipeline.journal import Journal
-from caf_pipeline.manifest import ChunkIdentity
-from caf_pipeline.pack import Packer
-from caf_pipeline.plan import PlanTerms, read_chunk_objects, write_plan
-from caf_pipeline.s3 import open_s3_source
+from caf_pipeline.inventory.manifest import ChunkIdentity
+from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects, write_plan
+from caf_pipeline.inventory.snapshot import SnapshotWriter, not_yet_archived
+from caf_pipeline.packing.journal.format import Journal
+from caf_pipeline.packing.packer import Packer
+from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings, SourceSettings
-from caf_pipeline.stored_bytes import PartFile
-from caf_pipeline_tests.peak_memory import peak_bytes
+from caf_pipeline.source.s3.source import open_s3_source
+from caf_pipeline_tests.support.peak_memory import peak_bytes
 
 THREADS = 16  # as the packer's default
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

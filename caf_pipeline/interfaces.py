@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 from typing_extensions import Buffer
 
-from caf_pipeline.inventory import CurrentException, S3Object, SkipReason
-from caf_pipeline.lifecycle import ChunkState
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.inventory.snapshot import CurrentException, S3Object, SkipReason
 from caf_pipeline.waits import Wait, Waits
 
 # --- objects -------------------------------------------------------------------------------------------------------

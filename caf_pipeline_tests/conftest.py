@@ -9,12 +9,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
-    "caf_pipeline_tests.shuffling",
-    "caf_pipeline_tests.s3_server",
-    "caf_pipeline_tests.unruly_s3",
-    "caf_pipeline_tests.postgres",
-    "caf_pipeline_tests.disks",
-    "caf_pipeline_tests.jackal_network",
+    "caf_pipeline_tests.support.shuffling",
+    "caf_pipeline_tests.support.s3_server",
+    "caf_pipeline_tests.support.unruly_s3",
+    "caf_pipeline_tests.support.postgres",
+    "caf_pipeline_tests.support.disks",
+    "caf_pipeline_tests.support.jackal_network",
     "caf_pipeline_tests.faults.recording",
     "caf_pipeline_tests.faults.fixtures",
 ]

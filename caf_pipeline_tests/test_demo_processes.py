@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline_tests.sessions import in_session
+from caf_pipeline_tests.support.sessions import in_session
 
 DEMO = Path(__file__).parents[1] / "demo"
 PATIENCE_SECONDS = 120

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.cli.reference import reference
-from caf_pipeline_tests.free_ports import free_port
-from caf_pipeline_tests.s3_server import client_for, make_bucket
-from caf_pipeline_tests.sessions import in_session
+from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.s3_server import client_for, make_bucket
+from caf_pipeline_tests.support.sessions import in_session
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from bip32 import BIP32
 from mnemonic import Mnemonic
 from sqlalchemy import text
 
-from caf_pipeline.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
-from caf_pipeline_tests.command_line import CommandLine, Done, source_text
-from caf_pipeline_tests.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
+from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
 
-pytest_plugins = ["caf_pipeline_tests.jackal_network"]
+pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
 WORDS_THAT_TELL = 3  # in a row: fewer stand in any English text
 

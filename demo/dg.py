@@ -5,7 +5,7 @@ import sys
 
 import processes
 
-from caf_pipeline.defs.quiet import hush
+from caf_pipeline.dagster_host.quiet import hush
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with SIGINT ignored

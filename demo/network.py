@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from mnemonic import Mnemonic
 
-from caf_pipeline.child_environment import Need, child_environment
-from caf_pipeline.jackal.wallet import Wallet
 from caf_pipeline.settings import load_settings
+from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.system.child_environment import Need, child_environment
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 SETTINGS = load_settings()

@@ -22,7 +22,7 @@ import network
 import server
 from rich.console import Console
 
-from caf_pipeline.child_environment import Need, child_environment
+from caf_pipeline.system.child_environment import Need, child_environment
 
 CAF = str(Path(sys.executable).with_name("caf"))
 COMPARED = 5  # besides the largest file and an empty one

@@ -27,8 +27,8 @@ from botocore.config import Config
 from rich.console import Console
 from rich.progress import track
 
-from caf_pipeline.child_environment import Need, child_environment
 from caf_pipeline.settings import load_settings
+from caf_pipeline.system.child_environment import Need, child_environment
 
 SETTINGS = load_settings()
 DEMO = SETTINGS.source("demo")

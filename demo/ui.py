@@ -24,10 +24,10 @@ from dagster import DagsterInstance
 from dagster._cli.proxy_server_manager import ProxyServerManager
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
-from caf_pipeline.child_environment import Need, child_environment
-from caf_pipeline.defs.home import prepare_dagster_home
-from caf_pipeline.defs.quiet import hush
+from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.settings import load_settings
+from caf_pipeline.system.child_environment import Need, child_environment
 
 WORKSPACE = Path(__file__).parents[1] / "workspace.yaml"
 DG = Path(__file__).with_name("dg.py")

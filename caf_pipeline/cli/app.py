@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli import archives, deletion, doctor, jackal, pipeline, rebuild
+from caf_pipeline.cli import archives, doctor, jackal, pipeline, rebuild
+from caf_pipeline.cli import safe_to_delete as deletion
 from caf_pipeline.errors import UsageError
 
 app = typer.Typer(

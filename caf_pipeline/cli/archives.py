@@ -13,12 +13,12 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from caf_pipeline.caf import DEFAULT_LIMITS, CafReader, Member
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader, Member
 from caf_pipeline.cli import creating
 from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
-from caf_pipeline.ranges import open_ranges
+from caf_pipeline.system.ranges import open_ranges
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
 
@@ -293,7 +293,7 @@ def merkle(
     as_json: AsJson = False,
 ) -> None:
     """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no root."""
-    from caf_pipeline.merkle import MerkleTree  # noqa: PLC0415  the other commands need no numpy
+    from caf_pipeline.caf.merkle import MerkleTree  # noqa: PLC0415  the other commands need no numpy
 
     tree = MerkleTree(int(proof_type))
     with open_ranges(file) as source:

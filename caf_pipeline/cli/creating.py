@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.caf import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
-from caf_pipeline.caf_index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
+from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
 

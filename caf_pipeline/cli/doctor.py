@@ -1,6 +1,6 @@
 """The command doctor: says what crashes left, and mends it.
 
-Not here: what is looked for and how it is mended (`caf_pipeline.doctor`).
+Not here: what is looked for and how it is mended (`caf_pipeline.maintenance.doctor.examine`).
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_store, require_source
+from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceUnreachable
 from caf_pipeline.settings import Settings, load_settings
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
 
-    from caf_pipeline.doctor import Payer
-    from caf_pipeline.findings import Finding, Mended, Turn
+    from caf_pipeline.context import Workplace
     from caf_pipeline.interfaces import Checksum, ChunkStore, Ledger, ObjectHeaders, ObjectPart, TransactionLog
-    from caf_pipeline.inventory import S3Object
-    from caf_pipeline.jackal.store import JackalStore
-    from caf_pipeline.workplace import Workplace
+    from caf_pipeline.inventory.snapshot import S3Object
+    from caf_pipeline.maintenance.doctor.examine import Payer
+    from caf_pipeline.maintenance.doctor.findings import Finding, Mended, Turn
+    from caf_pipeline.store.jackal.store import JackalStore
 
 RUN: Final = "caf doctor"
 """Who holds what the doctor holds for a moment, as a run that meets it is told."""
@@ -87,8 +87,8 @@ class _Rounds:
 
     def make(self, settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> None:
         """Look at one source, and mend what can be mended as it is found."""
-        from caf_pipeline.doctor import examine  # noqa: PLC0415  loaded by the command that uses it
-        from caf_pipeline.processes import is_alive  # noqa: PLC0415
+        from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415
+        from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
 
         work = _workplace(settings, ledger, store, source)
         payer = _payer(settings, store, ledger.transactions(work.holder))
@@ -105,7 +105,7 @@ class _Rounds:
         Raises:
             CafError: what could not be looked at or mended, or that something waits for an operator.
         """
-        from caf_pipeline.findings import Turn  # noqa: PLC0415
+        from caf_pipeline.maintenance.doctor.findings import Turn  # noqa: PLC0415
 
         turns = self._turns
         if not self._json:
@@ -120,7 +120,7 @@ class _Rounds:
             raise CafError(_needs(operator, waiting), hint=hint)
 
     def _treat(self, finding: "Finding") -> None:
-        from caf_pipeline.findings import Mended, Turn  # noqa: PLC0415
+        from caf_pipeline.maintenance.doctor.findings import Mended, Turn  # noqa: PLC0415
 
         outcome: Mended | None = None
         error = finding.error
@@ -165,7 +165,7 @@ class _Rounds:
 
 def _sentence(turns: "Counter[Turn]") -> str:
     """Count what was found, by whose turn it is."""
-    from caf_pipeline.findings import Turn  # noqa: PLC0415
+    from caf_pipeline.maintenance.doctor.findings import Turn  # noqa: PLC0415
 
     words = {
         Turn.MENDED: "mended",
@@ -195,8 +195,8 @@ def _needs(operator: int, waiting: int) -> str:
 
 def _workplace(settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
     """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
-    from caf_pipeline.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
-    from caf_pipeline.workplace import Workplace  # noqa: PLC0415
+    from caf_pipeline.context import Workplace  # noqa: PLC0415
+    from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
 
     return Workplace(source, settings, _NoObjects(), store, ledger, this_process(RUN))
 

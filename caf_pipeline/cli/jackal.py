@@ -1,6 +1,6 @@
 r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain lists.
 
-Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protocol (`caf_pipeline.jackal`).
+Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protocol (`caf_pipeline.store.jackal`).
 """
 
 import sys
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli import orders, proving
-from caf_pipeline.cli.doors import known_sources, opened_ledger, opened_network, opened_workplace
+from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.cli import controls
+from caf_pipeline.cli import prove as proving
+from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_network, opened_workplace
 from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
-from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.jackal.holdings import Held, Holdings
-    from caf_pipeline.jackal.messages import ChainFile, StoragePlan
-    from caf_pipeline.ledger import PostgresLedger
+    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.store.jackal.chain_diff import Held, Holdings
+    from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
 
 LEAST_DAYS: Final = 30
 MOST_DAYS: Final = 36_500
@@ -44,7 +45,7 @@ def add_to(app: typer.Typer) -> None:
     for command in (account, price, buy, files):
         group.command(help=help_of(command))(command)
     proving.add_to(group)
-    orders.add_to(group)
+    controls.add_to(group)
     app.add_typer(group, name="jackal")
 
 
@@ -81,7 +82,7 @@ def account(json: JsonOption = False) -> None:
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
     words_from, *not_used = _words_named(settings)
-    cap, rate = orders.spend_cap_in_force(settings, given), orders.bandwidth_in_force(settings, given)
+    cap, rate = controls.spend_cap_in_force(settings, given), controls.bandwidth_in_force(settings, given)
     if json:
         print_json(
             {
@@ -118,7 +119,7 @@ def account(json: JsonOption = False) -> None:
 
 
 def _words_named(settings: Settings) -> Sequence[str]:
-    from caf_pipeline.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.store.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
 
     jackal = settings.jackal
     return words_named(jackal.mnemonic.get_secret_value() if jackal.mnemonic else None, jackal.mnemonic_file)
@@ -223,7 +224,7 @@ def _not_yet_archived(settings: Settings, ledger: "PostgresLedger", source: str)
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
-    from caf_pipeline.planning import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
+    from caf_pipeline.steps.planning import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
 
     with opened_workplace(settings, ledger, source) as work:
         snapshot = latest_snapshot(work, complete=True)
@@ -243,7 +244,7 @@ def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
 
 def _fees(settings: Settings, posts: int) -> int:
     """Return what posts cost at most, each in a transaction of its own; those that wait together share one."""
-    from caf_pipeline.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST  # noqa: PLC0415  loaded by the commands that use it
 
     return posts * ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(settings.jackal.gas_price)))
 
@@ -355,8 +356,8 @@ def _holdings(
     settings: Settings, ledger: "PostgresLedger", source: str, *, with_urls: bool
 ) -> tuple["Holdings", Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
-    from caf_pipeline.assembly import jackal_of  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.jackal.holdings import compare  # noqa: PLC0415
+    from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
+    from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it
 
     with opened_workplace(settings, ledger, source) as work:
         store = jackal_of(work)

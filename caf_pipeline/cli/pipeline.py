@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.doors import known_sources, opened_archive, opened_ledger, opened_workplace
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
+from caf_pipeline.cli.opening import known_sources, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import help_of, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
-from caf_pipeline.lifecycle import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def get(
     Exit status: 0 verified; 2 FILE cannot be written; 3 a setting is wrong or there is no such source; 6 the database or 7
     the store failed; 9 all that is to be had has other bytes; 11 the object, or this version of it, is not archived.
     """
-    from caf_pipeline.retrieve import fetch, save  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.reader import fetch, save  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
@@ -158,11 +158,11 @@ def unpark(chunk: ChunkArgument) -> None:
 
     Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
-    from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        typer.echo(f"{chunk} is '{archive.unpark(work, chunk).state}'; the next run goes on with it")
+        typer.echo(f"{chunk} is '{chunk_steps.unpark(work, chunk).state}'; the next run goes on with it")
 
 
 def withdraw(chunk: ChunkArgument) -> None:
@@ -170,11 +170,11 @@ def withdraw(chunk: ChunkArgument) -> None:
 
     Exit status: 0; 6 the chunk is posted already, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
-    from caf_pipeline import archive  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        archive.withdraw(work, chunk)
+        chunk_steps.withdraw(work, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")
 
 

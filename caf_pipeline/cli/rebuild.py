@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.doors import RUN, opened_ledger
+from caf_pipeline.cli.opening import RUN, opened_ledger
 from caf_pipeline.cli.pipeline import JsonOption
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.ledger import PostgresLedger
-    from caf_pipeline.rebuild import Outcome
-    from caf_pipeline.workplace import Workplace
+    from caf_pipeline.context import Workplace
+    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.maintenance.rebuild import Outcome
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,7 +82,7 @@ def _require_owner(settings: Settings, owner: str | None) -> str | None:
         return None
     if settings.store.kind != "jackal":
         raise UsageError("--owner is for chunks on Jackal.", hint=f"store.kind is '{settings.store.kind}': leave it out.")
-    from caf_pipeline.jackal.wallet import require_address  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.store.jackal.wallet import require_address  # noqa: PLC0415  loaded by the commands that use it
 
     return require_address(owner)
 
@@ -91,9 +91,9 @@ def _rebuild(
     settings: Settings, ledger: "PostgresLedger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
 ) -> int:
     """Rebuild one source; return how many files are left out."""
-    from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.assembly import close_store, open_workplace  # noqa: PLC0415
+    from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.waits import Announcer  # noqa: PLC0415
+    from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
     work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=steps.NotAsked(), waiting=Announcer(note))
     kinds: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def _rebuild(
 
 
 def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[Outcome]":
-    from caf_pipeline import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
 
     try:
         yield from steps.rebuild(work, owner=owner, whole=whole, dry_run=dry_run)
@@ -171,7 +171,7 @@ def _print(outcome: "Outcome", dry_run: bool) -> None:
 
 
 def _print_not_known(settings: Settings) -> None:
-    from caf_pipeline.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.maintenance.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
 
     typer.echo("What no chunk tells, and is not restored:")
     for what, sentence in NOT_KNOWN.items():

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from caf_pipeline.errors import UsageError, one_line
-from caf_pipeline.plurals import counted as counted  # noqa: PLC0414  what commands show comes from this module
+from caf_pipeline.system.plurals import counted as counted  # noqa: PLC0414  what commands show comes from this module
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 

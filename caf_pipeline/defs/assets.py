@@ -25,16 +25,16 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline import planning
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory import Snapshot
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.workplace import Workplace
+from caf_pipeline.steps import planning
 
 PLAN_VERSION: Final = DataVersion("plans only add")
 """A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from dagster import Definitions, in_process_executor
 
+from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
-from caf_pipeline.defs.checks import source_checks
 from caf_pipeline.defs.jobs import source_jobs
 from caf_pipeline.defs.resources import pipeline_resource
 from caf_pipeline.defs.schedules import source_schedules

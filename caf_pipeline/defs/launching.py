@@ -13,9 +13,9 @@ from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, 
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, SOURCE_IS_COMPLETE, asset_key
 from caf_pipeline.interfaces import Chunk, Ledger
-from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
 from caf_pipeline.settings import ChunkRunSettings
 
 UNFINISHED: Final = [

@@ -12,16 +12,16 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRec
 from dagster._core.definitions.metadata import RawMetadataValue
 from pydantic import ByteSize
 
-from caf_pipeline.accounts import ReadBack
-from caf_pipeline.archive import SealReport, UploadReport, VerifyReport
 from caf_pipeline.interfaces import Chunk, Copy, PlannedChunk, SourceAccount
-from caf_pipeline.inventory import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
-from caf_pipeline.jackal.messages import StoragePlan
-from caf_pipeline.jackal.outlook import Outlook
-from caf_pipeline.plan import OBJECTS_FILE, PLAN_SCHEMA
-from caf_pipeline.planning import PlanReport
-from caf_pipeline.proofs import ProofReport
-from caf_pipeline.repair import RepairReport
+from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
+from caf_pipeline.maintenance.repair import RepairReport
+from caf_pipeline.maintenance.scrub import ProofReport
+from caf_pipeline.steps.audit import ReadBack
+from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
+from caf_pipeline.steps.planning import PlanReport
+from caf_pipeline.store.jackal.messages import StoragePlan
+from caf_pipeline.store.jackal.storage_forecast import Outlook
 
 Metadata = dict[str, RawMetadataValue]
 

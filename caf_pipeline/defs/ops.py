@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from dagster import In, Nothing, OpExecutionContext, Out, Output, op
 
-from caf_pipeline import archive
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, source_of
 from caf_pipeline.defs.resources import Pipeline
-from caf_pipeline.staging import staged_path
-from caf_pipeline.workplace import Workplace
+from caf_pipeline.packing.staging import staged_path
+from caf_pipeline.steps import chunk_steps
 
 T = TypeVar("T")
 Done = Iterator[Output[None]]
@@ -41,13 +41,13 @@ def _done(result: object, shown: Callable[[Any], metadata.Metadata] | None = Non
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def load_batch(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Read the chunk's part of the plan and see that it can be worked on."""
-    yield from _done(_step(context, pipeline, archive.load_batch))
+    yield from _done(_step(context, pipeline, chunk_steps.load_batch))
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT, pool=S3_POOL)
 def pack_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Read the objects from S3 into one CAF file in staging."""
-    yield from _done(_step(context, pipeline, archive.pack_chunk))
+    yield from _done(_step(context, pipeline, chunk_steps.pack_chunk))
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
@@ -55,7 +55,7 @@ def seal_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Record what was packed and skipped, and the Merkle root of the chunk."""
 
     def seal(work: Workplace, chunk: str) -> metadata.Metadata:
-        return metadata.seal_metadata(archive.seal_chunk(work, chunk), staged_path(work, chunk))
+        return metadata.seal_metadata(chunk_steps.seal_chunk(work, chunk), staged_path(work, chunk))
 
     yield from _done(_step(context, pipeline, seal), lambda shown: shown)
 
@@ -63,25 +63,25 @@ def seal_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def post_file(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Announce the chunk to the store; a root that it already has from us costs nothing."""
-    yield from _done(_step(context, pipeline, archive.post_file))
+    yield from _done(_step(context, pipeline, chunk_steps.post_file))
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT, pool=UPLOAD_POOL)
 def upload_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Send the staged file to as many providers as copies are asked for."""
-    yield from _done(_step(context, pipeline, archive.upload_chunk), metadata.upload_metadata)
+    yield from _done(_step(context, pipeline, chunk_steps.upload_chunk), metadata.upload_metadata)
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def verify_stored(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """See the store's proofs, and compare pieces read back with the samples taken when the chunk was sealed."""
-    yield from _done(_step(context, pipeline, archive.verify_stored), metadata.verify_metadata)
+    yield from _done(_step(context, pipeline, chunk_steps.verify_stored), metadata.verify_metadata)
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
 def load_locations(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Write one location row for each object, in the transaction that makes the chunk `located`."""
-    yield from _done(_step(context, pipeline, archive.load_locations))
+    yield from _done(_step(context, pipeline, chunk_steps.load_locations))
 
 
 @op(ins=_AFTER, out=_OUT, retry_policy=RETRY_TRANSIENT)
@@ -89,6 +89,6 @@ def release_staging(context: OpExecutionContext, pipeline: Pipeline) -> Done:
     """Remove the staged file and give its reservation back."""
 
     def release(work: Workplace, chunk: str) -> metadata.Metadata:
-        return metadata.locations_metadata(archive.release_staging(work, chunk), work.ledger.account(work.source))
+        return metadata.locations_metadata(chunk_steps.release_staging(work, chunk), work.ledger.account(work.source))
 
     yield from _done(_step(context, pipeline, release), lambda shown: shown)

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dagster import ConfigurableResource, DagsterInstance, InitResourceContext, ResourceDependency
 from pydantic import PrivateAttr
 
-from caf_pipeline import assembly
-from caf_pipeline.defs.reaping import process_tags
+from caf_pipeline import wiring
+from caf_pipeline.context import Workplace
+from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.run_log import Context, RunLog
 from caf_pipeline.errors import CafError
 from caf_pipeline.interfaces import Ledger
-from caf_pipeline.ledger import PostgresLedger
+from caf_pipeline.ledger.postgres import PostgresLedger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Listener, Wait
-from caf_pipeline.workplace import Workplace
 
 
 def ignore_progress(objects: int, size_bytes: int) -> None:
@@ -48,7 +48,7 @@ class LedgerResource(ConfigurableResource[Ledger]):
             LedgerUnreachable.
         """
         if self._ledger is None:
-            self._ledger = assembly.open_ledger(self.settings)
+            self._ledger = wiring.open_ledger(self.settings)
         return self._ledger
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
@@ -107,7 +107,7 @@ class Pipeline(ConfigurableResource["Pipeline"]):
             from caf_pipeline.defs.source_resource import S3SourceResource  # noqa: PLC0415 - dagster_aws takes 3 s to load
 
             client = S3SourceResource.of(self.settings.source(source)).get_client()
-            work = assembly.open_workplace(
+            work = wiring.open_workplace(
                 self.settings,
                 source,
                 run=run,
@@ -137,7 +137,7 @@ class Pipeline(ConfigurableResource["Pipeline"]):
         self._logs.clear()
         while self._open:
             _, work = self._open.popitem()
-            assembly.close_store(work.store)
+            wiring.close_store(work.store)
 
 
 def pipeline_resource(

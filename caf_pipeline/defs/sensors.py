@@ -21,16 +21,16 @@ from dagster import (
 )
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from caf_pipeline import archive, planning
+from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import UNFINISHED, audit_is_due, choose_chunks
 from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, PlanTooSmall
-from caf_pipeline.lifecycle import ChunkState, has_reached
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.workplace import Workplace
+from caf_pipeline.steps import chunk_steps, planning
 
 LAUNCH_SECONDS: Final = 30
 """Between two looks at the ledger, as often as Dagster's daemon asks a sensor by default; a look is a few queries."""
@@ -170,6 +170,6 @@ def _admitted(work: Workplace, names: Sequence[str]) -> tuple[Sequence[str], str
 
 
 def _park(context: SensorEvaluationContext, work: Workplace, chunk: str, run_id: str) -> None:
-    archive.park(work, chunk, f"its runs failed too often, the last one was {run_id}")
+    chunk_steps.park(work, chunk, f"its runs failed too often, the last one was {run_id}")
     # Failures before this one count no more once an operator has sent the chunk on its way again.
     context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})

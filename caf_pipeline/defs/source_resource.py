@@ -10,8 +10,8 @@ from typing import Any, Self
 from dagster import ResourceDependency
 from dagster_aws.s3 import S3Resource
 
-from caf_pipeline.s3_clients import build_client
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.clients import build_client
 
 
 class S3SourceResource(S3Resource):

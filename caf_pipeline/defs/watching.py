@@ -27,9 +27,10 @@ from dagster import (
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from pydantic import Field
 
-from caf_pipeline import proofs, repair
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.checks import proof_description, proof_severity
+from caf_pipeline.defs.asset_checks import proof_description, proof_severity
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure, attempt
 from caf_pipeline.defs.naming import (
     CHUNK_IS_PROVEN,
@@ -44,8 +45,7 @@ from caf_pipeline.defs.naming import (
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import Pipeline
 from caf_pipeline.errors import CafError, HeldByOther, NotProven
-from caf_pipeline.lifecycle import ChunkState
-from caf_pipeline.workplace import Workplace
+from caf_pipeline.maintenance import repair, scrub
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
 
@@ -94,13 +94,13 @@ def _prove_op(source: str) -> OpDefinition:
             if reason := work.ledger.switchboard().orders().paused:
                 context.log.info(f"paused: {reason}")
                 return None
-            proofs.sweep_staging(work)
+            scrub.sweep_staging(work)
             return work
 
         work = attempt(context, begin, pipeline.on_error)
         if work is None:
             return
-        reports = iter(proofs.prove_oldest(work, pipeline.settings.jackal.prove_per_run))
+        reports = iter(scrub.prove_oldest(work, pipeline.settings.jackal.prove_per_run))
         looked_at, damaged, unverified = 0, list[str](), list[str]()
         while (report := attempt(context, lambda: next(reports, None), pipeline.on_error)) is not None:
             looked_at += 1

@@ -13,7 +13,7 @@ import pytest
 from caf_pipeline_tests.faults.runner import Template, running_template
 from caf_pipeline_tests.faults.world import World
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
-from caf_pipeline_tests.s3_server import Bucket
+from caf_pipeline_tests.support.s3_server import Bucket
 
 
 @pytest.fixture(scope="session")

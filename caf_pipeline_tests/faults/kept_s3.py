@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
-from caf_pipeline_tests.s3_server import Bucket, make_bucket
+from caf_pipeline_tests.support.s3_server import Bucket, make_bucket
 
 _CHANGES: Final = ("PUT", "POST", "DELETE")
 _ANY_PORT: Final = 0

@@ -111,7 +111,7 @@ class Moments:
         setattr(owner, name, counted)
 
     def _watch_the_ledger(self) -> None:
-        from caf_pipeline.database import Database
+        from caf_pipeline.ledger.database import Database
 
         original = Database.transaction
 
@@ -129,7 +129,7 @@ class Moments:
         import botocore.httpsession
         import httpx
 
-        from caf_pipeline.s3 import S3Source
+        from caf_pipeline.source.s3.source import S3Source
 
         self._watch(httpx.Client, "send")
         self._watch(botocore.httpsession.URLLib3Session, "send")

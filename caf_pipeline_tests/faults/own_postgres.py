@@ -10,7 +10,7 @@ from typing import Self
 import psutil
 import psycopg
 
-from caf_pipeline.embedded_postgres import SUPERUSER, EmbeddedServer
+from caf_pipeline.ledger.embedded import SUPERUSER, EmbeddedServer
 
 _numbers = itertools.count(1)
 

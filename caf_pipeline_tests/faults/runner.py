@@ -87,18 +87,19 @@ def perform(order: Order) -> int:
 
 
 def _perform(order: Order, moments: Moments) -> None:
-    from caf_pipeline import pack, planning
-    from caf_pipeline.assembly import close_store, open_workplace
-    from caf_pipeline.checkpoints import Pace
-    from caf_pipeline.database import open_database
-    from caf_pipeline.ledger import PostgresLedger
-    from caf_pipeline.lifecycle import UNDER_WAY
+    from caf_pipeline.chunk_state import UNDER_WAY
+    from caf_pipeline.ledger.database import open_database
+    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.packing import packer
+    from caf_pipeline.packing.journal.writer import Pace
     from caf_pipeline.settings import Settings
-    from caf_pipeline_tests.s3_server import client_for
-    from caf_pipeline_tests.workplaces import CHUNK_STEPS
+    from caf_pipeline.steps import planning
+    from caf_pipeline.wiring import close_store, open_workplace
+    from caf_pipeline_tests.support.s3_server import client_for
+    from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
 
     # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
-    pack.pace_of = lambda settings: Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
+    packer.pace_of = lambda settings: Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
     settings = Settings.model_validate(order.settings)
     database = open_database(settings)
     ledger = PostgresLedger(database, lease_seconds=order.lease_seconds)
@@ -129,18 +130,18 @@ def _perform(order: Order, moments: Moments) -> None:
 
 def _warm_up() -> None:
     """Import what every run needs, once: a fork has it at once."""
-    import caf_pipeline.archive
-    import caf_pipeline.assembly
-    import caf_pipeline.directory_store
-    import caf_pipeline.jackal.store
-    import caf_pipeline.planning
-    import caf_pipeline.s3  # noqa: F401
-    import caf_pipeline_tests.workplaces  # noqa: F401
+    import caf_pipeline.source.s3.source
+    import caf_pipeline.steps.chunk_steps
+    import caf_pipeline.steps.planning
+    import caf_pipeline.store.directory
+    import caf_pipeline.store.jackal.store
+    import caf_pipeline.wiring  # noqa: F401
+    import caf_pipeline_tests.support.workplaces  # noqa: F401
 
 
 def _begin(path: str) -> int:
     order = Order.read(Path(path))
-    from caf_pipeline_tests.s3_server import client_for
+    from caf_pipeline_tests.support.s3_server import client_for
 
     client_for(order.settings["sources"][order.source]["endpoint_url"])  # 0.1 s; it sends nothing before it is asked
     child = os.fork()

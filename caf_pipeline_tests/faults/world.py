@@ -18,27 +18,27 @@ from typing import Any, Final
 import psycopg
 from mnemonic import Mnemonic
 
-from caf_pipeline import planning
-from caf_pipeline.accounts import account_for_chunk
-from caf_pipeline.assembly import close_store, open_workplace
-from caf_pipeline.database import open_database
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.interfaces import Chunk
-from caf_pipeline.inventory import S3Object
-from caf_pipeline.jackal.wallet import Wallet
-from caf_pipeline.ledger import PostgresLedger
-from caf_pipeline.lifecycle import UNDER_WAY, ChunkState
-from caf_pipeline.processes import is_alive
-from caf_pipeline.retrieve import fetch
+from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.ledger.database import open_database
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
-from caf_pipeline.workplace import Workplace
+from caf_pipeline.steps import planning
+from caf_pipeline.steps.audit import account_for_chunk
+from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.wiring import close_store, open_workplace
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
 from caf_pipeline_tests.faults.runner import start as start_run
-from caf_pipeline_tests.jackal_network import jackal_settings
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
-from caf_pipeline_tests.s3_server import KEY_ID, SECRET, Bucket, client_for
-from caf_pipeline_tests.workplaces import CHUNK_STEPS
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, Bucket, client_for
+from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
 
 SOURCE: Final = "src"
 COINS: Final = 10**12

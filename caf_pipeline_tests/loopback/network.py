@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from caf_pipeline.child_environment import child_environment
+from caf_pipeline.system.child_environment import child_environment
 
 START_SECONDS: Final = 180
 STOP_SECONDS: Final = 30

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from caf_pipeline.merkle import merkle_root
+from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline_tests.loopback.blobs import BlobStore
 from caf_pipeline_tests.loopback.blocks import Chain
 from caf_pipeline_tests.loopback.chain_state import PostedFile

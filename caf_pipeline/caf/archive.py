@@ -1,0 +1,388 @@
+"""CAF 1.0 files: bodies back to back, the index, a footer of four bytes. A writer, and a reader over any source of ranges.
+
+    0 … D        bodies, in the order of adding, nothing between them
+    D … D+N      the index, JSON (`caf_index`)
+    D+N … +4     N
+
+Not here: the index's bytes (`caf_index`), where ranges come from (`ranges`), which objects go in an archive (`plan`).
+Source: docs/format.md.
+"""
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self, runtime_checkable
+
+from typing_extensions import Buffer
+
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
+from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
+from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.plurals import counted
+
+SUFFIX_BYTES: Final = 64 * 1024
+"""The first read of an archive: holds the index of about a thousand members, and a small archive whole."""
+
+MAX_READ_INDEX_BYTES: Final = 1 << 30
+"""A longer index is refused: four times what this writer's limits allow, and what still fits in a usual machine's memory."""
+
+PIECE_BYTES: Final = 1 << 20
+WINDOW_BYTES: Final = 8 << 20  # one range read serves neighbours of up to this size together
+_MAX_DEAD_RUN_BYTES: Final = 64 * 1024  # bytes between neighbours that cost less to read than another request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an archive may at most be; `max_bytes` counts bodies, index and footer."""
+
+    max_members: int = 1_000_000
+    max_index_bytes: int = 256 << 20
+    max_bytes: int = 32 << 30
+
+    def reason_against(self, member_count: int, index_size_bytes: int, size_bytes: int) -> str:
+        """Say which limit such an archive would pass, or "" where it passes none."""
+        if member_count > self.max_members:
+            return f"an archive holds at most {counted(self.max_members, 'member')}"
+        if index_size_bytes > self.max_index_bytes:
+            return f"its index would have {index_size_bytes} bytes of at most {self.max_index_bytes}"
+        if size_bytes > self.max_bytes:
+            return f"the archive would have {size_bytes} bytes of at most {self.max_bytes}"
+        return ""
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+class CafWriter:
+    """Writes one archive under a temporary name beside `path`; it appears at `path` whole, or not at all.
+
+    A context manager: leaving it without `finish()`, or by an exception, removes the temporary file. An OSError while
+    writing (a full disk) leaves the writer unusable; any CafError leaves the archive as it was before the call.
+    """
+
+    def __init__(self, path: Path, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Open the temporary file; raises OSError where the folder cannot be written."""
+        self.path = path
+        self._limits = limits
+        self._index = IndexBuilder()
+        self._position = 0
+        self._temporary = path.parent / f".caf-{secrets.token_hex(8)}.partial"
+        # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
+        self._removal = weakref.finalize(self, self._temporary.unlink, missing_ok=True)
+        self._file = open(self._temporary, "xb", buffering=PIECE_BYTES)  # noqa: SIM115  closed by seal() or abort()
+
+    @property
+    def member_count(self) -> int:
+        """How many members were added."""
+        return self._index.member_count
+
+    @property
+    def size_bytes(self) -> int:
+        """The exact size of the archive if it were finished now."""
+        return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
+
+    def size_with(self, key: str, size_bytes: int) -> int:
+        """Return the exact size of the archive if it were finished after this member."""
+        end_byte = self._position + size_bytes
+        return end_byte + self._index.size_with(key, self._position, end_byte) + FOOTER_SIZE_BYTES
+
+    def fits(self, key: str, size_bytes: int) -> bool:
+        """Tell whether `add` would keep the limits with this member. A key twice is `add`'s to refuse."""
+        return not self._reason_against(key, size_bytes)
+
+    def add(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> tuple[int, int]:
+        """Append a member and return its range as (start_byte, end_byte exclusive).
+
+        Args:
+            key: any text that is valid UTF-8, new to this archive.
+            size_bytes: the body's exact length.
+            chunks: the body's bytes in order; each is written before the next is asked for.
+
+        Raises:
+            MemberRefused: key given before or not UTF-8 (no chunk was asked for), or the body is not `size_bytes` long.
+            ArchiveLimitReached: the member does not fit; no chunk was asked for.
+        """
+        if key in self._index:
+            raise MemberRefused(f"The key {key!r} is in the archive already.")
+        if reason := self._reason_against(key, size_bytes):
+            raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
+        start_byte, end_byte = self._position, self._position + size_bytes
+        try:
+            self._write_body(key, size_bytes, chunks)
+        except BaseException:
+            self._file.seek(start_byte)
+            self._file.truncate()
+            raise
+        self._index.add(key, start_byte, end_byte)
+        self._position = end_byte
+        return start_byte, end_byte
+
+    def finish(self) -> Path:
+        """Write index and footer, make all durable, and give the archive its name; an older file there is replaced."""
+        self.seal()
+        self.publish()
+        return self.path
+
+    def seal(self) -> None:
+        """Write index and footer and make them durable, still under the temporary name. Nothing can be added after."""
+        for piece in self._index.iter_index():
+            self._file.write(piece)
+        self._file.write(self._index.footer())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def publish(self) -> None:
+        """Give the sealed archive its name, durably."""
+        os.replace(self._temporary, self.path)
+        self._removal.detach()
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Remove the temporary file; does nothing after `publish`."""
+        with contextlib.suppress(OSError):  # a full disk fails the last flush too; its bytes are being removed anyway
+            self._file.close()
+        self._removal()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
+
+    def _reason_against(self, key: str, size_bytes: int) -> str:
+        end_byte = self._position + size_bytes
+        index_size_bytes = self._index.size_with(key, self._position, end_byte)
+        total_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
+        return self._limits.reason_against(self._index.member_count + 1, index_size_bytes, total_bytes)
+
+    def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> None:
+        written = 0
+        for chunk in chunks:
+            length = memoryview(chunk).nbytes
+            if written + length > size_bytes:
+                raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has more.")
+            self._file.write(chunk)
+            written += length
+        if written < size_bytes:
+            raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has {written}.")
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+class RangeSource(Protocol):
+    """A file of which ranges can be read: local, HTTP, S3, a chunk store. It must be the same file at every read."""
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """Return exactly `[start_byte, end_byte)`, or raise."""
+        ...
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+        ...
+
+
+@runtime_checkable
+class StreamingSource(RangeSource, Protocol):
+    """A source that serves a long range by one request."""
+
+    def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
+        """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file inside an archive, at `[start_byte, end_byte)`."""
+
+    key: str
+    start_byte: int
+    end_byte: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The body's length."""
+        return self.end_byte - self.start_byte
+
+
+class CafReader:
+    """An opened archive: its index in memory, its bodies one range read away.
+
+    Attributes:
+        size_bytes: of the whole file.
+        data_size_bytes: of the bodies, dead bytes included; the index begins there.
+        warnings: what lenience let pass, a sentence a kind.
+    """
+
+    def __init__(
+        self, source: RangeSource, ranges: dict[str, ByteRange], *, size_bytes: int, data_size_bytes: int, name: str
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.data_size_bytes = data_size_bytes
+        self.warnings: tuple[str, ...] = ()
+        self._source = source
+        self._ranges = ranges
+        self._name = name
+        self._cached = b""  # the last bodies, where the first read held them
+        self._cached_from = data_size_bytes
+
+    @classmethod
+    def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
+        """Read the index: one read where the last 64 KiB hold it, else two. Members in those 64 KiB need no other read.
+
+        Args:
+            source: the file.
+            name: what to call it in messages.
+            lenient: see `caf_index.decode_index`.
+
+        Raises:
+            MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's size does not cover.
+            ArchiveLimitReached: the index is longer than `MAX_READ_INDEX_BYTES`.
+        """
+        tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
+        index_start = _locate_index(tail, size_bytes, name)
+        tail_start = size_bytes - len(tail)
+        if index_start >= tail_start:
+            index = tail[index_start - tail_start : -FOOTER_SIZE_BYTES]
+        else:
+            index = _read_exactly(source, index_start, size_bytes - FOOTER_SIZE_BYTES, name)
+        decoded = decode_index(index, index_start, name=name, lenient=lenient)
+        reader = cls(source, dict(decoded.ranges), size_bytes=size_bytes, data_size_bytes=index_start, name=name)
+        reader.warnings = decoded.warnings
+        if index_start > tail_start:
+            reader._cached, reader._cached_from = tail[: index_start - tail_start], tail_start
+        return reader
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._ranges
+
+    def __getitem__(self, key: str) -> Member:
+        """Return the member, or raise MemberNotFound."""
+        found = self._ranges.get(key)
+        if found is None:
+            raise MemberNotFound(f"{self._name} has no member {key!r}.", hint="`caf list` shows the keys.")
+        return Member(key, found.start_byte, found.end_byte)
+
+    @property
+    def members(self) -> Iterator[Member]:
+        """All members in the order of the index."""
+        return (Member(key, found.start_byte, found.end_byte) for key, found in self._ranges.items())
+
+    def read(self, key: str) -> bytes:
+        """Return a member's bytes by at most one read, all in memory."""
+        member = self[key]
+        return self._read_range(member.start_byte, member.end_byte)
+
+    def stream(self, key: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        """Yield a member's bytes in pieces of at most `piece_bytes`, in constant memory."""
+        member = self[key]
+        return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
+
+    def stream_range(self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        """Yield `[start_byte, end_byte)` of the bodies in pieces, by one request where the source can stream."""
+        if self._cached_from <= start_byte or not isinstance(self._source, StreamingSource):
+            for piece_start in range(start_byte, end_byte, piece_bytes):
+                yield self._read_range(piece_start, min(piece_start + piece_bytes, end_byte))
+        else:
+            yield from self._source.stream(start_byte, end_byte, piece_bytes)
+
+    def read_many(self, members: Iterable[Member]) -> Iterator[tuple[Member, Iterable[Buffer]]]:
+        """Yield each member with its body, in the order of their bytes; small neighbours share one read of up to 8 MiB.
+
+        A body must be taken before the next member is asked for.
+        """
+        for group in _neighbours(sorted(members, key=lambda member: (member.start_byte, member.end_byte))):
+            start_byte, end_byte = group[0].start_byte, max(member.end_byte for member in group)
+            if end_byte - start_byte > WINDOW_BYTES:
+                yield group[0], self.stream_range(start_byte, end_byte)
+                continue
+            window = memoryview(self._read_range(start_byte, end_byte))
+            for member in group:
+                yield member, (window[member.start_byte - start_byte : member.end_byte - start_byte],)
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of bodies that belong to no member, in order."""
+        covered = 0
+        for found in self._ranges_in_order():
+            if found.start_byte > covered:
+                yield covered, found.start_byte
+            covered = max(covered, found.end_byte)
+        if covered < self.data_size_bytes:
+            yield covered, self.data_size_bytes
+
+    @property
+    def dead_bytes(self) -> int:
+        """How many bytes of the bodies belong to no member."""
+        return sum(end_byte - start_byte for start_byte, end_byte in self.gaps())
+
+    def overlap_count(self) -> int:
+        """How many members share bytes with one that begins before them, or at the same place."""
+        count = covered = 0
+        for found in self._ranges_in_order():
+            count += found.start_byte < min(covered, found.end_byte)
+            covered = max(covered, found.end_byte)
+        return count
+
+    def _ranges_in_order(self) -> Sequence[ByteRange]:
+        return sorted(self._ranges.values(), key=attrgetter("start_byte"))
+
+    def _read_range(self, start_byte: int, end_byte: int) -> bytes:
+        if start_byte == end_byte:
+            return b""
+        if start_byte >= self._cached_from:
+            return self._cached[start_byte - self._cached_from : end_byte - self._cached_from]
+        return _read_exactly(self._source, start_byte, end_byte, self._name)
+
+
+def _locate_index(tail: bytes, size_bytes: int, name: str) -> int:
+    """Return the byte at which the index begins."""
+    if len(tail) != min(size_bytes, SUFFIX_BYTES):
+        raise ArchiveError(f"{name}: asked for its last {SUFFIX_BYTES} bytes, got {len(tail)} of a file of {size_bytes}.")
+    if size_bytes < FOOTER_SIZE_BYTES:
+        raise MalformedArchive(f"{name}: a file of {size_bytes} bytes is too short for a CAF footer.")
+    index_size_bytes = parse_footer(tail[-FOOTER_SIZE_BYTES:])
+    if not 0 < index_size_bytes <= size_bytes - FOOTER_SIZE_BYTES:
+        raise MalformedArchive(
+            f"{name}: its last four bytes ask for an index of {index_size_bytes} bytes in a file of {size_bytes}.",
+            hint="It is cut off, longer than it was written, or not a CAF file.",
+        )
+    if index_size_bytes > MAX_READ_INDEX_BYTES:
+        raise ArchiveLimitReached(f"{name}: its index of {index_size_bytes} bytes is longer than {MAX_READ_INDEX_BYTES}.")
+    return size_bytes - FOOTER_SIZE_BYTES - index_size_bytes
+
+
+def _read_exactly(source: RangeSource, start_byte: int, end_byte: int, name: str) -> bytes:
+    piece = source.read(start_byte, end_byte)
+    if len(piece) != end_byte - start_byte:
+        raise ArchiveError(f"{name}: asked for bytes {start_byte} to {end_byte}, got {len(piece)} bytes.")
+    return piece
+
+
+def _neighbours(members: Iterable[Member]) -> Iterator[list[Member]]:
+    """Group members, which come in order, that one read of at most `WINDOW_BYTES` serves without many dead bytes."""
+    group: list[Member] = []
+    first_byte = last_byte = 0
+    for member in members:
+        reach = max(last_byte, member.end_byte)
+        if group and (reach - first_byte > WINDOW_BYTES or member.start_byte - last_byte > _MAX_DEAD_RUN_BYTES):
+            yield group
+            group = []
+        if not group:
+            first_byte, reach = member.start_byte, member.end_byte
+        group.append(member)
+        last_byte = reach
+    if group:
+        yield group

@@ -1,0 +1,357 @@
+"""The index of a CAF 1.0 file: its exact bytes and sizes when written, its strict reading.
+
+    {"format_version":"1.0","files":{"<key>":{"start_byte":<n>,"end_byte":<n>},…}}
+
+What is written is byte for byte what gocaf writes: compact, keys in the order of their UTF-8 bytes, Go's escapes. What is
+read may be any JSON that means the same; what two readers could understand differently is refused.
+
+Not here: bodies, footer and files (`caf`). Source: gocaf 4e5f21e, and what it and jackal-js-worker 5841af4 made of the
+vectors in the tests.
+"""
+
+import codecs
+import json
+import re
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from caf_pipeline.errors import ArchiveLimitReached, MalformedArchive, MemberRefused
+from caf_pipeline.system.plurals import counted
+
+FORMAT_VERSION: Final = "1.0"
+
+_HEAD: Final = b'{"format_version":"1.0","files":{'
+_TAIL: Final = b"}}"
+_ENTRY: Final = b'"%b":{"start_byte":%d,"end_byte":%d}'
+
+EMPTY_INDEX_SIZE_BYTES: Final = len(_HEAD + _TAIL)
+FOOTER_SIZE_BYTES: Final = 4
+"""The footer is the index's length as an unsigned 32-bit little-endian number, and not counted in it."""
+
+_FOOTER: Final = struct.Struct("<I")
+_ENTRY_PUNCTUATION_BYTES: Final = len(_ENTRY.replace(b"%b", b"").replace(b"%d", b""))
+_PIECE_MEMBERS: Final = 8192  # about 0.5–1 MiB of index a piece
+
+# --- escapes -------------------------------------------------------------------------------------------------------
+
+# encoding/json of Go 1.22 and later, with its HTML escapes. 0x7f, C1 controls and U+FEFF stay as they are.
+_SHORT_ESCAPES: Final = {b"\b": b"\\b", b"\f": b"\\f", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b'"': b'\\"', b"\\": b"\\\\"}
+_LONG_ESCAPES: Final = {bytes([code]): b"\\u%04x" % code for code in (*range(0x20), *b"<>&")}
+_LINE_SEPARATORS: Final = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
+_ESCAPES: Final = _LONG_ESCAPES | _LINE_SEPARATORS | _SHORT_ESCAPES
+# In valid UTF-8 0xe2 only ever begins a character, so that matching bytes is matching characters.
+_ESCAPED: Final = re.compile(rb'[\x00-\x1f"\\<>&]|\xe2\x80[\xa8\xa9]')
+_ESCAPED_BYTES: Final = bytes(range(0x20)) + b'"\\<>&'
+
+
+def encode_key(key: str | bytes) -> bytes:
+    """Return the key's UTF-8 bytes.
+
+    Raises:
+        MemberRefused: the key is not valid UTF-8, or text with a lone surrogate.
+    """
+    try:
+        if isinstance(key, str):
+            return key.encode()
+        key.decode()
+    except UnicodeError as error:
+        raise MemberRefused(
+            f"The key {key!r} is not valid UTF-8.", hint="Rename it: a CAF index holds UTF-8 names only."
+        ) from error
+    return key
+
+
+def escape_key(key: bytes) -> bytes:
+    """Return the bytes that stand for this valid UTF-8 key between the quotes of its JSON string."""
+    if len(key.translate(None, _ESCAPED_BYTES)) == len(key) and b"\xe2\x80" not in key:
+        return key  # nearly always, and five times as fast as asking the pattern
+    return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], key)
+
+
+def escaped_key_size_bytes(key: str | bytes) -> int:
+    """Return the key's length in the index, escapes counted and quotes not."""
+    return len(escape_key(encode_key(key)))
+
+
+def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
+    """Return the length of the member's entry in the index, without the comma that parts it from another entry."""
+    return _entry_size_bytes(encode_key(key), start_byte, end_byte)
+
+
+def _entry_size_bytes(encoded: bytes, start_byte: int, end_byte: int) -> int:
+    return len(escape_key(encoded)) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+class IndexBuilder:
+    """Collects the ranges of members and emits the index.
+
+    Memory is about 100 bytes a member beside its key; members that arrive in byte order are emitted without a sort.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[bytes, None] = {}  # in the order of adding, so that the n-th key has the n-th range
+        self._starts = array("Q")
+        self._ends = array("Q")
+        self._size_bytes = EMPTY_INDEX_SIZE_BYTES
+        self._last_key = b""
+        self._ascending = True
+
+    @property
+    def member_count(self) -> int:
+        """How many members were added."""
+        return len(self._keys)
+
+    @property
+    def index_size_bytes(self) -> int:
+        """The exact length of the index now, footer not counted."""
+        return self._size_bytes
+
+    def __contains__(self, key: str | bytes) -> bool:
+        return encode_key(key) in self._keys
+
+    def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
+        """Return the exact length that the index would have with this member too, footer not counted."""
+        return self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
+
+    def add(self, key: str | bytes, start_byte: int, end_byte: int) -> None:
+        """Add a member at `[start_byte, end_byte)`.
+
+        Raises:
+            MemberRefused: the key is there already or not UTF-8, or the range is none; nothing was added.
+        """
+        encoded = encode_key(key)
+        if encoded in self._keys:
+            raise MemberRefused(f"The key {encoded.decode()!r} is in the archive already.")
+        if not 0 <= start_byte <= end_byte:
+            raise MemberRefused(f"The member {encoded.decode()!r} cannot have the range {start_byte} to {end_byte}.")
+        self._size_bytes += _entry_size_bytes(encoded, start_byte, end_byte) + bool(self._keys)
+        self._ascending = self._ascending and encoded >= self._last_key
+        self._last_key = encoded
+        self._keys[encoded] = None
+        self._starts.append(start_byte)
+        self._ends.append(end_byte)
+
+    def iter_index(self) -> Iterator[bytes]:
+        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added while it runs."""
+        keys = list(self._keys)
+        order = range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
+        yield _HEAD
+        for first in range(0, len(keys), _PIECE_MEMBERS):
+            entries = [
+                _ENTRY % (escape_key(keys[n]), self._starts[n], self._ends[n]) for n in order[first : first + _PIECE_MEMBERS]
+            ]
+            yield (b"," if first else b"") + b",".join(entries)
+        yield _TAIL
+
+    def footer(self) -> bytes:
+        """Return the four bytes that follow the index.
+
+        Raises:
+            ArchiveLimitReached: the index's length does not fit them.
+        """
+        if self._size_bytes >= 1 << 32:
+            raise ArchiveLimitReached(f"An index of {self._size_bytes} bytes is longer than a CAF footer can say.")
+        return _FOOTER.pack(self._size_bytes)
+
+
+def parse_footer(footer: bytes) -> int:
+    """Return the index's length from the last four bytes of a CAF file."""
+    return int(_FOOTER.unpack(footer)[0])
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+class ByteRange(msgspec.Struct, frozen=True, gc=False):
+    """`[start_byte, end_byte)` of the file. A Struct, since a million of them must not take half a gigabyte."""
+
+    start_byte: int
+    end_byte: int
+
+
+class _Index(msgspec.Struct):
+    format_version: str
+    files: dict[str, ByteRange]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedIndex:
+    """What an index says, in its own order, with a sentence for each kind of thing that lenience let pass."""
+
+    ranges: Mapping[str, ByteRange]
+    warnings: tuple[str, ...]
+
+
+def decode_index(index: bytes, data_size_bytes: int, *, name: str, lenient: bool = False) -> DecodedIndex:
+    """Read an index strictly; every range lies in `[0, data_size_bytes]`.
+
+    Args:
+        index: exactly the index's bytes.
+        data_size_bytes: where the index begins in the file.
+        name: of the archive, for messages.
+        lenient: take the last of equal keys, U+FFFD for what is no UTF-8, and any version; each with a warning.
+
+    Raises:
+        MalformedArchive: what a strict reader refuses, and in either case what has no one meaning.
+    """
+    decoded = _decode_canonical(index) or _decode_any(index, name, lenient)
+    for key, member in decoded.ranges.items():
+        if not 0 <= member.start_byte <= member.end_byte <= data_size_bytes:
+            raise MalformedArchive(
+                f"{name}: the member {key!r} has the range {member.start_byte} to {member.end_byte}, "
+                f"outside the {data_size_bytes} bytes of bodies."
+            )
+    return decoded
+
+
+_decoder: Final = msgspec.json.Decoder(_Index)
+# \u005f and \u006x, \u007x: the only way to spell a field's name without its plain bytes.
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00[5-7]")
+_ONCE: Final = (b'"format_version"', b'"files"')
+_ONCE_A_MEMBER: Final = (b'"start_byte"', b'"end_byte"')
+
+
+def _decode_canonical(index: bytes) -> DecodedIndex | None:
+    """Read an index that plainly has nothing twice, fast and in little memory; None where that is not plain.
+
+    msgspec silently takes the last of two equal names. Every entry must hold the two field names, and where no letter is
+    escaped it holds their plain bytes; as many of them as there are members left means that none was dropped.
+    """
+    try:
+        decoded = _decoder.decode(index)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    plain = (
+        decoded.format_version == FORMAT_VERSION
+        and all(index.count(name) == len(decoded.files) for name in _ONCE_A_MEMBER)
+        and all(index.count(name) == 1 for name in _ONCE)
+        and not _ESCAPED_LETTER.search(index)
+    )
+    return DecodedIndex(decoded.files, ()) if plain else None
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object's pairs as they stand in the text, equal names included."""
+
+    def only(self, name: str) -> object:
+        """Return the value of `name`; raise ValueError where it is missing or there twice."""
+        values = [value for key, value in self if key == name]
+        if len(values) != 1:
+            raise ValueError(f"the field {name!r} is {'missing' if not values else 'there twice'}")
+        return values[0]
+
+
+def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
+    """Make a plain entry small at once; anything else is judged where it is used."""
+    if len(pairs) == 2:
+        (first, start), (second, end) = pairs
+        if first == "start_byte" and second == "end_byte" and type(start) is int and type(end) is int:
+            return ByteRange(start, end)
+    return _Object(pairs)
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    # Go turns every byte of an invalid sequence into one U+FFFD; Python's own "replace" makes one of several bytes.
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("caf-each-byte", _replace_each_byte)
+
+
+def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
+    """Read any legal index by the standard library's JSON, which shows equal names. Slower, and larger in memory."""
+    warnings: list[str] = []
+    text = _decode_text(index, name, lenient, warnings.append)
+    try:
+        root = json.loads(text, object_pairs_hook=_range_or_object, parse_constant=_refuse_constant)
+        if not isinstance(root, _Object):
+            raise ValueError("it is not an object with 'format_version' and 'files'")
+        _check_version(root, name, lenient, warnings.append)
+        files = root.only("files")
+        if not isinstance(files, _Object):
+            raise ValueError("'files' is not an object of members")
+    except RecursionError as error:
+        raise MalformedArchive(f"{name}: the index is nested too deep.") from error
+    except ValueError as error:
+        raise MalformedArchive(f"{name}: the index cannot be read: {error}.") from error
+    return DecodedIndex(_collect(files, name, lenient, warnings.append), tuple(warnings))
+
+
+def _decode_text(index: bytes, name: str, lenient: bool, warn: Callable[[str], None]) -> str:
+    try:
+        return index.decode()
+    except UnicodeDecodeError as error:
+        if not lenient:
+            raise MalformedArchive(
+                f"{name}: the index is not valid UTF-8 at its byte {error.start}.",
+                hint="--lenient reads it with U+FFFD instead.",
+            ) from error
+        warn(f"{name}: the index is not valid UTF-8 at its byte {error.start}; U+FFFD stands for each bad byte.")
+        return index.decode(errors="caf-each-byte")
+
+
+def _check_version(root: _Object, name: str, lenient: bool, warn: Callable[[str], None]) -> None:
+    versions = [value for key, value in root if key == "format_version"]
+    if versions == [FORMAT_VERSION]:
+        return
+    if len(versions) > 1 or not all(isinstance(version, str) for version in versions):
+        raise ValueError("'format_version' is not one string")
+    said = f"has the format version {versions[0]!r}" if versions else "has no format version"
+    if not lenient:
+        raise MalformedArchive(
+            f"{name}: the archive {said}, only {FORMAT_VERSION!r} is known.", hint="--lenient reads it as 1.0."
+        )
+    warn(f"{name}: the archive {said}; it was read as {FORMAT_VERSION}.")
+
+
+def _collect(files: _Object, name: str, lenient: bool, warn: Callable[[str], None]) -> dict[str, ByteRange]:
+    ranges: dict[str, ByteRange] = {}
+    repeated, surrogates = 0, 0
+    for raw_key, value in files:
+        key = raw_key
+        if not key.isascii() and _SURROGATE.search(key):
+            if not lenient:
+                raise MalformedArchive(
+                    f"{name}: the key {key!r} holds a lone surrogate.", hint="--lenient reads it with U+FFFD instead."
+                )
+            key = _SURROGATE.sub("\ufffd", key)
+            surrogates += 1
+        if key in ranges:
+            if not lenient:
+                raise MalformedArchive(f"{name}: the key {key!r} is there twice.", hint="--lenient takes the last.")
+            repeated += 1
+        ranges[key] = value if isinstance(value, ByteRange) else _range_of(value, key, name)
+    if surrogates:
+        warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD stands for each.")
+    if repeated:
+        warn(f"{name}: {repeated} entries have a key that comes again later; the last of each was taken.")
+    return ranges
+
+
+def _range_of(value: object, key: str, name: str) -> ByteRange:
+    """Read an entry that holds more than the two fields, or holds them in another order."""
+    try:
+        if not isinstance(value, _Object):
+            raise ValueError("it is not an object")
+        start_byte, end_byte = value.only("start_byte"), value.only("end_byte")
+    except ValueError as error:
+        raise MalformedArchive(f"{name}: the entry of {key!r} cannot be read: {error}.") from error
+    if type(start_byte) is not int or type(end_byte) is not int:  # to isinstance a bool is an int
+        raise MalformedArchive(f"{name}: the range of {key!r} is not given in whole numbers.")
+    return ByteRange(start_byte, end_byte)

@@ -1,0 +1,142 @@
+"""Commands that hold runs back: pause, resume, limit. Runs that go on obey within seconds.
+
+Not here: how a run obeys (`brake`), where orders stand (`switchboard`).
+"""
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.terminal import help_of, parse_size, print_json, printable, show_coins, show_size
+from caf_pipeline.errors import UsageError
+from caf_pipeline.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.interfaces import Orders, Switchboard
+
+NOTHING: Final = "none"
+DEFAULT: Final = "default"
+_NO_BANDWIDTH_LIMIT: Final = "0"  # as `interfaces.Orders` counts
+_NO_SPEND_CAP: Final = "-1"
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (pause, resume, limit):
+        group.command(help=help_of(command))(command)
+
+
+def pause(
+    reason: Annotated[str, typer.Argument(metavar="[REASON]", help="Shown wherever something waits.")] = "paused by an operator",
+) -> None:
+    r"""Hold every run where it is, and launch no more.
+
+    `caf jackal resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and sensors say why they
+    launch nothing.
+
+    \b
+    Example:
+      caf jackal pause "moving house"
+
+    Exit status: 0; 2 REASON is empty; 3 a setting is wrong; 6 the database failed.
+    """
+    if not reason.strip():
+        raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "moving house"')
+    with opened_ledger(load_settings()) as ledger:
+        ledger.switchboard().order("paused", reason.strip())
+    typer.echo(f"paused: {printable(reason.strip())}")
+
+
+def resume() -> None:
+    r"""End a pause.
+
+    Exit status: 0, also where nothing was paused; 3 a setting is wrong; 6 the database failed.
+    """
+    with opened_ledger(load_settings()) as ledger:
+        ledger.switchboard().order("paused", None)
+    typer.echo("nothing is paused now: runs go on within seconds")
+
+
+def limit(
+    bandwidth: Annotated[
+        str | None,
+        typer.Option("--bandwidth", metavar="SIZE|none|default", help="Bytes a second of all uploads together: 20MiB."),
+    ] = None,
+    spend_cap: Annotated[
+        str | None,
+        typer.Option("--spend-cap", metavar="UJKL|none|default", help="What all transactions of this ledger may come to."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the limits as a JSON object.")] = False,
+) -> None:
+    r"""Limit what runs may upload and spend.
+
+    Shows the limits, after changing what is given. An order holds for every run, also those under way, until the next one.
+    `none` lifts a limit; `default` takes an order back, so that the settings jackal.bandwidth and jackal.spend_cap hold
+    again.
+
+    \b
+    Examples:
+      caf jackal limit
+      caf jackal limit --bandwidth 20MiB --spend-cap 5000000
+      caf jackal limit --bandwidth default
+
+    Exit status: 0; 2 not a limit; 3 a setting is wrong; 6 the database failed.
+    """
+    settings = load_settings()
+    orders = {}
+    if bandwidth is not None:
+        orders["bandwidth"] = _bandwidth(bandwidth)
+    if spend_cap is not None:
+        orders["spend_cap"] = _spend_cap(spend_cap)
+    with opened_ledger(settings) as ledger:
+        switchboard = ledger.switchboard()
+        for name, value in orders.items():
+            switchboard.order(name, value)
+        _show(settings, switchboard, json)
+
+
+def _bandwidth(text: str) -> str | None:
+    if text in (NOTHING, DEFAULT):
+        return _NO_BANDWIDTH_LIMIT if text == NOTHING else None
+    rate = parse_size(text.removesuffix("/s"))
+    if rate <= 0:
+        raise UsageError("a bandwidth of 0 is none.", hint=f"`--bandwidth {NOTHING}` lifts the limit; `caf jackal pause` stops")
+    return str(rate)
+
+
+def _spend_cap(text: str) -> str | None:
+    if text in (NOTHING, DEFAULT):
+        return _NO_SPEND_CAP if text == NOTHING else None
+    amount = text.removesuffix("ujkl").replace("_", "").replace(",", "")
+    if not (amount.isascii() and amount.isdigit()):
+        raise UsageError(f"{text!r} is not an amount.", hint="give whole ujkl: 1 JKL is 1000000")
+    return amount
+
+
+def _show(settings: Settings, switchboard: "Switchboard", json: bool) -> None:
+    orders = switchboard.orders()
+    rate, cap = bandwidth_in_force(settings, orders), spend_cap_in_force(settings, orders)
+    if json:
+        print_json({"paused": orders.paused or None, "bandwidth": rate, "spend_cap": cap})
+        return
+    typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(orders.bandwidth)}")
+    typer.echo(f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(orders.spend_cap)}")
+    if orders.paused:
+        typer.echo(f"paused: {printable(orders.paused)}")
+
+
+def _whose(ordered: int | None) -> str:
+    return " (settings)" if ordered is None else " (ordered)"
+
+
+def bandwidth_in_force(settings: Settings, orders: "Orders") -> int | None:
+    """Return the limit in bytes a second; None for none."""
+    return (int(settings.jackal.bandwidth) if orders.bandwidth is None else orders.bandwidth) or None
+
+
+def spend_cap_in_force(settings: Settings, orders: "Orders") -> int | None:
+    """Return the cap in ujkl; None for none."""
+    if orders.spend_cap is None:
+        return settings.jackal.spend_cap
+    return None if orders.spend_cap < 0 else orders.spend_cap

@@ -1,0 +1,122 @@
+"""What a command opens and closes again: the ledger, one source's workplace, the network.
+
+Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
+Not here: how the parts are opened (`assembly`), what a command does with them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from caf_pipeline.cli.terminal import note
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.context import Workplace
+    from caf_pipeline.interfaces import ChunkStore, TransactionLog
+    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.store.jackal.store import JackalStore
+    from caf_pipeline.throttle import Brake
+
+RUN: Final = "caf"
+"""Who holds what a command holds, as a run that meets it is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
+
+    settings: Settings
+    ledger: "PostgresLedger"
+    store: "JackalStore"
+    log: "TransactionLog"
+    brake: "Brake"
+    account: str
+
+
+@contextmanager
+def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
+    """Open the ledger while the context lasts."""
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
+    from caf_pipeline.wiring import open_ledger  # noqa: PLC0415  loaded by the commands that use it
+
+    ledger = open_ledger(settings, Waits(Announcer(note)))
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[ChunkStore]":
+    """Open the store, whichever it is, while the context lasts."""
+    from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
+    from caf_pipeline.wiring import close_store, open_store  # noqa: PLC0415
+
+    store = open_store(settings, ledger, this_process(RUN), Waits(Announcer(note)))
+    try:
+        yield store
+    finally:
+        close_store(store)
+
+
+@contextmanager
+def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[ChunkStore]":
+    """Open the store to read what was archived of a source, while the context lasts.
+
+    Raises:
+        SettingsError: there is no such source. NotLocated: the ledger has nothing of it.
+    """
+    require_source(settings, ledger, source)
+    if source not in ledger.sources():
+        raise NotLocated(f"nothing of source '{source}' is archived yet", hint=f"caf run --source {source} archives it")
+    with opened_store(settings, ledger) as store:
+        yield store
+
+
+@contextmanager
+def opened_workplace(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[Workplace]":
+    """Open a source's workplace while the context lasts."""
+    from caf_pipeline.waits import Announcer  # noqa: PLC0415
+    from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
+
+    work = open_workplace(settings, source, run=RUN, ledger=ledger, waiting=Announcer(note))
+    try:
+        yield work
+    finally:
+        close_store(work.store)
+
+
+@contextmanager
+def opened_network(settings: Settings) -> Iterator[Network]:
+    """Open Jackal while the context lasts.
+
+    Raises:
+        SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
+    """
+    from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
+    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
+    from caf_pipeline.wiring import open_brake, open_jackal  # noqa: PLC0415
+
+    holder = this_process(RUN)
+    with opened_ledger(settings) as ledger:
+        store = open_jackal(settings, ledger, holder, Waits(Announcer(note)))
+        try:
+            account = f"{settings.jackal.chain_id}/{store.wallet.address}"
+            yield Network(settings, ledger, store, ledger.transactions(holder), open_brake(settings, ledger), account)
+        finally:
+            store.close()
+
+
+def known_sources(settings: Settings, ledger: "PostgresLedger") -> list[str]:
+    """Return the names of all sources of the settings and of the ledger."""
+    return sorted({*ledger.sources(), *settings.sources})
+
+
+def require_source(settings: Settings, ledger: "PostgresLedger", name: str) -> None:
+    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
+    if name not in settings.sources and name not in (known := ledger.sources()):
+        raise settings.unknown_source(name, known)

@@ -1,0 +1,185 @@
+"""Commands that look after what is stored: prove, repair.
+
+Not here: what is asked of the network (`proofs`), where the bytes of a repair come from (`repair`).
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_workplace
+from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.errors import CafError, NotProven, UsageError
+from caf_pipeline.settings import load_settings
+
+if TYPE_CHECKING:
+    from caf_pipeline.context import Workplace
+    from caf_pipeline.maintenance.repair import RepairReport
+    from caf_pipeline.maintenance.scrub import ProofReport
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (prove, repair):
+        group.command(help=help_of(command))(command)
+
+
+def prove(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")],
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Chunks to look at; jackal.prove_per_run by default.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    r"""Look at stored chunks again.
+
+    That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first. A
+    chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it. A chunk is unverified where
+    its copies are right, and the chain shows no verified proof of enough of them: what it shows may be of a provider's joining
+    alone. Look again in the next proof window; a file of up to 20,480 bytes is always unverified. The job prove_SOURCE does
+    the same every hour.
+
+    \b
+    Examples:
+      caf jackal prove demo
+      caf jackal prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
+
+    Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong or there is
+    no such source; 6 the database or 7 the store failed.
+    """
+    from caf_pipeline.maintenance.scrub import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
+
+    settings = load_settings()
+    settings.source(source)
+    looked_at = 0
+    found: dict[str, list[str]] = {"damaged": [], "unverified": [], "proven": []}
+    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
+        for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
+            looked_at += 1
+            _print_proof(report, json)
+            found[report.verdict].append(report.chunk.name)
+    _raise_unless_proven(source, looked_at, damaged=found["damaged"], unverified=found["unverified"])
+    if not json:
+        said = f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
+        typer.echo(said if looked_at else f"nothing of '{source}' was looked at: no chunk is located that no other run works on")
+
+
+def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unverified: list[str]) -> None:
+    """Raise the error that says which chunks are damaged, and which unverified."""
+    if not damaged and not unverified:
+        return
+    sorts = (("damaged", damaged), ("unverified", unverified))
+    said = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in sorts if names)
+    hints = [f"caf jackal repair {source}"] if damaged else []
+    hints += ["look at what is unverified again in the next proof window"] if unverified else []
+    raise CafError(f"of {counted(looked_at, 'chunk')} of '{source}', {said}", hint="; ".join(hints))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+
+
+def _print_proof(report: "ProofReport", json: bool) -> None:
+    if json:
+        copies = [
+            {
+                "provider": each.copy.provider,
+                "verified": each.copy.verified,
+                "window": each.window,
+                "fault": each.fault or None,
+            }
+            for each in report.checks
+        ]
+        print_json(
+            {
+                "chunk": report.chunk.name,
+                "verdict": report.verdict,
+                "proven": report.proven,
+                "explanation": report.explanation or report.unverified or None,
+                "state": str(report.chunk.state),
+                "copies": copies,
+            }
+        )
+    elif not report.proven:
+        typer.echo(f"{report.chunk.name} {report.verdict}: {printable(report.explanation or report.unverified)}")
+
+
+def repair(
+    what: Annotated[str, typer.Argument(metavar="CHUNK|SOURCE", help="A chunk, or a source: all its damaged chunks.")],
+    json: JsonOption = False,
+) -> None:
+    r"""Store damaged chunks anew.
+
+    From staging, else from another provider, else packed again from S3. A chunk that the chain no longer lists is posted
+    again, which takes its space anew. A damaged chunk is located again only where the chain shows verified proofs of its copies.
+
+    \b
+    Examples:
+      caf jackal repair demo
+      caf jackal repair demo-1a2b3c4d-00001
+
+    Exit status: 0 repaired, or there was nothing to repair; 2 the chunk is in no state that can be repaired; 3 a setting is
+    wrong or there is no such source; 5 the source, 6 the database or 7 the store failed; 9 what could be found has other
+    bytes; 10 a run works on it; 11 there is no such chunk.
+    """
+    from caf_pipeline.inventory.plan import is_chunk_name  # noqa: PLC0415  loaded by the commands that use it
+
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        known = known_sources(settings, ledger)
+        if what in known:
+            source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
+        elif not is_chunk_name(what):
+            raise settings.unknown_source(what, known)
+        else:
+            chunk = ledger.chunk(what)
+            if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):
+                raise UsageError(
+                    f"chunk {what} is '{chunk.state}', which nothing can repair.", hint="`caf status` shows the others"
+                )
+            source, chunks = chunk.source, [what]
+        if not chunks:
+            note(f"no chunk of '{what}' is damaged")
+            return
+        with opened_workplace(settings, ledger, source) as work:
+            _repair_all(work, chunks, json)
+
+
+def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
+    """Repair one after the other; raise the first error at the end, or at once a transient one that all would meet."""
+    from caf_pipeline.maintenance.repair import repair_chunk  # noqa: PLC0415  loaded by the commands that use it
+
+    failed: list[CafError] = []
+    for name in chunks:
+        try:
+            _print_repair(repair_chunk(work, name), json)
+        except CafError as error:
+            if not error.permanent and not isinstance(error, NotProven):
+                raise
+            failed.append(error)
+            note(f"{name}: {error}")
+    if failed:
+        raise failed[0]
+
+
+def _print_repair(report: "RepairReport", json: bool) -> None:
+    chunk = report.chunk
+    if json:
+        providers = [copy.provider for copy in report.copies]
+        print_json(
+            {
+                "chunk": chunk.name,
+                "state": str(chunk.state),
+                "origin": report.origin,
+                "posted_again": report.posted_again,
+                "providers": providers,
+            }
+        )
+    elif report.origin == "none needed":
+        typer.echo(f"{chunk.name} needs no repair")
+    else:
+        again = "; it was posted again, which took its space anew" if report.posted_again else ""
+        typer.echo(f"{chunk.name} is whole again, from {report.origin}, at {counted(len(report.copies), 'provider')}{again}")

@@ -1,0 +1,100 @@
+"""What a step works with: one source, its settings, the three doors, and who does the work.
+
+Not here: how the parts are opened (`assembly`), what a step does (`planning`, `archive`, `retrieve`).
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from caf_pipeline.errors import StagingError
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
+from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.throttle import Brake
+from caf_pipeline.waits import Waits
+
+
+def _no_progress(objects: int, size_bytes: int) -> None:
+    """Tell nobody."""
+
+
+def _no_upload_progress(size_bytes: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """One source's parts, as every step gets them.
+
+    Attributes:
+        progress: told objects and bytes as they are packed, as differences.
+        upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
+        brake: what the operator ordered; without one nothing is ever held up.
+        waits: where it is said what the run waits for.
+    """
+
+    source: str
+    settings: Settings
+    objects: ObjectSource
+    store: ChunkStore
+    ledger: Ledger
+    holder: Holder
+    progress: Callable[[int, int], None] = field(default=_no_progress)
+    upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
+    brake: Brake | None = None
+    waits: Waits = field(default_factory=Waits)
+
+    @property
+    def source_settings(self) -> SourceSettings:
+        """The settings of this source."""
+        return self.settings.source(self.source)
+
+    @property
+    def address(self) -> str:
+        """Which bucket and prefix this is, without any secret."""
+        return address_of(self.source_settings)
+
+    @property
+    def archive_id(self) -> str:
+        """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
+        return archive_id_of(self.source, self.address)
+
+    def hold(self, check: Callable[[], None]) -> None:
+        """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
+        if self.brake is None:
+            check()
+        else:
+            self.brake.hold(check)
+
+    def inventories(self) -> Path:
+        """Return the folder of this source's snapshots, made if it is missing."""
+        return _folder(self.settings.home / "inventories" / self.source)
+
+    def plans(self) -> Path:
+        """Return the folder of this source's plans, made if it is missing."""
+        return _folder(self.settings.home / "plans" / self.source)
+
+    def staging(self) -> Path:
+        """Return the staging folder, made if it is missing."""
+        return _folder(self.settings.staging_folder)
+
+
+def address_of(settings: SourceSettings) -> str:
+    """Return which bucket and prefix a source is."""
+    return f"{settings.endpoint_url or 'aws'}/{settings.bucket}/{settings.prefix}"
+
+
+def archive_id_of(source: str, address: str) -> str:
+    """Return the id of a source's archive, which changes with its name and with its address."""
+    return hashlib.sha256(f"caf-pipeline archive\0{source}\0{address}".encode()).hexdigest()[:32]
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StagingError(
+            f"the folder {path} cannot be made: {error.strerror}", hint="free the path or set 'home' or 'staging' elsewhere"
+        ) from error
+    return path

@@ -1,0 +1,46 @@
+"""Executes a run in this process, recorded as the UI would have recorded one that it had launched.
+
+`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the UI's timeline leaves such
+a run out and cannot execute it again. Here the run is created first, with that. Not here: what is executed (`command`).
+Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
+from dagster._core.execution.execute_in_process import merge_run_tags
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
+from dagster._core.utils import make_new_run_id
+
+from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.defs.naming import COMMAND, COMMAND_TAG, LOCATION_NAME, MAX_RETRIES_TAG, REPOSITORY_NAME
+from caf_pipeline.ledger.processes import this_process
+
+_REPOSITORY: Final = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME)
+"""Our definitions, by name alone: who serves the UI knows how that code location is loaded."""
+
+
+def execute_here(
+    job: JobDefinition, instance: DagsterInstance, *, run_config: Mapping[str, Any], partition_key: str | None = None
+) -> ExecuteInProcessResult:
+    """Execute one run of a job here, with the executor of the job; an error of a step fails the run and is not raised."""
+    run_id = make_new_run_id()
+    own = {
+        COMMAND_TAG: COMMAND,
+        MAX_RETRIES_TAG: "0",  # who interrupted it does not want the daemon to begin it again
+        **process_tags(this_process(run_id)),
+    }
+    run = instance.create_run_for_job(
+        job,
+        run_id=run_id,
+        run_config=run_config,
+        tags=merge_run_tags(job, partition_key, own, None, instance, run_config),
+        remote_job_origin=_REPOSITORY.get_job_origin(job.name),
+    )
+    events = list(execute_run_iterator(InMemoryJob(job), run, instance))
+    return ExecuteInProcessResult(
+        job_def=job, event_list=events, dagster_run=instance.get_run_by_id(run_id) or run, output_capture=None
+    )

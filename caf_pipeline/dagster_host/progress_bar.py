@@ -1,0 +1,221 @@
+"""How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and CI.
+
+What is counted is what was done: a chunk that failed counts nothing. A rate is that of the whole transfer, of packing while a
+chunk is packed and of sending while it is sent. Not here: what is told (the steps), when (`command`).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from caf_pipeline.chunk_state import UNDER_WAY
+from caf_pipeline.interfaces import Chunk
+from caf_pipeline.waits import Wait
+
+BAR_WIDTH: Final = 16
+"""Columns: with all that stands beside it, the line still fits into a terminal of 100."""
+
+LINE_SECONDS: Final = 60.0
+"""Between two lines where there is no terminal."""
+
+SHOWN_SECONDS: Final = 0.1
+"""Between two changes of the bar: thousands of objects a second are told."""
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size for people."""
+    unit = 0
+    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
+        size_bytes, unit = size_bytes / 1024, unit + 1
+    return f"{size_bytes:.{min(unit, 1)}f} {_UNITS[unit]}"
+
+
+class Rate:
+    """The rate of one kind of transfer: its bytes over the time that it took, all chunks together."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._seconds = 0.0
+        self._bytes = 0
+
+    def begin(self) -> None:
+        """Begin to count time, of a further chunk."""
+        self._since = self._clock()
+
+    def end(self) -> None:
+        """Count no time until the next telling."""
+        self._since = None
+
+    def told(self, size_bytes: int) -> None:
+        """Count bytes, and the time since the last telling."""
+        now = self._clock()
+        if self._since is not None:
+            self._seconds += now - self._since
+            self._bytes += size_bytes
+        self._since = now
+
+    @property
+    def per_second(self) -> float | None:
+        """Bytes a second; None before there are any."""
+        return self._bytes / self._seconds if self._bytes and self._seconds > 0 else None
+
+
+class ChunkProgress:
+    """Shows how far the chunks of a source are while the context lasts.
+
+    Attributes:
+        waits: returns what is waited for, which is said again with each line.
+    """
+
+    def __init__(self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS) -> None:
+        self.waits: Callable[[], Sequence[Wait]] = tuple
+        self._console = console
+        self._source = source
+        self._line_seconds = line_seconds
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.fields[text]}"), console=console
+        )
+        self._task = self._bar.add_task(f"{source}: planning", total=None, text="")
+        self._planned: dict[str, Chunk] = {}
+        self._all = (0, 0)  # objects and bytes of those
+        self._done = (0, 0, 0)  # objects, bytes and chunks that are archived
+        self._now = (0, 0)  # objects and bytes of the chunk under way
+        self._failed = self._held = self._skipped = 0
+        self._reading, self._sending = Rate(), Rate()
+        self._rate = self._reading
+        self._sent_bytes = 0
+        self._shown_at = 0.0
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._lines = threading.Thread(target=self._say_lines, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        if self._console.is_terminal:
+            self._bar.start()
+        else:
+            self._lines.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._over.set()
+        if self._console.is_terminal:
+            if not self._planned:
+                self._bar.update(self._task, visible=False)
+            self._bar.stop()
+        elif self._planned:
+            self._say(self.line())
+
+    def plan(self, chunks: Sequence[Chunk]) -> None:
+        """Show what there is to do, beside what is shown already; a chunk that only has to be cleared away is not shown."""
+        self._planned |= {chunk.name: chunk for chunk in chunks if chunk.state in UNDER_WAY}
+        self._count_planned()
+
+    def forget(self, name: str) -> None:
+        """Show a chunk no longer: its objects are planned again."""
+        if self._planned.pop(name, None):
+            self._failed -= 1
+        self._count_planned()
+
+    def begin(self) -> None:
+        """Begin a chunk."""
+        self._now = 0, 0
+        self._reading.begin()
+        self._sending.end()
+
+    def packed(self, objects: int, size_bytes: int) -> None:
+        """Count objects and bytes, as differences; called from the steps."""
+        self._now = self._now[0] + objects, self._now[1] + size_bytes
+        # Several objects at once were packed by an earlier run: no rate of this one.
+        self._reading.told(size_bytes if objects <= 1 else 0)
+        self._rate = self._reading
+        self._show(seldom=True)
+
+    def sent(self, size_bytes: int) -> None:
+        """Count bytes sent, as differences, every copy; called from the steps, by several threads at once."""
+        self._sent_bytes += size_bytes
+        self._sending.told(size_bytes)
+        self._rate = self._sending
+        self._show(seldom=True)
+
+    def finish(self, done: Chunk) -> None:
+        """Count a chunk as archived: exactly what is in it, however often that was packed."""
+        if done.name in self._planned:
+            objects, size_bytes, chunks = self._done
+            self._done = objects + done.member_count, size_bytes + done.member_bytes, chunks + 1
+            self._skipped += done.skipped_count
+        self._now = 0, 0
+        self._show()
+
+    def fail(self) -> None:
+        """Take back what was counted of a chunk that is not archived."""
+        self._now = 0, 0
+        self._failed += 1
+        self._show()
+
+    def hold(self) -> None:
+        """Count a chunk that another run holds: it did not fail, and what that run does of it is not counted here."""
+        self._now = 0, 0
+        self._held += 1
+        self._show()
+
+    def line(self) -> str:
+        """Return all of it as one line."""
+        if not self._planned:
+            minutes = int((time.monotonic() - self._began) / 60)
+            return f"{self._source}: taking an inventory and planning, for {minutes} min"
+        return f"{self._source}: {self._text(', ')}"
+
+    def _count_planned(self) -> None:
+        chunks = self._planned.values()
+        self._all = sum(chunk.object_count for chunk in chunks), sum(chunk.object_bytes for chunk in chunks)
+        self._show()
+
+    def _counts(self) -> tuple[int, int]:
+        """Return the objects and bytes that are done."""
+        objects, size_bytes = self._done[0] + self._now[0], self._done[1] + self._now[1]
+        return min(objects, self._all[0]), min(size_bytes, self._all[1])
+
+    def _text(self, separator: str) -> str:
+        (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._all
+        rate = self._rate.per_second
+        return separator.join(
+            part
+            for part in (
+                f"{size_text(size_bytes)} of {size_text(all_bytes)}",
+                f"{size_text(rate)}/s" if rate else "",
+                f"{objects:,}/{all_objects:,} objects",
+                f"{self._skipped:,} skipped" if self._skipped else "",
+                f"{self._done[2]}/{len(self._planned)} chunks",
+                f"{self._failed} failed" if self._failed else "",
+                f"{self._held} held by other runs" if self._held else "",
+                f"{size_text(self._sent_bytes)} sent" if self._sent_bytes else "",
+            )
+            if part
+        )
+
+    def _show(self, *, seldom: bool = False) -> None:
+        """Bring the bar up to date; `seldom`: only where that was not done just now."""
+        now = time.monotonic()
+        if not self._console.is_terminal or (seldom and now - self._shown_at < SHOWN_SECONDS):
+            return
+        self._shown_at = now
+        size_bytes, total = self._counts()[1], max(self._all[1], 1)
+        self._bar.update(self._task, description=self._source, total=total, completed=size_bytes, text=self._text("  "))
+
+    def _say_lines(self) -> None:
+        while not self._over.wait(self._line_seconds):
+            self._say(self.line())
+            for wait in self.waits():
+                self._say(f"{self._source}: {wait.sentence}")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,65 @@
+"""The run launcher: Dagster's default one, that can also tell whether a run's process is still there.
+
+The default launcher has no health check, so run monitoring lets a run whose process was killed stand as STARTED for ever,
+its pool slots held. Not here: runs of `caf run` in this process (`reaping` ends those at the next start).
+"""
+
+from typing import Final
+
+from dagster import DagsterRun
+from dagster._core.errors import DagsterUserCodeUnreachableError
+from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
+from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
+from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionResult
+from dagster._serdes import deserialize_value
+
+from caf_pipeline.defs.dead_runs import Worker, worker_of
+from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
+
+ASK_SECONDS: Final = 10
+"""How long a code server may take to answer. It answers from memory; a busy one was seen to need up to two seconds."""
+
+
+class CheckedRunLauncher(DefaultRunLauncher):
+    """Launches runs in the code server's processes and checks on them."""
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Launch, after tagging the run with how it is retried and taking back what it inherited and is not so.
+
+        A run retry begins with all steps, since staging may be gone with the machine; asset backfills take no tags, so it is
+        done here. A re-execution inherits every tag: it is no run of `caf run`, may be retried, and is held by no other run.
+        """
+        run, tags = context.dagster_run, {RETRY_STRATEGY_TAG: "ALL_STEPS"}
+        if run.tags.get(COMMAND_TAG):
+            tags |= {COMMAND_TAG: "", MAX_RETRIES_TAG: str(self._instance.run_retries_max_retries)}
+        if run.tags.get(HELD_TAG):
+            tags |= {HELD_TAG: ""}
+        self._instance.add_run_tags(run.run_id, tags)
+        super().launch_run(context)
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """Whether run monitoring may ask: yes."""
+        return True
+
+    def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
+        """Tell whether the run's process lives: by its tags where it ran on this machine, else by its code server's word."""
+        worker = worker_of(run)
+        if worker is Worker.ALIVE:
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        if worker is Worker.DEAD:
+            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
+        return self._ask_code_server(run)
+
+    def _ask_code_server(self, run: DagsterRun) -> CheckRunHealthResult:
+        client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]
+        if client is None:
+            # Finished in the meantime, which monitoring sees for itself, or a run of `caf run` on another machine.
+            return CheckRunHealthResult(WorkerStatus.RUNNING, "the run has no code server to ask")
+        try:
+            reply = client.can_cancel_execution(CanCancelExecutionRequest(run_id=run.run_id), timeout=ASK_SECONDS)
+        except DagsterUserCodeUnreachableError:
+            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's code server is gone")
+        if deserialize_value(reply, CanCancelExecutionResult).can_cancel:
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's code server knows no process of it")

@@ -1,0 +1,67 @@
+"""Runs that Dagster believes to be going on though their process is dead, and how they are ended.
+
+A run carries the tags of the process that works on it, written when it starts (`caf run`) or with its first step. Not here:
+leases of the ledger, which is told of a dead holder by the same marks; the daemon's checks (`launcher`).
+"""
+
+import json
+from enum import Enum
+from typing import Final
+
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from caf_pipeline.defs.naming import OLD_PROCESS_TAGS, PROCESS_TAG
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.processes import is_alive
+
+_GOING_ON: Final = [
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
+]
+
+
+class Worker(Enum):
+    """What is known here of the process behind a run."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+def process_tags(holder: Holder) -> dict[str, str]:
+    """Return the run tag that says which process this holder is, and of which run: a re-execution inherits all tags."""
+    return {PROCESS_TAG: json.dumps([holder.run, holder.boot_id, holder.pid, holder.process_started])}
+
+
+def worker_of(run: DagsterRun) -> Worker:
+    """Tell whether the process behind a run lives; UNKNOWN where the run has no mark or one of another machine or boot."""
+    mark = _mark(run)
+    alive = is_alive(*mark) if mark else None
+    if alive is None:
+        return Worker.UNKNOWN
+    return Worker.ALIVE if alive else Worker.DEAD
+
+
+def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
+    """Return boot, pid and start of the run's own process, where its tags tell them."""
+    if PROCESS_TAG in run.tags:
+        run_id, boot_id, pid, started = json.loads(run.tags[PROCESS_TAG])
+        return (boot_id, pid, started) if run_id == run.run_id else None
+    boot_id, pid, started = (run.tags.get(tag, "") for tag in OLD_PROCESS_TAGS)
+    if not pid or run.parent_run_id:  # a re-execution may have inherited them, and they do not say whose they are
+        return None
+    return boot_id, int(pid), float(started)
+
+
+def reap_dead_runs(instance: DagsterInstance) -> list[str]:
+    """End every run whose process on this machine is dead, free its pool slots, and return the ids of those runs."""
+    dead = [run for run in instance.get_runs(RunsFilter(statuses=_GOING_ON)) if worker_of(run) is Worker.DEAD]
+    for run in dead:
+        if run.status is DagsterRunStatus.CANCELING:
+            instance.report_run_canceled(run, message="The run's process was gone before it could say that it was canceled.")
+        else:
+            instance.report_run_failed(run, message="The run's process is gone: it was killed, or the machine was restarted.")
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    return [run.run_id for run in dead]

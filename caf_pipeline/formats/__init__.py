@@ -1,0 +1,1 @@
+"""Other file formats, pure like `caf`: ChunkIO, in which the packing journal is written."""

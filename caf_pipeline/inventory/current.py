@@ -1,0 +1,233 @@
+"""What is current in the bucket: the identities of an inventory's objects, and where LastModified does not tell what is current.
+
+    identify         the snapshot, each object under the identity that it is, or will be, archived as
+    find_exceptions  keys whose current content is not their located content of greatest LastModified
+
+Locations are ordered by LastModified. An exception is the statement of an inventory: at this time the key had this identity, or
+was gone. Of both, the latest holds. All of it is files in, files out, in memory bounded by windows of keys.
+
+Not here: how headers are compared (`comparing`), which inventories are believed (`planning`).
+Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from caf_pipeline.inventory.snapshot import (
+    EXCEPTION_SCHEMA,
+    SNAPSHOT_SCHEMA,
+    TIME_FORMAT,
+    CurrentException,
+    KeyWindow,
+    Snapshot,
+    bounded,
+    inventory_query,
+    key_windows,
+)
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, told_apart, write_whole
+
+KeyRange = tuple[bytes, bytes | None]
+"""Keys greater than the first, up to and including the second; all that follow where that is None."""
+
+ROWS_READ: Final = 8_192
+"""Exceptions that stand in memory, where they are read one by one."""
+
+_WITH_TIME: Final = f"listed.object_version || ':' || strftime(make_timestamp(epoch_us(listed.last_modified)), '{TIME_FORMAT}')"
+
+_BYTES: Final = r"regexp_replace(object_version, ':\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$', '')"
+"""An identity without the LastModified that it may hold."""
+
+# Objects whose bytes are located, and were written again: listed without version id, under another LastModified. What is under
+# way is looked at once it is located, and what is skipped once the skip is due.
+_REWRITTEN: Final = f"""WITH archived AS (SELECT *, {_BYTES} AS bytes FROM standing), known AS (
+        SELECT key, object_version, bool_or(standing = 'located') AS located, bool_or(standing = 'claimed') AS claimed,
+            bool_or(standing = 'skipped' AND NOT due) AS skipped, max(last_modified) FILTER (standing = 'located')
+            AS last_modified
+        FROM standing GROUP BY key, object_version
+    ), located AS (SELECT DISTINCT key, bytes FROM archived WHERE standing = 'located'), equal AS (
+        SELECT key, last_modified, {_BYTES} AS bytes, arg_max(object_version, stated_at) AS object_version FROM exception
+        WHERE last_modified IS NOT NULL AND object_version IS NOT NULL GROUP BY ALL
+    ), again AS (
+        SELECT listed.*, {_WITH_TIME} AS with_time FROM snapshot AS listed
+        JOIN located ON located.key = listed.key AND located.bytes = listed.object_version
+        LEFT JOIN known AS first ON first.key = listed.key AND first.object_version = listed.object_version
+        WHERE listed.version_id IS NULL AND NOT coalesce(first.claimed, false)
+            AND first.last_modified IS DISTINCT FROM listed.last_modified
+    )
+    SELECT again.* EXCLUDE (object_version, with_time), again.object_version AS bytes,
+        CASE WHEN same.located AND NOT coalesce(own.located OR own.claimed, false) THEN same.object_version
+            ELSE with_time END AS object_version,
+        NOT coalesce(own.located OR own.claimed OR own.skipped, false) AND NOT coalesce(same.located, false) AS to_compare
+    FROM again
+    LEFT JOIN known AS own ON own.key = again.key AND own.object_version = with_time
+    LEFT JOIN equal ON equal.key = again.key AND equal.last_modified = again.last_modified AND equal.bytes = again.object_version
+    LEFT JOIN known AS same ON same.key = again.key AND same.object_version = equal.object_version
+    ORDER BY again.key, again.last_modified"""
+
+_REWRITTEN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("bytes", pa.string(), nullable=False)).append(
+    pa.field("to_compare", pa.bool_(), nullable=False)
+)
+
+_IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_version, listed.object_version) AS object_version)
+    FROM listed LEFT JOIN rewritten ON rewritten.key = listed.key AND rewritten.bytes = listed.object_version
+        AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL
+    ORDER BY listed.key, listed.last_modified, object_version"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """A snapshot's objects under their identities (SNAPSHOT_SCHEMA): the snapshot's own file where none is another.
+
+    Attributes:
+        to_compare: a file of those whose headers are to be compared with the archived ones (SNAPSHOT_SCHEMA). Until that is
+            done they have an identity of their own, as if they differed.
+        to_compare_count: how many these are.
+    """
+
+    path: Path
+    to_compare: Path
+    to_compare_count: int
+
+
+def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Identified:
+    """Find the identity of each object of a snapshot.
+
+    Bytes that are located, and were written again without a version id, keep their identity where their headers are known to
+    be those that are archived (an exception says so); else their LastModified is part of it.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA, sorted by key.
+        standing: one of STANDING_SCHEMA.
+        exceptions: one of EXCEPTION_SCHEMA.
+        out: gets the snapshot, where an identity changed; two more files are written beside it.
+        budget: bounds the memory.
+
+    Raises:
+        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+    """
+    rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
+    with told_apart(out), inventory_query(out, budget) as query:
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
+        query.table("whole_exception", exceptions)
+
+        def found() -> Iterator[pa.RecordBatch]:
+            for window in key_windows(snapshot):
+                _show(query, window, supported="AND is_supported(key)")
+                yield from query.batches(_REWRITTEN)
+
+        changed = write_whole(found() if _has_located(query) else (), rewritten, _REWRITTEN_SCHEMA)
+        query.table("whole_rewritten", rewritten)
+        waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
+        if not changed.row_count:
+            return Identified(snapshot, to_compare, 0)
+
+        def identified() -> Iterator[pa.RecordBatch]:
+            for window in key_windows(snapshot):
+                query.view("listed", f"SELECT * FROM whole_snapshot WHERE {bounded(window)}")
+                query.view("rewritten", f"SELECT * FROM whole_rewritten WHERE {bounded(window)}")
+                yield from query.batches(_IDENTIFIED)
+
+        write_whole(identified(), out, SNAPSHOT_SCHEMA)
+    return Identified(out, to_compare, waiting.row_count)
+
+
+# A key that is not listed is gone: ''. Where LastModified cannot order what is known of a key (two of the same time, or one
+# that an earlier version did not keep), nothing but a statement tells what is current.
+_EXCEPTIONS: Final = """WITH listed AS (
+        SELECT key, arg_max(object_version, last_modified) AS object_version, max(last_modified) AS last_modified
+        FROM snapshot GROUP BY key
+    ), known AS (
+        SELECT key, object_version, last_modified FROM standing WHERE standing <> 'skipped'
+        UNION SELECT listed.* FROM listed WHERE NOT EXISTS (SELECT 1 FROM standing WHERE standing.key = listed.key
+            AND standing.object_version = listed.object_version AND standing <> 'skipped')
+    ), latest AS (
+        SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version,
+            bool_or(last_modified IS NULL) AS unordered FROM known GROUP BY key
+    ), ties AS (
+        SELECT key FROM known JOIN latest USING (key, last_modified) GROUP BY key HAVING count(DISTINCT known.object_version) > 1
+    ), said AS (
+        SELECT key, max(stated_at) AS said_at, arg_max(coalesce(object_version, ''), stated_at) AS object_version
+        FROM exception GROUP BY key
+    ), judged AS (
+        SELECT latest.key, latest.last_modified AS latest_modified, said_at, listed.last_modified,
+            coalesce(listed.object_version, '') AS object_version,
+            CASE WHEN said_at >= latest.last_modified THEN said.object_version
+                WHEN NOT unordered AND ties.key IS NULL THEN latest.object_version END AS believed
+        FROM latest LEFT JOIN listed USING (key) LEFT JOIN said USING (key) LEFT JOIN ties USING (key)
+    )
+    SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,
+        nullif(object_version, '') AS object_version, NULL AS last_modified
+    FROM judged WHERE object_version IS DISTINCT FROM believed ORDER BY key"""
+
+
+def find_exceptions(
+    snapshot: Snapshot,
+    identified: Path,
+    standing: Path,
+    exceptions: Path,
+    out: Path,
+    *,
+    superseded: Sequence[KeyRange] = (),
+    budget: QueryBudget = DEFAULT_BUDGET,
+) -> int:
+    """Write the exceptions that this inventory is to add (EXCEPTION_SCHEMA); return how many there are.
+
+    An exception is never earlier than a LastModified known of its key: all that is known was listed before.
+
+    Args:
+        snapshot: of the inventory.
+        identified: its objects under their identities.
+        standing: of STANDING_SCHEMA; what is claimed counts as if it were located, since it may be at any time.
+        exceptions: of EXCEPTION_SCHEMA, those that are known.
+        out: replaced where it exists.
+        superseded: ranges of keys that later inventories cover: of these keys this one tells nothing.
+        budget: bounds the memory.
+
+    Raises:
+        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+    """
+    within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
+    covered = f"AND {bounded((snapshot.after or None, snapshot.until))}{within}"
+    statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat())
+    with told_apart(out), inventory_query(out, budget) as query:
+        query.table("whole_snapshot", identified)
+        query.table("whole_standing", standing)
+        query.table("whole_exception", exceptions)
+
+        def found() -> Iterator[pa.RecordBatch]:
+            for window in key_windows(identified):
+                _show(query, window, supported=f"AND is_supported(key) {covered}")
+                yield from query.batches(statement)
+
+        return write_whole(found() if _has_known(query) else (), out, EXCEPTION_SCHEMA).row_count
+
+
+def read_exceptions(path: Path) -> Iterator[CurrentException]:
+    """Yield what `find_exceptions` wrote, some rows in memory."""
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROWS_READ):
+            for row in batch.to_pylist():
+                yield CurrentException(**{**row, "key": row["key"].decode()})
+
+
+def _show(query: Query, window: KeyWindow, *, supported: str) -> None:
+    """Let `snapshot`, `standing` and `exception` stand for the keys of a window that can be archived."""
+    within = f"{bounded(window)} {supported}"
+    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within}")
+    query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
+    query.view("exception", f"SELECT * FROM whole_exception WHERE {within}")
+
+
+def _has_located(query: Query) -> bool:
+    return bool(query.rows("SELECT EXISTS (SELECT 1 FROM whole_standing WHERE standing = 'located')")[0][0])
+
+
+def _has_known(query: Query) -> bool:
+    asked = "SELECT EXISTS (SELECT 1 FROM whole_standing WHERE standing <> 'skipped') OR EXISTS (SELECT 1 FROM whole_exception)"
+    return bool(query.rows(asked)[0][0])

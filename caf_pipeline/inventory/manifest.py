@@ -1,0 +1,292 @@
+"""The two members of a chunk that are ours: its head, which names the chunk, and its manifest, which describes it.
+
+The head is the first member, a fixed 512 bytes, so that no two chunks share a root or leading blocks. The manifest is the
+last, a Parquet file with one row for each object that the plan named and the chunk accounts for, in plan order; with it
+the archive can be rebuilt, checked and queried from the stored chunks alone.
+Not here: which objects a chunk holds (`plan`), their bytes (`pack`).
+Source: "A chunk" in docs/format.md.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.inventory.snapshot import object_version
+
+HEAD_MEMBER: Final = ".caf/chunk"
+MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
+
+HEAD_SIZE_BYTES: Final = 512
+"""Room for an archive id (32), a chunk's id (50) and a version, with space for what later formats add."""
+
+CHUNK_FORMAT: Final = "caf-pipeline/1"
+"""The version of what we put into a CAF: the head, the manifest's columns, the names of members."""
+
+IDENTITY_FORMAT: Final = "caf-pipeline/2"
+"""The same with one more column, for a chunk with objects whose identity the others do not tell. All other chunks stay as they
+were, byte for byte: one that an earlier version posted may have to be packed once more."""
+
+FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT)
+
+ROWS_PER_GROUP: Final = 4_000
+"""Rows of the manifest that stand in memory at once: some 10 MB as Python has them."""
+
+MANIFEST_FIXED_BYTES: Final = 8 * 1024
+"""Upper bound of a manifest without rows: schema and key-value metadata; 2,884 bytes measured (pyarrow 26)."""
+
+MANIFEST_GROUP_BYTES: Final = 8 * 1024
+"""Upper bound of what a row group adds to the footer and as page headers: 20 columns, 4,100 bytes measured."""
+
+MANIFEST_ROW_BYTES: Final = 150
+"""Upper bound of a row without its texts: 32 + 6 × 8 of fixed width, 14 lengths and levels of 5."""
+
+HEADERS_ALLOWANCE_BYTES: Final = 64
+"""Room that a plan leaves in each row for content type, other headers and user metadata, which no listing shows.
+Where they take more, the chunk closes earlier; see `pack`."""
+
+MANIFEST_SCHEMA: Final = pa.schema(
+    [
+        pa.field("member", pa.string()),  # null: skipped
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("version_id", pa.string()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("start_byte", pa.int64()),
+        pa.field("end_byte", pa.int64()),  # exclusive
+        pa.field("sha256", pa.binary(32)),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("storage_class", pa.string(), nullable=False),
+        pa.field("content_type", pa.string()),
+        pa.field("content_encoding", pa.string()),
+        pa.field("content_language", pa.string()),
+        pa.field("content_disposition", pa.string()),
+        pa.field("cache_control", pa.string()),
+        pa.field("expires", pa.string()),
+        pa.field("user_metadata", pa.map_(pa.string(), pa.string())),
+        pa.field("skip_reason", pa.string()),
+        pa.field("skip_detail", pa.string()),
+        pa.field("inventory_time", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+
+IDENTITY_SCHEMA: Final = MANIFEST_SCHEMA.append(pa.field("object_version", pa.string()))
+"""With the identity of objects that were written again with other headers: null where version id, ETag and size tell it."""
+
+_SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA}
+
+METADATA_KEY: Final = b"caf-pipeline"
+
+MAX_FOOTER_BYTES: Final = 256 << 20
+"""Of texts and lists in a Parquet footer: a million rows make 250 row groups of 4 KB each, and a bad footer claims any length."""
+
+MAX_TEXT_BYTES: Final = 64 << 10
+"""Of one value: keys have 1,024 bytes, headers 8 KiB in all, and why an object was skipped is a sentence."""
+
+MAX_GROUP_BYTES: Final = 256 << 20
+"""Of a row group as it stands in memory: 4,000 rows of two keys of 1 KiB, eight texts, and S3's 2 KiB of user metadata are
+below 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkIdentity:
+    """What the head and the manifest's metadata say of a chunk.
+
+    `plan_sha256` is the plan's full hash, `planned_objects` and `planned_bytes` are the chunk's part of it. Where the plan's
+    files do not tell the hash, the manifest tells none of the three, as those of earlier versions.
+    """
+
+    archive_id: str
+    source: str
+    chunk: str
+    plan: str
+    snapshot: str
+    inventory_time: datetime
+    plan_sha256: bytes | None = None
+    planned_objects: int = 0
+    planned_bytes: int = 0
+    format: str = CHUNK_FORMAT
+
+
+def head_bytes(identity: ChunkIdentity) -> bytes:
+    """Return the head member: one line of JSON, padded with spaces and a newline to 512 bytes."""
+    text = json.dumps({"format": identity.format, "archive": identity.archive_id, "chunk": identity.chunk}, separators=(",", ":"))
+    return text.encode().ljust(HEAD_SIZE_BYTES - 1) + b"\n"
+
+
+def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
+    """Return the bytes that a plan reserves for one row; the member's name counted as long as the key."""
+    return 2 * len(key) + len(version_id or "") + len(etag) + MANIFEST_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
+
+
+IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "object_version")
+"""The columns that `row_identity` needs."""
+
+
+def row_identity(row: Mapping[str, Any]) -> str:
+    """Return the object version of a row of a manifest of any format."""
+    return row.get("object_version") or object_version(row["version_id"], row["etag"], row["size_bytes"])
+
+
+class ManifestWriter:
+    """Writes rows to a Parquet file as they come, holding at most one row group in memory.
+
+    Rows are dicts by column name; columns that are left out are null. `bound_bytes` is an upper bound of the finished
+    file's size, so that a chunk can be closed before the manifest no longer fits.
+    """
+
+    def __init__(self, path: Path, identity: ChunkIdentity) -> None:
+        self.row_count = 0
+        self.bound_bytes = MANIFEST_FIXED_BYTES
+        self._inventory_time = identity.inventory_time
+        self._rows: list[dict[str, Any]] = []
+        described: dict[str, str | int] = {
+            "format": identity.format,
+            "archive": identity.archive_id,
+            "source": identity.source,
+            "chunk": identity.chunk,
+            "plan": identity.plan,
+            "snapshot": identity.snapshot,
+        }
+        if identity.plan_sha256 is not None:
+            described |= {
+                "plan_sha256": identity.plan_sha256.hex(),
+                "planned_objects": identity.planned_objects,
+                "planned_bytes": identity.planned_bytes,
+            }
+        self._schema = _SCHEMAS[identity.format]
+        self._writer = pq.ParquetWriter(
+            path, self._schema.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
+        )
+
+    def row_bound(self, row: Mapping[str, Any]) -> int:
+        """Return the most bytes that this row can add to the file."""
+        texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
+        pairs = sum(len(k.encode()) + len(v.encode()) + 16 for k, v in (row.get("user_metadata") or {}).items())
+        group = MANIFEST_GROUP_BYTES if self.row_count % ROWS_PER_GROUP == 0 else 0
+        return texts + pairs + MANIFEST_ROW_BYTES + group
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Add one row."""
+        self.bound_bytes += self.row_bound(row)
+        row["inventory_time"] = self._inventory_time
+        self._rows.append(row)
+        self.row_count += 1
+        if len(self._rows) == ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            for row in self._rows:
+                row["user_metadata"] = sorted((row.get("user_metadata") or {}).items())
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows = []
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._flush()
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._writer.is_open and kind is None:
+            self.close()
+        elif self._writer.is_open:
+            with suppress(OSError):  # the error that ended the writing is the one to tell
+                self._writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedManifest:
+    """A manifest that was opened and is of this format; its rows are not yet read.
+
+    Attributes:
+        described: the JSON object in its metadata, as it was found; nothing of it is believed but the format.
+        row_count: as its footer says.
+    """
+
+    described: Mapping[str, Any]
+    row_count: int
+    _parquet: pq.ParquetFile
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows in order, as dicts, one row group in memory at a time. Columns that it does not have are left out.
+
+        Raises:
+            MalformedArchive: a row cannot be read; those before it were yielded.
+        """
+        present = self._parquet.schema_arrow.names
+        names = [name for name in columns if name in present] if columns else None
+        with _as_malformed():
+            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
+                yield from batch.to_pylist()
+
+
+def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
+    """Open a manifest.
+
+    Raises:
+        MalformedArchive: it is no manifest of a format that this version knows, or one that no packing of ours writes: other
+            columns, row groups too large for memory. Nothing was allocated that the file's own size does not cover.
+    """
+    limits = {"thrift_string_size_limit": MAX_FOOTER_BYTES, "thrift_container_size_limit": MAX_FOOTER_BYTES}
+    with _as_malformed():
+        parquet = pq.ParquetFile(file, **limits)
+        schema = parquet.schema_arrow
+        described = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+        row_count = parquet.metadata.num_rows
+    found = described.get("format") if isinstance(described, dict) else None
+    if found not in FORMATS:
+        raise MalformedArchive(
+            f"the manifest's format is '{found}', expected '{CHUNK_FORMAT}' or '{IDENTITY_FORMAT}'",
+            hint="a newer version of caf-pipeline may know it",
+        )
+    if not schema.remove_metadata().equals(_SCHEMAS[found]):
+        raise MalformedArchive("the manifest's columns are not those of its format")
+    if any(not 0 <= group.num_rows <= ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
+        raise MalformedArchive("the manifest has a row group that is larger than any that was ever written")
+    return OpenedManifest(described, row_count, parquet)
+
+
+def refuse_bloated(file: Path) -> None:
+    """Raise MalformedArchive where a text is longer than any that is ever written.
+
+    In a Parquet file one long text may stand for thousands of rows; as rows they would fill the memory.
+    """
+    with _as_malformed():
+        texts = [one.name for one in pq.read_schema(file) if one.type == pa.string()]
+        parquet = pq.ParquetFile(file, read_dictionary=texts)
+        for batch in parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=texts):
+            lengths = [pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns]
+            if max(lengths) > MAX_TEXT_BYTES:
+                raise MalformedArchive(f"the manifest has a text of {max(lengths)} bytes")
+
+
+@contextmanager
+def _as_malformed() -> Iterator[None]:
+    """Let what a Parquet reader says of bad bytes, in any of its ways, be said in ours."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:
+        raise MalformedArchive(f"the chunk's manifest cannot be read: {str(error)[:200]}") from error
+
+
+def read_manifest(file: IO[bytes] | Path, *, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a manifest in order, as dicts, one row group in memory at a time.
+
+    Raises:
+        MalformedArchive: it is no manifest of a format that this version knows.
+    """
+    yield from open_manifest(file).rows(columns)

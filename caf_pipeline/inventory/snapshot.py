@@ -1,0 +1,700 @@
+"""Objects of a source, snapshots of them, and which of them are not yet archived.
+
+Holds the records that name an object, the Parquet schemas of snapshots and standings, and the set arithmetic between
+them: what is to be archived, and where each object of a snapshot has ended. All of it is files in, files out, in memory
+that is bounded by a budget and not by the number of objects.
+Not here: listing a bucket (`s3`), cutting into chunks (`plan`), what the ledger knows (`ledger`).
+Source: "Which objects are to be archived" in docs/design.md.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from caf_pipeline.errors import IntegrityError
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, told_apart, write_whole
+
+MAX_KEY_BYTES: Final = 1024
+"""S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
+
+
+class SkipReason(StrEnum):
+    """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""
+
+    CHANGED = "changed"
+    DELETED = "deleted"
+    COLD_STORAGE = "cold_storage"
+    ACCESS_DENIED = "access_denied"
+    NEEDS_KEY = "needs_key"
+    UNREADABLE = "unreadable"
+    NOT_COMPARED = "not_compared"
+    UNSUPPORTED_KEY = "unsupported_key"
+    TOO_LARGE = "too_large"
+
+
+RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
+    # An identity that is still listed after it was seen changed or gone is a listing that lags: soon, but not at once,
+    # or every tick of the sensor would plan it again.
+    SkipReason.CHANGED: timedelta(hours=1),
+    SkipReason.DELETED: timedelta(hours=1),
+    # These wait for somebody to restore, permit or repair something.
+    SkipReason.COLD_STORAGE: timedelta(days=1),
+    SkipReason.ACCESS_DENIED: timedelta(days=1),
+    SkipReason.NEEDS_KEY: timedelta(days=1),
+    SkipReason.UNREADABLE: timedelta(days=1),
+    # The same bytes were written again, and no provider gave the archived headers to compare with: an outage, most likely.
+    SkipReason.NOT_COMPARED: timedelta(minutes=10),
+    # Nothing that time could mend.
+    SkipReason.UNSUPPORTED_KEY: None,
+    SkipReason.TOO_LARGE: None,
+}
+"""How long after a first skip the object may be planned again (None: not by itself); doubles each time, up to 30 days."""
+
+MAX_RETRY_AFTER: Final = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """One object as a listing shows it.
+
+    Attributes:
+        key: the exact bytes of the key, at most 1,024, whatever they are.
+        version_id: None where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
+        etag: without its quotes; an identity, never a hash.
+        last_modified: aware, in UTC.
+        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
+            type; "" where it names no checksum.
+        rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
+    """
+
+    key: bytes
+    version_id: str | None
+    etag: str
+    size_bytes: int
+    last_modified: datetime
+    storage_class: str = "STANDARD"
+    checksum: str = ""
+    rewritten: bool = False
+
+    @property
+    def object_version(self) -> str:
+        """What, beside source and key, makes up the object's identity."""
+        version = object_version(self.version_id, self.etag, self.size_bytes)
+        return rewritten_version(version, self.last_modified) if self.rewritten else version
+
+
+def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
+    """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
+    return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
+
+
+def rewritten_version(version: str, last_modified: datetime) -> str:
+    """Return the identity of bytes that were written again with other headers: `etag:<ETag>:<size>:<LastModified>`.
+
+    LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
+    """
+    return f"{version}:{last_modified.astimezone(UTC):{TIME_FORMAT}}"
+
+
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"  # DuckDB's strftime and Python's write it alike
+
+
+def is_supported(key: bytes) -> bool:
+    """Tell whether a key can be archived: valid UTF-8, at most 1,024 bytes, no NUL (which Postgres text cannot hold)."""
+    if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
+        return False
+    try:
+        key.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_RESERVED: Final = re.compile(rb"[^A-Za-z0-9._~/-]")
+_ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
+
+
+def percent_encode(key: bytes) -> str:
+    """Return a key as text: bytes other than A-Z, a-z, 0-9, `-._~/` as `%XX`, upper case. `percent_decode` reverses it."""
+    return _RESERVED.sub(lambda match: b"%%%02X" % match.group()[0], key).decode("ascii")
+
+
+def percent_decode(text: str) -> bytes:
+    """Return the key that `percent_encode` made `text` of."""
+    return _ENCODED.sub(lambda match: bytes.fromhex(match.group(1).decode()), text.encode("ascii"))
+
+
+SNAPSHOT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("version_id", pa.string()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("storage_class", pa.string(), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+        pa.field("object_version", pa.string(), nullable=False),
+    ]
+)
+"""A snapshot: sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
+
+STANDING_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("object_version", pa.string(), nullable=False),
+        pa.field("standing", pa.string(), nullable=False),  # "located", "claimed", "skipped"
+        pa.field("reason", pa.string()),  # of a skip
+        pa.field("due", pa.bool_(), nullable=False),  # a skip that may be planned again now; False for the others
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # null where an earlier version wrote the row
+    ]
+)
+"""What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""
+
+LOCATED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("object_version", pa.string(), nullable=False),
+        pa.field("part", pa.int32(), nullable=False),
+        pa.field("caf_file_id", pa.int64(), nullable=False),
+        pa.field("start_byte", pa.int64(), nullable=False),  # CAF coordinates
+        pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
+        pa.field("version_id", pa.string()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("sha256", pa.binary(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+    ]
+)
+"""The locations of a source's objects, as the ledger has them."""
+
+EXCEPTION_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("stated_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("object_version", pa.string()),  # null: the key was gone
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # the headers of this LastModified are those archived
+    ]
+)
+"""What the bucket had as current, where the locations' LastModified tell otherwise (`current`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentException:
+    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
+
+    `last_modified`, where it is given: the headers of the object written at this time are those that are archived.
+    """
+
+    key: str
+    stated_at: datetime
+    object_version: str | None
+    last_modified: datetime | None = None
+
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+_SNAPSHOT_KEY: Final = b"caf.snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A listing of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA with each object once.
+
+    Attributes:
+        listed_at: when the listing began, by this machine's clock; aware.
+        taken_at: the same by S3's clock; by this machine's where an earlier version took it.
+        after: the listing holds keys greater than this; b"" for all.
+        until: the listing holds keys up to and including this; None for all.
+        unsupported_count: of the objects, those whose key cannot be archived.
+    """
+
+    path: Path
+    source: str
+    listed_at: datetime
+    after: bytes
+    until: bytes | None
+    object_count: int
+    object_bytes: int
+    unsupported_count: int
+    taken_at: datetime
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.stem
+
+    @property
+    def complete(self) -> bool:
+        """Whether the listing covers the whole source."""
+        return not self.after and self.until is None
+
+
+class SnapshotWriter:
+    """Takes the pages of a listing and makes a snapshot of them, which has its name only when it is finished.
+
+    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; a listing whose
+    keys do not ascend is sorted on disk at the end, within the budget.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        source: str,
+        listed_at: datetime,
+        taken_at: datetime | None = None,
+        after: bytes = b"",
+        until: bytes | None = None,
+        budget: QueryBudget = DEFAULT_BUDGET,
+    ) -> None:
+        self._path = path
+        self._source = source
+        self._listed_at = listed_at
+        self._taken_at = taken_at or listed_at
+        self._bounds = after, until
+        self._budget = budget
+        self._last = b""
+        self._ascending = True
+        self._object_bytes = 0
+        self._unsupported_count = 0
+        with told_apart(path):
+            self._file = WholeParquet(path, SNAPSHOT_SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.abort()
+
+    def add(self, page: Sequence[S3Object]) -> None:
+        """Take a page.
+
+        Raises:
+            StagingError: it cannot be written.
+        """
+        for obj in page:
+            # A key that is not greater than the one before may be the same object again: the sort finds out.
+            self._ascending = self._ascending and obj.key > self._last
+            self._last = obj.key
+            self._object_bytes += obj.size_bytes
+            self._unsupported_count += not is_supported(obj.key)
+        with told_apart(self._path):
+            self._file.write(_batch(page))
+
+    def finish(self) -> Snapshot:
+        """Sort where that is needed, keep each (key, object version) once, and publish.
+
+        Raises:
+            StagingError: it cannot be written; there is no snapshot then.
+        """
+        with told_apart(self._path):
+            if not self._ascending:
+                self._sort()
+            after, until = self._bounds
+            snapshot = Snapshot(
+                path=self._path,
+                source=self._source,
+                listed_at=self._listed_at,
+                after=after,
+                until=until,
+                object_count=self._file.row_count,
+                object_bytes=self._object_bytes,
+                unsupported_count=self._unsupported_count,
+                taken_at=self._taken_at,
+            )
+            self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
+            self._file.publish()
+        return snapshot
+
+    def _sort(self) -> None:
+        listed = self._path.with_name(f".{self._path.name}.listed")
+        self._file.path = listed
+        self._file.close({})
+        self._file.publish()
+        try:
+            with inventory_query(self._path, self._budget) as query:
+                query.table("listed", listed)
+                # Listed twice with the same identity: the same bytes, so one time is as good as another.
+                query.view(
+                    "once",
+                    "SELECT * FROM listed QUALIFY row_number() OVER"
+                    " (PARTITION BY key, object_version ORDER BY last_modified DESC) = 1",
+                )
+                self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
+                self._object_bytes = 0
+                for batch in query.batches("SELECT * FROM once ORDER BY key, last_modified, object_version"):
+                    self._file.write(batch.cast(SNAPSHOT_SCHEMA))
+                    self._object_bytes += sum_of(batch, "size_bytes")
+                self._unsupported_count = query.rows("SELECT count(*) FROM once WHERE NOT is_supported(key)")[0][0]
+        finally:
+            listed.unlink(missing_ok=True)
+
+
+def inventory_query(path: Path, budget: QueryBudget) -> Query:
+    """Return a query that knows `is_supported` and `percent_encode`; a test holds them to those of this module."""
+    return Query(
+        path,
+        budget,
+        functions={"percent_encode": percent_encode},
+        macros=(
+            f"is_supported(key) AS octet_length(key) BETWEEN 1 AND {MAX_KEY_BYTES}"
+            " AND coalesce(NOT contains(TRY(decode(key)), chr(0)), false)",
+        ),
+    )
+
+
+def _batch(page: Sequence[S3Object]) -> pa.RecordBatch:
+    columns = [[getattr(obj, name) for obj in page] for name in SNAPSHOT_SCHEMA.names]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SNAPSHOT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SNAPSHOT_SCHEMA)
+
+
+def _described(snapshot: Snapshot) -> str:
+    return json.dumps(
+        {
+            "source": snapshot.source,
+            "listed_at": snapshot.listed_at.isoformat(),
+            "taken_at": snapshot.taken_at.isoformat(),
+            "after": percent_encode(snapshot.after),
+            "until": None if snapshot.until is None else percent_encode(snapshot.until),
+            "complete": snapshot.complete,
+            "object_count": snapshot.object_count,
+            "object_bytes": snapshot.object_bytes,
+            "unsupported_count": snapshot.unsupported_count,
+        },
+        sort_keys=True,
+    )
+
+
+_AGAIN: Final = "take the inventory again"
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return what a snapshot's file says of itself; its rows are not read.
+
+    Raises:
+        IntegrityError: there is no such file, or it is not a snapshot.
+    """
+    with _opened(path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
+    try:
+        snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{path} does not say of itself that it is a snapshot", hint=_AGAIN) from error
+    if not schema.remove_metadata().equals(SNAPSHOT_SCHEMA):
+        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=_AGAIN)
+    if metadata.num_rows != snapshot.object_count:
+        raise IntegrityError(f"{path} has {metadata.num_rows} rows and says {snapshot.object_count}", hint=_AGAIN)
+    return snapshot
+
+
+def read_objects(path: Path) -> Iterator[S3Object]:
+    """Yield the objects of a Parquet file of SNAPSHOT_SCHEMA in its order, a part of a row group in memory.
+
+    Raises:
+        IntegrityError: there is no such file, or it cannot be read.
+    """
+    with _opened(path) as file:
+        for batch in file.iter_batches(batch_size=8192):
+            yield from map(s3_object, batch.to_pylist())
+
+
+def s3_object(row: dict[str, Any]) -> S3Object:
+    """Return the object of a row of SNAPSHOT_SCHEMA."""
+    identity = row.pop("object_version")
+    return S3Object(**row, rewritten=identity != object_version(row["version_id"], row["etag"], row["size_bytes"]))
+
+
+def require_whole(path: Path) -> None:
+    """Read every page of a snapshot and compare its checksum; DuckDB, which reads it for a plan, does not.
+
+    The checksums say nothing of the pages' headers: of a page that is passed over, the counts tell.
+
+    Raises:
+        IntegrityError: there is no such file, or it is damaged.
+    """
+    said = read_snapshot(path)
+    object_count = object_bytes = 0
+    with _opened(path) as file:
+        for batch in file.iter_batches():
+            object_count += batch.num_rows
+            object_bytes += sum_of(batch, "size_bytes")
+    if (object_count, object_bytes) != (said.object_count, said.object_bytes):
+        raise IntegrityError(
+            f"{path} says that it has {said.object_count} objects of {said.object_bytes} bytes, and gives {object_count} of"
+            f" {object_bytes}",
+            hint=_AGAIN,
+        )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """Open a file; what turns out damaged while it is read is told as the file's."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
+    except (OSError, pa.ArrowException, ValueError) as error:
+        said = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise IntegrityError(f"{path} cannot be read as Parquet: {said}", hint=_AGAIN) from error
+
+
+def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
+    until = described["until"]
+    return Snapshot(
+        path=path,
+        source=str(described["source"]),
+        listed_at=datetime.fromisoformat(described["listed_at"]),
+        after=percent_decode(described["after"]),
+        until=None if until is None else percent_decode(until),
+        object_count=int(described["object_count"]),
+        object_bytes=int(described["object_bytes"]),
+        unsupported_count=int(described["unsupported_count"]),
+        taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
+    )
+
+
+# --- what is not yet archived ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """The objects of a snapshot that are to be planned, sorted by key, then last modified (SNAPSHOT_SCHEMA).
+
+    Attributes:
+        unsupported: a file of those that are to be recorded as skipped for their key, in the same form.
+    """
+
+    path: Path
+    object_count: int
+    object_bytes: int
+    unsupported: Path
+    unsupported_count: int
+
+
+# A key that holds a percent sign may equal the encoded form of another one, so that the reason tells which of them a row means.
+_BLOCKED: Final = """EXISTS (SELECT 1 FROM standing AS known
+    WHERE known.key = {key} AND known.object_version = listed.object_version
+    AND (known.standing <> 'skipped' OR NOT known.due) AND (known.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded})"""
+
+_TO_PLAN: Final = f"""SELECT * FROM snapshot AS listed WHERE is_supported(key)
+    AND NOT {_BLOCKED.format(key="listed.key", encoded="false")} ORDER BY key, last_modified, object_version"""
+
+_UNSUPPORTED: Final = f"""SELECT * FROM
+    (SELECT *, encode(percent_encode(key)) AS encoded_key FROM snapshot WHERE NOT is_supported(key)) AS listed
+    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true")} ORDER BY key, last_modified, object_version"""
+
+
+def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Delta:
+    """Write the objects of `snapshot` that are neither located, nor claimed, nor skipped without being due again.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA.
+        standing: one of STANDING_SCHEMA; several rows of one object block it where any of them does.
+        out: gets the objects whose key is supported, `<its stem>.unsupported.parquet` beside it the others. Both are
+            replaced where they exist, and each is whole or not there at all.
+        budget: bounds the memory.
+
+    Raises:
+        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+    """
+    unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
+    with told_apart(out), inventory_query(out, budget) as query:
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
+        query.view("whole_plan", _NO_PLAN)
+        _show_unsupported(query)
+        apart = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
+        object_bytes = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal object_bytes
+            for window in key_windows(snapshot):
+                _show_window(query, window)
+                for batch in query.batches(_TO_PLAN):
+                    object_bytes += sum_of(batch, "size_bytes")
+                    yield batch
+
+        wanted = write_whole(counted(), out, SNAPSHOT_SCHEMA)
+    return Delta(out, wanted.row_count, object_bytes, unsupported, apart.row_count)
+
+
+# --- windows of keys ---------------------------------------------------------------------------------------------------
+
+WINDOW_ROWS: Final = 262_144
+"""Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs. A join over all of them would take
+whatever its budget allows, so that memory grew with the source until there."""
+
+KeyWindow = tuple[bytes | None, bytes | None]  # keys greater than the first, up to and including the second
+
+
+def key_windows(snapshot: Path) -> Iterator[KeyWindow]:
+    """Yield windows that cover all keys, each about WINDOW_ROWS of the snapshot where that is sorted."""
+    ends: set[bytes] = set()
+    rows = 0
+    with pq.ParquetFile(snapshot) as file:
+        for group in range(file.num_row_groups):
+            rows += file.metadata.row_group(group).num_rows
+            if rows >= WINDOW_ROWS:
+                ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
+                rows = 0
+    after: bytes | None = None
+    for until in (*sorted(ends), None):
+        yield after, until
+        after = until
+
+
+def bounded(window: KeyWindow) -> str:
+    """Return the condition that a key is in a window."""
+    after, until = window
+    bounds = ["true" if after is None else f"key > from_hex('{after.hex()}')"]
+    bounds.append("true" if until is None else f"key <= from_hex('{until.hex()}')")
+    return " AND ".join(bounds)
+
+
+def _show_window(query: Query, window: KeyWindow) -> None:
+    """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
+    within = bounded(window)
+    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within} AND is_supported(key)")
+    query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
+    query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
+
+
+def _show_unsupported(query: Query) -> None:
+    """Let `snapshot` and `standing` stand for the unsupported keys: few, and in another order where they are encoded."""
+    query.view("snapshot", "SELECT * FROM whole_snapshot WHERE NOT is_supported(key)")
+    query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
+
+
+# --- accounting ------------------------------------------------------------------------------------------------------
+
+EXAMPLES: Final = 10
+"""Unaccounted keys that an accounting names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Where each object of a snapshot has ended: `located + claimed + all skipped + unaccounted` are its objects.
+
+    Attributes:
+        claimed: by a chunk under way, or in the plan that was asked about.
+        skipped: by reason; only objects that are neither located nor claimed.
+        in_two_places: objects both located and claimed (counted as located).
+        planned_twice: objects that the plan names more than once.
+        planned_unlisted: objects of the plan that the snapshot does not have.
+        examples: some unaccounted keys, percent-encoded where they are not supported.
+        older: located objects that a whole snapshot has another content of the key instead of.
+        gone: located objects whose key a whole snapshot does not have.
+    """
+
+    objects: int
+    located: int
+    claimed: int
+    skipped: Mapping[str, int]
+    unaccounted: int
+    in_two_places: int
+    planned_twice: int
+    planned_unlisted: int
+    examples: Sequence[str]
+    older: int = 0
+    gone: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether every object is in exactly one place, and the plan names nothing else."""
+        return not (self.unaccounted or self.in_two_places or self.planned_twice or self.planned_unlisted)
+
+
+# One pass and one aggregate over everything that is said of an object; joins took more than twice as long.
+_PLACES: Final = f"""WITH facts AS (
+        SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key, object_version,
+            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason FROM snapshot
+        UNION ALL
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason FROM standing
+        UNION ALL
+        SELECT key, object_version, false, 'planned', NULL FROM plan
+    ), places AS (
+        SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
+            bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
+            max(reason) FILTER (fact = 'skipped') AS reason
+        FROM facts GROUP BY key, object_version, encoded
+    )
+    SELECT listed > 0, located, claimed, reason, sum(listed), count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
+        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL), count(*)
+    FROM places GROUP BY ALL"""
+
+_GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing
+    WHERE standing = 'located' AND key NOT IN (SELECT key FROM snapshot)"""
+
+_NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
+
+
+def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, budget: QueryBudget = DEFAULT_BUDGET) -> Accounting:
+    """Find the place of each object of a snapshot anew from the files, whatever was counted when they were written.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.
+        standing: one of STANDING_SCHEMA.
+        plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
+        budget: bounds the memory.
+
+    Raises:
+        IntegrityError: a file cannot be read. StagingError: there is no room to spill.
+    """
+    with told_apart(snapshot), inventory_query(snapshot, budget) as query:
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
+        if plan:
+            query.table("whole_plan", plan)
+        else:
+            query.view("whole_plan", _NO_PLAN)
+        rows: list[tuple[Any, ...]] = []
+        gone = 0
+        for window in key_windows(snapshot):
+            _show_window(query, window)
+            found = query.rows(_PLACES)
+            if any(located and not listed for listed, located, *_ in found):
+                gone += query.rows(_GONE)[0][0]
+            rows += found
+        _show_unsupported(query)
+        query.view("plan", _NO_PLAN)
+        rows += query.rows(_PLACES)
+        return _counted(rows, gone)
+
+
+def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
+    numbers = dict.fromkeys(("objects", "located", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
+    planned_unlisted = beside = 0
+    skipped: dict[str, int] = {}
+    examples: list[str] = []
+    for listed, located, claimed, reason, objects, planned, planned_twice, nowhere, places in rows:
+        if not listed:
+            beside += places if located else 0
+            planned_unlisted += planned
+            continue
+        numbers["objects"] += objects
+        numbers["planned_twice"] += planned_twice
+        numbers["in_two_places"] += objects if located and claimed else 0
+        if reason is not None and not located and not claimed:
+            skipped[reason] = skipped.get(reason, 0) + objects
+        else:
+            numbers["located" if located else "claimed" if claimed else "unaccounted"] += objects
+        examples += [bytes(key).decode() for key in nowhere or ()]
+    return Accounting(
+        **{name: int(number) for name, number in numbers.items()},
+        skipped={reason: int(skipped[reason]) for reason in sorted(skipped)},
+        planned_unlisted=int(planned_unlisted),
+        examples=sorted(examples, key=str.encode)[:EXAMPLES],
+        older=beside - gone,
+        gone=gone,
+    )

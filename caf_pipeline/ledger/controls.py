@@ -1,0 +1,85 @@
+"""The operator's orders in the ledger: pause, bandwidth and spend cap, for all runs on all machines.
+
+Not here: obeying them (`brake`), asking for them (`cli`).
+"""
+
+from typing import Final
+
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import UsageError
+from caf_pipeline.interfaces import Orders
+from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.leases import CHUNK_PREFIX
+
+_LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
+"""The least value of each order that is a number: no limit, and no cap."""
+
+_MOST: Final = 10**18 - 1  # what the table takes
+
+_SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
+"""States in which a chunk that is held is uploaded, or repaired by an upload."""
+
+# Both in one statement, so of one moment. A lease that was given back has expired.
+_ORDERS = text(
+    """
+    SELECT (SELECT coalesce(json_object_agg(name, value), '{}') FROM orders) AS given, (
+        SELECT count(*) FROM caf_files JOIN leases ON leases.name = :prefix || caf_files.name
+        WHERE state = ANY(:states) AND expires_at > clock_timestamp()) AS uploads
+    """
+)
+_GIVE = text(
+    "INSERT INTO orders (name, value) VALUES (:name, :value)"
+    " ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now()"
+)
+
+
+class PostgresSwitchboard:
+    """`interfaces.Switchboard` on Postgres. Safe in threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def orders(self) -> Orders:
+        """Return the orders in force, and how many runs upload now (by state and live lease); at least 1."""
+        with self._database.transaction() as connection:
+            row = connection.execute(_ORDERS, {"prefix": CHUNK_PREFIX, "states": _SENDING}).one()
+        given = row.given
+        return Orders(
+            paused=given.get("paused", ""),
+            bandwidth=int(given["bandwidth"]) if "bandwidth" in given else None,
+            spend_cap=int(given["spend_cap"]) if "spend_cap" in given else None,
+            uploads=max(1, row.uploads),
+        )
+
+    def order(self, name: str, value: str | None) -> None:
+        """Give the order "paused" (with the reason), "bandwidth" or "spend_cap"; None takes it back.
+
+        Raises:
+            UsageError: there is no such order, or not with such a value.
+        """
+        value = _checked(name, value)
+        with self._database.transaction() as connection:
+            if value is None:
+                connection.execute(text("DELETE FROM orders WHERE name = :name"), {"name": name})
+            else:
+                connection.execute(_GIVE, {"name": name, "value": value})
+
+
+def _checked(name: str, value: str | None) -> str | None:
+    if name != "paused" and name not in _LEAST:
+        raise UsageError(f"there is no order '{name}'", hint=f"orders are paused, {', '.join(_LEAST)}")
+    if value is None:
+        return None
+    if name == "paused":
+        if not value.strip():
+            raise UsageError("a pause needs a reason")
+        return value
+    try:
+        number = int(value)
+    except ValueError:
+        number = _LEAST[name] - 1
+    if not _LEAST[name] <= number <= _MOST:
+        raise UsageError(f"{name} cannot be '{value}'", hint=f"give a whole number from {_LEAST[name]} up")
+    return str(number)

@@ -1,0 +1,267 @@
+"""What the ledger takes in by the million: claims, locations and skips, by COPY inside the caller's transaction.
+
+COPY carries keys as they are, so quotes, tabs, newlines and backslashes need no care; its binary form is a third faster
+than its text. Memory is bounded by psycopg's buffer. Not here: when these are written (`ledger`).
+Source: COPY in the PostgreSQL 18 manual.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import Connection, TextClause, text
+
+from caf_pipeline.chunk_state import IN_GOOD_STANDING
+from caf_pipeline.errors import ClaimConflict, LedgerError
+from caf_pipeline.interfaces import LocationRow, Skip
+from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER
+from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.system.plurals import counted
+
+GOOD: Final = sorted(IN_GOOD_STANDING)
+
+LOCATION: Final = {
+    "source_id": "int4",
+    "file_path": "text",
+    "object_version": "text",
+    "part": "int4",
+    "caf_file_id": "int8",
+    "start_byte": "int8",
+    "end_byte": "int8",
+    "version_id": "text",
+    "etag": "text",
+    "last_modified": "timestamptz",
+    "sha256": "bytea",
+}
+_CLAIM: Final = {
+    "source_id": "int4",
+    "file_path": "text",
+    "object_version": "text",
+    "caf_file_id": "int8",
+    "last_modified": "timestamptz",
+}
+_IDENTITY: Final = {"file_path": "text", "object_version": "text"}
+SKIP: Final = {
+    **_IDENTITY,
+    "reason": "text",
+    "detail": "text",
+    "etag": "text",
+    "size_bytes": "int8",
+    "last_modified": "timestamptz",
+    "retry_after": "interval",
+}
+
+
+def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> int:
+    """COPY rows into a table, columns and their types in the order of the rows; return how many they were."""
+    count = 0
+    statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
+    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(list(columns.values()))
+        for row in rows:
+            copy.write_row(row)
+            count += 1
+    return count
+
+
+def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[Any, ...]]) -> int:
+    """Load claims as (caf_file_id, key, object version, last modified).
+
+    Raises:
+        ClaimConflict: an object is claimed already; the transaction can only be rolled back.
+    """
+    rows = ((source_id, key, version, caf_file_id, modified) for caf_file_id, key, version, modified in claims)
+    try:
+        return copy_rows(connection, "claims", _CLAIM, rows)
+    except psycopg.errors.UniqueViolation as error:
+        raise ClaimConflict(
+            f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
+        ) from error
+
+
+_HAS_LOCATED = text("SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND state = ANY(:good))")
+# LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
+_CLAIMED_BUT_LOCATED = text(
+    """
+    SELECT claims.file_path, located.name
+    FROM caf_files AS planned
+    JOIN claims ON claims.caf_file_id = planned.caf_file_id
+    CROSS JOIN LATERAL (
+        SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
+            AND known.object_version = claims.object_version AND caf_files.state = ANY(:good)
+        LIMIT 1) AS located
+    WHERE planned.plan_id = :plan_id
+    LIMIT 1
+    """
+)
+
+
+def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
+    """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
+    if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
+        return
+    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
+    if found is not None:
+        raise ClaimConflict(
+            f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
+        )
+
+
+def copy_locations(connection: Connection, source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> int:
+    """Load a chunk's locations: straight into the table, or past rows that a chunk no longer in good standing left there.
+
+    Returns the rows written.
+
+    Raises:
+        LedgerError: an object is located in another chunk in good standing; the transaction can only be rolled back.
+    """
+    values = location_values(source_id, caf_file_id, rows)
+    try:
+        if not _has_stale_rows(connection, source_id, caf_file_id):
+            return copy_rows(connection, "file_locations", LOCATION, values)
+        connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE file_locations) ON COMMIT DROP"))
+        count = copy_rows(connection, "loading", LOCATION, values)
+        written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
+    except psycopg.errors.UniqueViolation as error:
+        raise LedgerError(f"{_duplicate(error)} is located in another chunk already", hint=_TWICE) from error
+    if written != count:
+        raise LedgerError(f"{counted(count - written, 'object')} located in other chunks already", hint=_TWICE)
+    return count
+
+
+_TWICE: Final = "an object was planned twice: park this chunk and report it"
+
+# Only such chunks can have left rows for objects that were claimed again; most sources have none, and pay nothing.
+_HAS_STALE_CHUNKS = text(
+    "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND located_at IS NOT NULL AND state <> ALL(:good))"
+)
+_HAS_STALE_ROWS = text(
+    """
+    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
+            WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
+                AND known.object_version = claims.object_version LIMIT 1) AS stale
+        WHERE claims.caf_file_id = :caf_file_id)
+    """
+)
+
+
+def replace_stale(table: str) -> TextClause:
+    """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object."""
+    columns = ", ".join(LOCATION)
+    return text(
+        f"""
+        INSERT INTO file_locations AS old ({columns}) SELECT {columns} FROM {table}
+        ON CONFLICT (source_id, file_path, object_version, part) DO UPDATE SET
+            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
+            version_id = excluded.version_id, etag = excluded.etag, last_modified = excluded.last_modified,
+            sha256 = excluded.sha256
+        WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(:good))
+        """
+    )
+
+
+def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) -> bool:
+    if not connection.execute(_HAS_STALE_CHUNKS, {"source_id": source_id, "good": GOOD}).scalar_one():
+        return False
+    return bool(connection.execute(_HAS_STALE_ROWS, {"caf_file_id": caf_file_id}).scalar_one())
+
+
+def location_values(source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> Iterator[tuple[Any, ...]]:
+    """Yield locations as tuples in the order of `LOCATION`."""
+    for row in rows:
+        yield (
+            source_id, row.key, row.object_version, row.part, caf_file_id, row.start_byte, row.end_byte,
+            row.version_id, row.etag, row.last_modified, row.sha256,
+        )  # fmt: skip
+
+
+_DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds
+_UPSERT_SKIPS = text(
+    """
+    INSERT INTO skipped_objects AS old
+        (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, caf_file_id, retry_at)
+    SELECT DISTINCT ON (file_path, object_version)
+        :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
+        coalesce(now() + retry_after, 'infinity')
+    FROM skipping
+    ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
+        reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
+        last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
+        retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
+            ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, :doublings)), :longest) END
+    """
+)
+_END_SKIPPED_CLAIMS = text(
+    "DELETE FROM claims USING skipping WHERE claims.caf_file_id = :caf_file_id"
+    " AND claims.file_path = skipping.file_path AND claims.object_version = skipping.object_version"
+)
+_END_RELEASED_CLAIMS = text(
+    "DELETE FROM claims USING releasing WHERE claims.caf_file_id = :caf_file_id"
+    " AND claims.file_path = releasing.file_path AND claims.object_version = releasing.object_version"
+)
+
+
+def record_skips(connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]) -> int:
+    """Write skips, a newer one in place of the older; end the claims that the chunk has on them. Returns their number."""
+    count = load_skips(connection, skips)
+    if count:
+        connection.execute(
+            _UPSERT_SKIPS,
+            {
+                "source_id": source_id,
+                "caf_file_id": caf_file_id,
+                "doublings": _DOUBLINGS,
+                "longest": MAX_RETRY_AFTER,
+            },
+        )
+        if caf_file_id is not None:
+            connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
+    return count
+
+
+def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
+    """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
+    connection.execute(
+        text(
+            'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
+            " detail text, etag text, size_bytes bigint, last_modified timestamptz, retry_after interval) ON COMMIT DROP"
+        )
+    )
+    rows = (
+        (
+            skip.key,
+            skip.object_version,
+            skip.reason.value,
+            skip.detail,
+            skip.etag,
+            skip.size_bytes,
+            skip.last_modified,
+            _first_wait(skip),
+        )
+        for skip in skips
+    )
+    return copy_rows(connection, "skipping", SKIP, rows)
+
+
+def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> int:
+    """End the chunk's claims on these (key, object version), which may then be planned again. Returns their number."""
+    connection.execute(
+        text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
+    )
+    count = copy_rows(connection, "releasing", _IDENTITY, released)
+    if count:
+        connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
+    return count
+
+
+def _first_wait(skip: Skip) -> timedelta | None:
+    return RETRY_AFTER[skip.reason]
+
+
+def _duplicate(error: psycopg.errors.UniqueViolation) -> str:
+    """Return the key at fault, from a detail that reads `Key (source_id, …)=(1, <key>, …) already exists` in any language."""
+    detail = error.diag.message_detail or ""
+    values = detail.partition(")=(")[2].rpartition(")")[0]
+    return f"'{values.partition(', ')[2] or 'an object'}'"

@@ -1,0 +1,240 @@
+"""What the ledger keeps of the bucket's current content: inventories that were planned, and exceptions to the LastModified.
+
+Functions over the caller's transaction. Not here: what is an exception (`current`), look-ups of a location (`ledger`).
+Source: "Which objects are to be archived" in docs/design.md.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import Connection, Row, text
+
+from caf_pipeline.interfaces import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
+from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, CurrentException
+from caf_pipeline.ledger.copy import GOOD, copy_rows
+from caf_pipeline.ledger.database import driver_connection
+
+_EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
+
+_NEW_INVENTORY = text(
+    """
+    INSERT INTO inventories (source_id, name, taken_at, after_key, until_key)
+    VALUES (:source_id, :name, :taken_at, :after, :until) ON CONFLICT (source_id, name) DO NOTHING
+    """
+)
+_LATER = text(
+    "SELECT after_key, until_key FROM inventories WHERE source_id = :source_id AND (taken_at, name) > (:taken_at, :name)"
+)
+# A later statement of the same moment stands for both. That headers were compared stays said as long as the identity is the same.
+_TAKE_EXCEPTIONS = text(
+    """
+    INSERT INTO current_exceptions AS old (source_id, file_path, stated_at, object_version, last_modified, inventory)
+    SELECT :source_id, file_path, stated_at, object_version, last_modified, :inventory FROM stating
+    ON CONFLICT (source_id, file_path, stated_at) DO UPDATE SET
+        inventory = excluded.inventory, object_version = excluded.object_version,
+        last_modified = CASE WHEN old.object_version = excluded.object_version
+            THEN coalesce(excluded.last_modified, old.last_modified) ELSE excluded.last_modified END
+    """
+)
+_EXPORTED: Final = """
+    SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
+"""
+_COUNT = text(
+    """
+    UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone, counted_at = now()
+    WHERE source_id = :source_id AND name = :name
+    """
+)
+# What was located since of the inventory's own plans is current: its objects are those that the inventory lists.
+_CONTENT = text(
+    """
+    SELECT name, taken_at, counted_at, older_objects AS older, gone_objects AS gone, current_objects AS current,
+        (SELECT coalesce(sum(member_count), 0) FROM caf_files JOIN plans USING (plan_id)
+            WHERE caf_files.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at
+            AND state = ANY(:good)) AS located_since
+    FROM inventories
+    WHERE source_id = :source_id AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
+    ORDER BY taken_at DESC, name DESC LIMIT 1
+    """
+)
+_VERSIONS = text(
+    """
+    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, caf_files.name AS chunk
+    FROM unnest(CAST(:keys AS text[])) AS asked (key) CROSS JOIN LATERAL (
+        SELECT * FROM file_locations WHERE source_id = :source_id AND file_path = asked.key AND part = 0) AS found
+    JOIN caf_files USING (caf_file_id) WHERE state = ANY(:good) AND version_id IS NULL
+    """
+)
+# LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
+_SETTLED = text(
+    """
+    WITH asked (key, version, with_time, modified, has_version_id) AS (SELECT * FROM unnest(CAST(:keys AS text[]),
+        CAST(:versions AS text[]), CAST(:with_times AS text[]), CAST(:times AS timestamptz[]), CAST(:have_ids AS boolean[])))
+    SELECT key, version FROM asked
+    LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = :source_id AND file_path = key
+        AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
+    LEFT JOIN LATERAL (SELECT true AS yes FROM skipped_objects WHERE source_id = :source_id AND file_path = key
+        AND object_version IN (version, with_time) AND retry_at > now() LIMIT 1) AS skipped ON true
+    LEFT JOIN LATERAL (SELECT stated_at, object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
+        ORDER BY stated_at DESC LIMIT 1) AS said ON true
+    LEFT JOIN LATERAL (SELECT object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
+        AND last_modified = modified AND starts_with(object_version, version) ORDER BY stated_at DESC LIMIT 1) AS compared ON true
+    LEFT JOIN LATERAL (
+        SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
+            max(known.object_version) FILTER (WHERE is_it) AS object_version
+        FROM file_locations AS known JOIN caf_files USING (caf_file_id)
+        CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
+            OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity
+        WHERE known.source_id = :source_id AND known.file_path = key AND part = 0 AND state = ANY(:good)) AS located ON true
+    WHERE claimed.yes OR skipped.yes OR CASE WHEN said.stated_at >= latest THEN said.object_version = located.object_version
+        ELSE located.last_modified = latest END
+    """
+)
+_PENDING = text(
+    """
+    SELECT claims.object_version, claims.last_modified, caf_files.name AS chunk, caf_files.state AS state
+    FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = :source_id AND claims.file_path = :key
+    UNION ALL
+    SELECT object_version, last_modified, NULL, reason FROM skipped_objects WHERE source_id = :source_id AND file_path = :key
+    """
+)
+_LAST_SEEN = text(
+    """
+    SELECT max(earlier.taken_at) FROM inventories AS own JOIN inventories AS earlier ON earlier.source_id = own.source_id
+        AND (earlier.taken_at, earlier.name) < (own.taken_at, own.name)
+    WHERE own.source_id = :source_id AND own.name = :inventory AND earlier.after_key < :key
+        AND coalesce(earlier.until_key >= :key, true)
+    """
+)
+
+
+def record_inventory(connection: Connection, source_id: int, inventory: InventoryRecord) -> None:
+    """Write an inventory that is planned; one that is there already stays."""
+    values = {
+        "source_id": source_id,
+        "name": inventory.name,
+        "taken_at": inventory.taken_at,
+        "after": inventory.after,
+        "until": inventory.until,
+    }
+    connection.execute(_NEW_INVENTORY, values)
+
+
+def record_exceptions(connection: Connection, source_id: int, inventory: str, exceptions: Iterable[CurrentException]) -> int:
+    """Write exceptions of an inventory; return how many they were."""
+    connection.execute(
+        text(
+            'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
+            " last_modified timestamptz) ON COMMIT DROP"
+        )
+    )
+    rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
+    count = copy_rows(connection, "stating", _EXCEPTION, rows)
+    if count:
+        connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory})
+    return count
+
+
+def later_inventories(
+    connection: Connection, source_id: int, taken_at: datetime, name: str
+) -> Sequence[tuple[bytes, bytes | None]]:
+    """Return the ranges of keys (greater than, up to and including) of inventories that were taken later."""
+    rows = connection.execute(_LATER, {"source_id": source_id, "taken_at": taken_at, "name": name})
+    return [(bytes(row.after_key), None if row.until_key is None else bytes(row.until_key)) for row in rows]
+
+
+def exception_batches(connection: Connection, source_id: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield all exceptions of a source, EXCEPTION_SCHEMA, in no order."""
+    with driver_connection(connection).cursor("exceptions", binary=True) as cursor:
+        cursor.execute(_EXPORTED, {"source_id": source_id})
+        while rows := cursor.fetchmany(batch_rows):
+            keys, *others = zip(*rows, strict=True)
+            columns = [pa.array(keys, pa.string()).cast(pa.binary())]
+            columns += [pa.array(values, one.type) for values, one in zip(others, list(EXCEPTION_SCHEMA)[1:], strict=True)]
+            yield pa.record_batch(columns, schema=EXCEPTION_SCHEMA)
+
+
+def record_content(connection: Connection, source_id: int, inventory: str, *, current: int, older: int, gone: int) -> None:
+    """Write how many located objects were current, older and gone as of an inventory; one that is not known stays unknown."""
+    values = {"source_id": source_id, "name": inventory, "current": current, "older": older, "gone": gone}
+    connection.execute(_COUNT, values)
+
+
+def content(connection: Connection, source_id: int) -> Content | None:
+    """Return the counts as of the last whole inventory that was counted; None where there is none."""
+    row = connection.execute(_CONTENT, {"source_id": source_id, "good": GOOD}).one_or_none()
+    if row is None:
+        return None
+    return Content(
+        inventory=row.name,
+        taken_at=row.taken_at.astimezone(UTC),
+        counted_at=row.counted_at.astimezone(UTC),
+        current_objects=int(row.current) + int(row.located_since),
+        older_objects=int(row.older),
+        gone_objects=int(row.gone),
+    )
+
+
+def located_versions(connection: Connection, source_id: int, keys: Sequence[str]) -> Sequence[LocatedVersion]:
+    """Return every identity without a version id that is located of these keys."""
+    rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD})
+    return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
+
+
+def settled(connection: Connection, source_id: int, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
+    """Of these, return (key, object version) of those of which a plan has nothing to do."""
+    values = {
+        "source_id": source_id,
+        "keys": [one.key for one in listed],
+        "versions": [one.object_version for one in listed],
+        "with_times": [one.rewritten_version for one in listed],
+        "times": [one.last_modified for one in listed],
+        "have_ids": [one.has_version_id for one in listed],
+        "good": GOOD,
+    }
+    return {(key, version) for key, version in connection.execute(_SETTLED, values)}
+
+
+def currency(connection: Connection, source_id: int, key: str, row: Row[Any]) -> Currency:
+    """Return what is known of the current content of a key, beside the location that is given out for it.
+
+    Args:
+        connection: in the transaction that found the location.
+        source_id: of the source.
+        key: of the object.
+        row: the location, with `said_at`, `said_version` and `inventory` of the exception that holds, or nulls.
+    """
+    in_force = row.said_at is not None
+    since = row.said_at if in_force else row.last_modified
+    for other in connection.execute(_PENDING, {"source_id": source_id, "key": key}):
+        is_newer = other.chunk is not None if other.last_modified is None else other.last_modified > since
+        if other.object_version == row.object_version:
+            continue
+        if is_newer or (in_force and other.object_version == row.said_version):
+            return Currency(is_current=False, chunk=other.chunk, state=other.state)
+    if not in_force or row.said_version == row.object_version:
+        return Currency(is_current=True)
+    if row.said_version is not None:
+        return Currency(is_current=False)
+    return Currency(is_current=False, gone_at=since.astimezone(UTC), last_seen=_last_seen(connection, source_id, key, row))
+
+
+def _last_seen(connection: Connection, source_id: int, key: str, row: Row[Any]) -> datetime | None:
+    """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
+    values = {"source_id": source_id, "inventory": row.inventory, "key": key.encode()}
+    seen: datetime | None = connection.execute(_LAST_SEEN, values).scalar_one_or_none()
+    planned = _time_of(row.snapshot)
+    times = [time.astimezone(UTC) for time in (seen, planned) if time is not None]
+    return max(times, default=None)
+
+
+_SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")
+
+
+def _time_of(snapshot: str) -> datetime | None:
+    """Return the time that a snapshot's name ends with."""
+    match = _SNAPSHOT_TIME.fullmatch(snapshot)
+    return datetime.strptime(match[1], "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) if match else None

@@ -1,0 +1,229 @@
+"""The connection to the ledger's Postgres: opening it, transactions, and the one place where its errors become ours.
+
+Every transaction stands alone: no prepared statements, no session locks, no session settings, so that a transaction-pooling
+pgbouncer may stand between. Not here: statements (`ledger` and its parts), the schema (`sql/`).
+Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's feature table for what pooling forbids.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.engine import URL, make_url
+
+from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable
+from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
+from caf_pipeline.ledger.migrations import migrate
+from caf_pipeline.settings import Settings
+
+POOL_SIZE: Final = 2  # a step's statement and the renewal of its lease
+MAX_OVERFLOW: Final = 8  # steps in threads
+CONNECT_SECONDS: Final = 10
+
+STILL_SECONDS: Final = 30  # as long as a lease
+"""After which the server ends a transaction in whose middle its process stands still, suspended or swapped out: the locks that
+it holds would keep every other run waiting, for as long as its machine answers for it."""
+
+# For this transaction only: a session's settings do not belong to us behind a pooler.
+_NOT_FOR_EVER: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}")
+
+_CONNECT: Final[dict[str, Any]] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "application_name": "caf-pipeline",
+    # A server that went away without a word is noticed within a lease's time, not after the kernel's two hours.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,  # milliseconds
+}
+
+_HINTS: Final = {
+    "28": "check the user and the password in CAF_DATABASE_URL, and the server's pg_hba.conf",
+    "3D": "create the database, or correct its name in CAF_DATABASE_URL",
+    "42501": "grant the user of CAF_DATABASE_URL CREATE on the schema and all rights on the ledger's tables",
+    "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
+    "53100": "make room on the database's disk",
+}
+"""What to do, by SQLSTATE or its class."""
+
+_TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
+"""Classes: connection, rollback (deadlock), resources, object in use (lock timeout), operator intervention, system error. Of
+class 25 only the end of a transaction that stood still."""
+
+# A connection that is refused has no SQLSTATE in libpq, only words; a server that speaks another language gets no hint.
+_REFUSALS: Final = (
+    ("password authentication failed", "28"),
+    ("no password supplied", "28"),
+    ("no pg_hba.conf entry", "28"),
+    ("role ", "28"),
+    ("database ", "3D"),
+)
+
+_UNREACHABLE: Final = (
+    ("resolve host", "its host name does not resolve", "check the host name in CAF_DATABASE_URL"),
+    ("translate host name", "its host name does not resolve", "check the host name in CAF_DATABASE_URL"),
+    ("Connection refused", "connection refused", "check host and port in CAF_DATABASE_URL, and that the server runs"),
+    (
+        "No such file or directory",
+        "there is no socket of a server",
+        "check the host in CAF_DATABASE_URL, and that the server runs",
+    ),
+    ("No route to host", "there is no route to it", "check the host in CAF_DATABASE_URL, and the network"),
+    ("Network is unreachable", "there is no route to it", "check the host in CAF_DATABASE_URL, and the network"),
+    ("timeout expired", "it does not answer in time", "check host and port in CAF_DATABASE_URL, and firewalls on the way"),
+    ("timed out", "it does not answer in time", "check host and port in CAF_DATABASE_URL, and firewalls on the way"),
+    ("invalid response to SSL", "what listens there is not Postgres", "check host and port in CAF_DATABASE_URL"),
+    ("expected authentication request", "what listens there is not Postgres", "check host and port in CAF_DATABASE_URL"),
+    (
+        "server does not support SSL",
+        "it does not speak TLS",
+        "take sslmode out of CAF_DATABASE_URL, or set the server up for TLS",
+    ),
+    ("certificate verify failed", "its certificate is not valid here", "sslrootcert in CAF_DATABASE_URL names whom to trust"),
+    ("closed the connection unexpectedly", "it closed the connection", "check that it runs, and is Postgres"),
+)
+"""Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
+
+
+class Database:
+    """A small pool of connections to one database. Safe in threads; a fork needs one of its own.
+
+    Attributes:
+        description: where it is, without user and password.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self.description = _describe(url)
+        with self._translated():
+            self.engine = create_engine(
+                url,
+                pool_size=POOL_SIZE,
+                max_overflow=MAX_OVERFLOW,
+                pool_pre_ping=True,
+                hide_parameters=True,  # keys of objects do not belong in errors and logs
+                connect_args={key: value for key, value in _CONNECT.items() if key not in url.query}
+                | {"prepare_threshold": None},
+            )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Commit at the end of the context, or roll back on any exception.
+
+        Raises:
+            LedgerUnreachable: the database is away; whether a commit under way was made is then unknown.
+            LedgerError: it refused a statement.
+        """
+        with self._translated(), self.engine.begin() as connection:
+            connection.execute(_NOT_FOR_EVER)
+            yield connection
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date; return the names of the migrations that were applied."""
+        with self._translated(), self.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            return migrate(driver_connection(connection))
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
+            cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
+            raise self._translate(cause) from error
+        except sqlalchemy.exc.TimeoutError as error:
+            raise LedgerUnreachable(f"all connections to {self.description} are in use") from error
+
+    def _translate(self, error: BaseException | None) -> LedgerError:
+        """Tell the user what the driver or the server said, by SQLSTATE; never with the password."""
+        diagnosis = error.diag if isinstance(error, psycopg.Error) else None
+        said = (diagnosis and diagnosis.message_primary) or _first_line(error)
+        if self.url.password:
+            said = said.replace(str(self.url.password), "***")
+        code = (error.sqlstate if isinstance(error, psycopg.Error) else None) or ""
+        if not code and isinstance(error, psycopg.OperationalError):
+            for words, meaning, hint in _UNREACHABLE:
+                if words in str(error) and "FATAL:" not in str(error):
+                    return LedgerUnreachable(f"{self.description} cannot be used: {meaning}", hint=hint)
+            code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
+        hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
+        if code == "23514":
+            return IllegalMove(f"the database refuses the state: {said}", hint="do the steps before it first")
+        if hint:
+            return LedgerError(f"{self.description}: {said}", hint=hint)
+        if code.startswith(_TRANSIENT):
+            return LedgerUnreachable(
+                f"{self.description} cannot be used: {said}",
+                hint="check that it runs and can be reached from here",
+            )
+        return LedgerError(f"{self.description} refused a statement: {said}")
+
+
+def open_database(settings: Settings) -> Database:
+    """Return the database of the settings, migrated: `database_url`, or the embedded server under `home`.
+
+    Raises:
+        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+    """
+    if settings.database_url is not None and settings.database_url.get_secret_value():
+        url = parse_url(settings.database_url.get_secret_value())
+    else:
+        url = embedded_url(settings)
+    database = Database(url)
+    try:
+        database.migrate()
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def embedded_url(settings: Settings) -> URL:
+    """Return the address of the embedded server under `home`, started where it does not run."""
+    server = embedded_server(settings.home / "postgres")
+    return URL.create("postgresql+psycopg", username=SUPERUSER, database=SUPERUSER, query={"host": str(server.socket_folder)})
+
+
+def parse_url(text: str) -> URL:
+    """Read `postgresql://…` as an address for psycopg 3, whatever driver it names."""
+    try:
+        url = make_url(text)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        # What the parser says may quote the password.
+        raise LedgerError(
+            "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
+            hint="percent-encode '@', '/', ':' and '%' in the password",
+        ) from None
+    return url.set(drivername="postgresql+psycopg")
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
+    """Return psycopg's connection, in the same transaction, for COPY and server-side cursors."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)
+    return raw
+
+
+def describe_database(settings: Settings) -> str:
+    """Return where the database of the settings is, without user and password."""
+    url = settings.database_url.get_secret_value() if settings.database_url else ""
+    return _describe(parse_url(url)) if url else f"the embedded database in {settings.home / 'postgres'}"
+
+
+def _describe(url: URL) -> str:
+    host = url.host or url.query.get("host") or "the local socket"
+    where = host if isinstance(host, str) else ",".join(host)
+    port = f":{url.port}" if url.port else ""
+    return f"the database '{url.database or ''}' at {where}{port}"
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].removeprefix("connection failed: ") if lines else type(error).__name__

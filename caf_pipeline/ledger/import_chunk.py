@@ -1,0 +1,218 @@
+"""A chunk that only the store knew, written into the ledger: its row, its plan's, its locations, skips and copies.
+
+Functions over the caller's transaction, which has locked the source's row. Objects come in by COPY into a table of the
+transaction's own, and from there past what the ledger has already: memory does not grow with their number, and the order in
+which chunks are restored does not matter, except that of two chunks with the same object the first one keeps it.
+Not here: what the store says and whether it is believed (`rebuild`).
+"""
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import psycopg
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
+from caf_pipeline.interfaces import LocationRow, RestoredChunk, Skip
+from caf_pipeline.ledger.copy import GOOD, LOCATION, copy_rows, load_skips, location_values, replace_stale
+from caf_pipeline.ledger.replicas import record_verified, samples_as_json
+
+UNKNOWN_PLAN: Final = b"restored"
+"""Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
+
+_KNOWN: Final = text("SELECT state FROM caf_files WHERE name = :name")
+_PLAN: Final = text("SELECT plan_id, sha256 FROM plans WHERE source_id = :source_id AND name = :name")
+_OTHER_PLAN: Final = text("SELECT name FROM plans WHERE sha256 = :sha256 AND (source_id, name) <> (:source_id, :name)")
+_NEW_PLAN: Final = text(
+    """
+    INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
+    VALUES (:source_id, :name, :sha256, :snapshot, :folder, 0, 0) RETURNING plan_id
+    """
+)
+_TELL_HASH: Final = text("UPDATE plans SET sha256 = :sha256 WHERE plan_id = :plan_id")
+# A plan that was restored is as large as its chunks that are known; of one that was registered all of them are.
+_COUNT_PLAN: Final = text(
+    """
+    UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
+        object_bytes = greatest(plans.object_bytes, sums.bytes)
+    FROM (SELECT sum(object_count) AS objects, sum(object_bytes) AS bytes FROM caf_files WHERE plan_id = :plan_id) AS sums
+    WHERE plan_id = :plan_id
+    """
+)
+_NEW_CHUNK: Final = text(
+    """
+    INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
+        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
+        proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at)
+    VALUES (:name, :source_id, :plan_id, :number, :state, :reason, :object_count, :object_bytes, :caf_size_bytes,
+        :caf_size_bytes, :stored_size_bytes, :member_count, :member_bytes, :skipped_count, :released_count, :merkle_root,
+        :proof_type, :owner, :start, CAST(:samples AS jsonb), now(), now(), now(), now(), now())
+    RETURNING caf_file_id
+    """
+)
+_HAS_CLAIMS: Final = text("SELECT EXISTS (SELECT FROM claims WHERE source_id = :source_id)")
+# LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table just filled.
+_CLAIMED: Final = text(
+    """
+    SELECT restoring.file_path, claimed.name
+    FROM restoring CROSS JOIN LATERAL (
+        SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id
+        WHERE claims.source_id = restoring.source_id AND claims.file_path = restoring.file_path
+            AND claims.object_version = restoring.object_version LIMIT 1) AS claimed
+    LIMIT 1
+    """
+)
+_LOCATE: Final = replace_stale("restoring")
+_END_SKIPS: Final = text(
+    "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
+    " AND old.file_path = restoring.file_path AND old.object_version = restoring.object_version"
+)
+_SAME: Final = (
+    "old.source_id = :source_id AND old.file_path = skipping.file_path AND old.object_version = skipping.object_version"
+)
+# Of several chunks that skipped an object the one posted last tells why. One that is not posted yet, and a plan, came later.
+_SKIP_LATER: Final = text(
+    f"""
+    UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
+        etag = skipping.etag, size_bytes = skipping.size_bytes, last_modified = skipping.last_modified,
+        caf_file_id = :caf_file_id,
+        retry_at = coalesce(now() + retry_after, 'infinity')
+    FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < :start
+    """
+)
+_SKIP_EARLIER: Final = text(
+    f"""
+    UPDATE skipped_objects AS old SET times = old.times + 1
+    FROM skipping WHERE {_SAME} AND old.caf_file_id IS DISTINCT FROM :caf_file_id
+    """
+)
+_SKIP_NEW: Final = text(
+    """
+    INSERT INTO skipped_objects (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified,
+        caf_file_id, retry_at)
+    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
+        coalesce(now() + retry_after, 'infinity')
+    FROM skipping WHERE NOT EXISTS (
+        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        WHERE known.source_id = :source_id AND known.file_path = skipping.file_path
+            AND known.object_version = skipping.object_version AND state = ANY(:good))
+    ON CONFLICT DO NOTHING
+    """
+)
+
+
+class Superseded(Exception):
+    """Other chunks have every object of the chunk: nothing of it is to be written. Rolls the transaction back; no error."""
+
+
+def restore(
+    connection: Connection, source_id: int, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]
+) -> int:
+    """Write the chunk: see `Ledger.restore_chunk`. Returns the location rows written.
+
+    Raises:
+        Superseded: there is none to be written, so that the transaction is to be rolled back.
+    """
+    state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
+    if state is not None:
+        raise LedgerError(f"the ledger has a chunk {chunk.name}, which is '{state}'", hint="nothing of it is to be restored")
+    plan_id = _plan_id(connection, source_id, chunk)
+    caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk)
+    connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
+    row_count = copy_rows(connection, "restoring", LOCATION, location_values(source_id, caf_file_id, rows))
+    _require_count(chunk, "members", chunk.member_count, row_count)
+    _refuse_claimed(connection, source_id, chunk)
+    written = _locate(connection, chunk)
+    connection.execute(_END_SKIPS)
+    _skip(connection, source_id, caf_file_id, chunk, skips)
+    record_verified(connection, caf_file_id, chunk.copies)
+    connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
+    return written
+
+
+def _plan_id(connection: Connection, source_id: int, chunk: RestoredChunk) -> int:
+    """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
+    names = {"source_id": source_id, "name": chunk.plan}
+    found = connection.execute(_PLAN, names).one_or_none()
+    unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
+    sha256 = chunk.plan_sha256 or (unknown if found is None else bytes(found.sha256))
+    if found is not None and sha256 == bytes(found.sha256):
+        return int(found.plan_id)
+    other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).first()
+    if other is not None or (found is not None and bytes(found.sha256) != unknown):
+        raise IntegrityError(
+            f"chunk {chunk.name} says that its plan {chunk.plan} is {sha256.hex()}, which the ledger knows better"
+        )
+    if found is None:
+        values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": chunk.plan_folder}
+        return int(connection.execute(_NEW_PLAN, values).scalar_one())
+    connection.execute(_TELL_HASH, {"sha256": sha256, "plan_id": found.plan_id})
+    return int(found.plan_id)
+
+
+def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RestoredChunk) -> int:
+    here = chunk.member_count + chunk.skipped_count
+    object_count = here if chunk.object_count is None else chunk.object_count
+    values: dict[str, Any] = {
+        "name": chunk.name,
+        "source_id": source_id,
+        "plan_id": plan_id,
+        "number": chunk.number,
+        "state": ChunkState.DAMAGED if chunk.fault else ChunkState.LOCATED,
+        "reason": chunk.fault,
+        "object_count": object_count,
+        "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
+        "caf_size_bytes": chunk.caf_size_bytes,
+        "stored_size_bytes": chunk.posting.stored_size_bytes,
+        "member_count": chunk.member_count,
+        "member_bytes": chunk.member_bytes,
+        "skipped_count": chunk.skipped_count,
+        "released_count": object_count - here,
+        "merkle_root": chunk.posting.merkle_root,
+        "proof_type": chunk.proof_type,
+        "owner": chunk.posting.owner,
+        "start": chunk.posting.start,
+        "samples": samples_as_json(chunk.samples),
+    }
+    return int(connection.execute(_NEW_CHUNK, values).scalar_one())
+
+
+def _refuse_claimed(connection: Connection, source_id: int, chunk: RestoredChunk) -> None:
+    if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
+        return
+    claimed = connection.execute(_CLAIMED).first()
+    if claimed is not None:
+        raise ClaimConflict(
+            f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
+            hint="let that chunk be finished, or withdraw it; then restore again",
+        )
+
+
+def _locate(connection: Connection, chunk: RestoredChunk) -> int:
+    try:
+        written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.errors.CardinalityViolation):
+            raise LedgerError(f"chunk {chunk.name} names an object twice", hint="no chunk of ours does") from error
+        raise
+    if chunk.member_count and not written:
+        raise Superseded
+    return written
+
+
+def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: RestoredChunk, skips: Iterable[Skip]) -> None:
+    count = load_skips(connection, skips)
+    _require_count(chunk, "skipped objects", chunk.skipped_count, count)
+    if count:
+        values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.posting.start, "good": GOOD}
+        connection.execute(_SKIP_LATER, values)
+        connection.execute(_SKIP_EARLIER, values)
+        connection.execute(_SKIP_NEW, values)
+
+
+def _require_count(chunk: RestoredChunk, what: str, said: int, found: int) -> None:
+    if said != found:
+        raise LedgerError(f"chunk {chunk.name} has {said} {what}, and {found} came to be written")

@@ -1,0 +1,181 @@
+"""Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an expiry.
+
+The epoch grows with each new holder, and every move names it; so a holder that was paused, was taken for dead and wakes
+again can move nothing. The expiry, by the database's clock, only says when others may take over.
+
+Not here: the moves themselves (`ledger`), whether a process lives (`processes`).
+Source: "A chunk" in docs/design.md.
+"""
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import Connection, text
+
+from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.waits import Waits
+
+LEASE_SECONDS: Final = 30.0
+"""How long a lease lasts unrenewed: longer than a failover of the database or a pause by a busy machine, and as long as the
+run after a crash on another machine is ready to wait."""
+
+RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
+CHUNK_PREFIX: Final = "chunk/"
+ACCOUNT_PREFIX: Final = "account/"
+
+_SELECT = text(
+    "SELECT epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
+    " FROM leases WHERE name = :name FOR UPDATE"
+)
+_TAKE = text(
+    """
+    INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
+    VALUES (:name, 1, :run, :boot_id, :pid, :process_started, clock_timestamp() + make_interval(secs => :seconds))
+    ON CONFLICT (name) DO UPDATE SET
+        epoch = held.epoch + 1, run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,
+        process_started = excluded.process_started, expires_at = excluded.expires_at
+    WHERE held.epoch = :seen
+    RETURNING epoch
+    """
+)
+_SET_CHUNK_EPOCH = text("UPDATE caf_files SET epoch = :epoch WHERE name = :chunk")
+_RENEW = text(
+    "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => :seconds) WHERE name = :name AND epoch = :epoch"
+)
+# The row stays: its epoch must go on growing.
+_RELEASE = text("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = :name AND epoch = :epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A lease's row as it was found."""
+
+    epoch: int
+    holder: Holder
+    expires_at: datetime
+
+
+class HeldLease:
+    """A context in which `name` is held; it waits for its turn, renews in the background and gives back.
+
+    Attributes:
+        name: what is held.
+        epoch: which holding of it this is; 0 before it is held.
+    """
+
+    def __init__(
+        self, database: Database, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS, waits: Waits | None = None
+    ) -> None:
+        self.name = name
+        self.epoch = 0
+        self._database = database
+        self._holder = holder
+        self._seconds = seconds
+        self._waits = waits or Waits()
+        self._lost = ""
+        self._trouble = ""
+        self._good_until = 0.0
+        self._released = threading.Event()
+        self._renewing = threading.Thread(target=self._renew_until_released, name=f"lease {name}", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Take the lease, or raise HeldByOther."""
+        first = self._taken()
+        if first is not None:
+            with self._waits.lease(self.name, first.holder.run):
+                self._outlast(first)
+        self._renewing.start()
+        return self
+
+    def _taken(self) -> _Held | None:
+        """Take the lease and return None, or return who has it."""
+        asked_at = time.monotonic()
+        with self._database.transaction() as connection:
+            found = self._try(connection)
+        self._good_until = asked_at + self._seconds
+        return found
+
+    def _outlast(self, first: _Held) -> None:
+        """Take the lease once it has run out or was given back; raise HeldByOther where its holder is seen to live."""
+        found: _Held | None = first
+        while found is not None:
+            if (found.epoch, found.expires_at) != (first.epoch, first.expires_at):
+                raise HeldByOther(
+                    f"{self.name} is held by run {found.holder.run}",
+                    holder=found.holder.run,
+                    hint="wait for that run, or end it first",
+                )
+            time.sleep(self._seconds / 30)
+            found = self._taken()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Give the lease back."""
+        self._released.set()
+        self._renewing.join()
+        # A database that is away takes nothing back; the lease then runs out by itself.
+        with contextlib.suppress(LedgerError), self._database.transaction() as connection:
+            connection.execute(_RELEASE, {"name": self.name, "epoch": self.epoch})
+
+    def check(self) -> None:
+        """Raise LeaseLost where another run took over, or the lease could not be renewed in time."""
+        lost = self._lost
+        if not lost and time.monotonic() > self._good_until:
+            lost = f"it could not be renewed for {self._seconds:g} s{self._trouble}"
+        if lost:
+            raise LeaseLost(f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes")
+
+    def _try(self, connection: Connection) -> _Held | None:
+        """Take the lease and return None, or return who has it."""
+        row = connection.execute(_SELECT, {"name": self.name}).one_or_none()
+        if row is not None:
+            other = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
+            if row.live and is_alive(other.boot_id, other.pid, other.process_started) is not False:
+                return _Held(row.epoch, other, row.expires_at)
+        holder = self._holder
+        taken = connection.execute(
+            _TAKE,
+            {
+                "name": self.name,
+                "run": holder.run,
+                "boot_id": holder.boot_id,
+                "pid": holder.pid,
+                "process_started": holder.process_started,
+                "seconds": self._seconds,
+                "seen": row.epoch if row else 0,
+            },
+        ).scalar_one_or_none()
+        if taken is None:  # another run made the row between our two statements
+            return self._try(connection)
+        self.epoch = taken
+        if self.name.startswith(CHUNK_PREFIX):
+            chunk = self.name.removeprefix(CHUNK_PREFIX)
+            if connection.execute(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount == 0:
+                raise NotLocated(f"the ledger has no chunk {chunk}")
+        return None
+
+    def _renew_until_released(self) -> None:
+        wait = self._seconds / RENEWALS_PER_LEASE
+        while not self._released.wait(wait):
+            asked_at = time.monotonic()
+            try:
+                with self._database.transaction() as connection:
+                    renewed = connection.execute(
+                        _RENEW, {"name": self.name, "epoch": self.epoch, "seconds": self._seconds}
+                    ).rowcount
+            except LedgerError as error:
+                self._trouble = f" ({error})"
+                wait = self._seconds / 10  # again, soon; `check` tells when it is too late
+                continue
+            if not renewed:
+                self._lost = "another run took it over"
+                return
+            self._good_until = asked_at + self._seconds
+            wait = self._seconds / RENEWALS_PER_LEASE

@@ -1,0 +1,70 @@
+"""What was measured of providers, in the ledger: rates and failures, shared by all runs.
+
+Each count is one statement, so that runs that count at once lose none. Not here: which provider is chosen (the store).
+Source: "Server limits" in the notes on Jackal's protocol: what fits an upload follows from the rate.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC
+
+from sqlalchemy import text
+
+from caf_pipeline.interfaces import ProviderRecord
+from caf_pipeline.ledger.database import Database
+
+# Half of what it was, half of what it is: a provider that became slow is known after two or three uploads.
+_TRANSFERRED = """
+    INSERT INTO providers AS old (provider, {rate}) VALUES (:provider, :rate)
+    ON CONFLICT (provider) DO UPDATE SET failures = 0,
+        {rate} = coalesce((old.{rate} + excluded.{rate}) / 2, excluded.{rate}, old.{rate})
+"""
+_UPLOADED = text(_TRANSFERRED.format(rate="upload_rate"))
+_DOWNLOADED = text(_TRANSFERRED.format(rate="download_rate"))
+_FAILED = text(
+    "INSERT INTO providers AS old (provider, failures, failed_at) VALUES (:provider, 1, clock_timestamp())"
+    " ON CONFLICT (provider) DO UPDATE SET failures = old.failures + 1, failed_at = excluded.failed_at"
+)
+
+
+class PostgresProviderRecords:
+    """`interfaces.ProviderRecords` on Postgres. Safe in threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> Mapping[str, ProviderRecord]:
+        """Return what is known, by provider."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(
+                text("SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider")
+            ).all()
+        return {
+            row.provider: ProviderRecord(
+                row.provider,
+                row.upload_rate,
+                row.download_rate,
+                row.failures,
+                None if row.failed_at is None else row.failed_at.astimezone(UTC),
+            )
+            for row in rows
+        }
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished upload: its rate weighs as much as all before together; failures begin anew at 0."""
+        with self._database.transaction() as connection:
+            connection.execute(_UPLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished download in the same way."""
+        with self._database.transaction() as connection:
+            connection.execute(_DOWNLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+
+    def failed(self, provider: str) -> None:
+        """Count a failure."""
+        with self._database.transaction() as connection:
+            connection.execute(_FAILED, {"provider": provider})
+
+
+def _rate(size_bytes: int, seconds: float) -> float | None:
+    """Return bytes a second; None where there was nothing to measure, which changes no rate."""
+    return size_bytes / seconds if size_bytes > 0 and seconds > 0 else None

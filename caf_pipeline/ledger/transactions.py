@@ -1,0 +1,344 @@
+"""An account's transactions in the ledger: asked for, committed before they are sent, settled when their fate is known.
+
+A commit locks the account's lease and the rows of its chunks: who lost the lease writes nothing, and a chunk that is
+withdrawn at the same moment is either in the transaction, and stays, or is gone, and is not in it. That a sequence, and a
+chunk, is paid for once is held by two unique indexes too.
+
+A post is *live* while it is or may be on the chain. Not here: what is in a transaction, and when one may be given up (the
+store).
+Source: promise 3 in docs/design.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, text
+
+from caf_pipeline.chunk_state import TO_BE_POSTED, ChunkState
+from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
+from caf_pipeline.interfaces import Holder, Lease, SignedTransaction, WaitingPost
+from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.leases import ACCOUNT_PREFIX, HeldLease
+
+OUTCOMES: Final = ("included", "failed", "expired", "superseded")
+
+_S = ChunkState
+
+_FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDONED})
+"""States after which a chunk, or its objects, are packed anew: with a live post, they would be paid for twice."""
+
+_TO_BE_POSTED: Final = sorted(TO_BE_POSTED)
+
+# A server that is set up to answer before it has written would break the promise.
+_DURABLY: Final = text("SET LOCAL synchronous_commit = on")
+
+# The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
+_HOLD_LEASE = text("SELECT 1 FROM leases WHERE name = :name AND epoch = :epoch AND expires_at > to_timestamp(0) FOR SHARE")
+
+_CHUNK_ROW = text("SELECT caf_file_id, state, start FROM caf_files WHERE name = :chunk FOR NO KEY UPDATE")
+# Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
+_END_FIRST_POST = text(
+    "UPDATE transaction_posts SET live = false WHERE caf_file_id = :id AND account = :account AND live AND start = :start"
+)
+_ASK = text(
+    """
+    INSERT INTO posts AS old (caf_file_id, account, message, charged_bytes)
+    SELECT :id, :account, :message, :charged_bytes WHERE NOT EXISTS (
+        SELECT FROM transaction_posts WHERE caf_file_id = :id AND account = :account AND live)
+    ON CONFLICT (caf_file_id, account) DO UPDATE SET
+        message = excluded.message, charged_bytes = excluded.charged_bytes, asked_at = excluded.asked_at
+    WHERE (old.message, old.charged_bytes) <> (excluded.message, excluded.charged_bytes)
+    """
+)
+_WAITING = text(
+    """
+    SELECT name, message, charged_bytes FROM posts JOIN caf_files USING (caf_file_id)
+    WHERE account = :account AND state = ANY(:states) AND NOT EXISTS (
+        SELECT FROM transaction_posts AS known
+        WHERE known.caf_file_id = posts.caf_file_id AND known.account = posts.account AND live)
+    ORDER BY asked_at, caf_file_id
+    """
+)
+_PENDING = text(
+    "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
+    " WHERE account = :account AND outcome IS NULL ORDER BY sequence"
+)
+# In one order, so that two commits cannot wait for each other.
+_LOCK_CHUNKS = text(
+    "SELECT caf_file_id, name, state FROM caf_files WHERE name = ANY(:chunks) ORDER BY caf_file_id FOR NO KEY UPDATE"
+)
+_ASKED_AND_FREE = text(
+    """
+    SELECT caf_file_id, EXISTS (SELECT FROM transaction_posts AS known WHERE known.caf_file_id = posts.caf_file_id
+        AND known.account = posts.account AND live) AS taken
+    FROM posts WHERE account = :account AND caf_file_id = ANY(:ids)
+    """
+)
+_COMMIT = text(
+    """
+    INSERT INTO transactions (hash, account, sequence, timeout_height, body, purpose, cost)
+    VALUES (:hash, :account, :sequence, :timeout_height, :body, :purpose, :cost)
+    ON CONFLICT (account, sequence) WHERE outcome IS NULL OR outcome IN ('included', 'failed') DO NOTHING
+    """
+)
+_COMMIT_POST = text(
+    "INSERT INTO transaction_posts (hash, account, position, caf_file_id) VALUES (:hash, :account, :position, :id)"
+)
+_TRANSACTION = text("SELECT account, outcome FROM transactions WHERE hash = :hash FOR NO KEY UPDATE")
+_SETTLE = text(
+    "UPDATE transactions SET outcome = :outcome, settled_at = now(), cost = coalesce(CAST(:cost AS bigint), cost),"
+    " cost_told = CAST(:cost AS bigint) IS NOT NULL WHERE hash = :hash"
+)
+_POSITIONS = text("SELECT position FROM transaction_posts WHERE hash = :hash ORDER BY position")
+_START = text("UPDATE transaction_posts SET start = :start WHERE hash = :hash AND position = :position")
+_END_INCLUDED = text(
+    "DELETE FROM posts USING transaction_posts AS included WHERE included.hash = :hash"
+    " AND included.caf_file_id = posts.caf_file_id AND included.account = posts.account"
+)
+_END_POSTS = text("UPDATE transaction_posts SET live = false WHERE hash = :hash")
+_START_OF = text(
+    """
+    SELECT transaction_posts.start
+    FROM transaction_posts JOIN transactions USING (hash, account) JOIN caf_files USING (caf_file_id)
+    WHERE account = :account AND name = :chunk AND outcome = 'included'
+    ORDER BY transaction_posts.start DESC, sequence DESC LIMIT 1
+    """
+)
+_SPENT = text(
+    "SELECT coalesce(sum(cost), 0) FROM transactions WHERE account = :account"
+    " AND (outcome IS NULL OR outcome IN ('included', 'failed'))"
+)
+_AT_LIST_PRICE = text(
+    "SELECT count(*) FROM transactions WHERE account = :account AND purpose = 'buy' AND NOT cost_told"
+    " AND (outcome IS NULL OR outcome = 'included')"
+)
+_SEE_HEIGHT = text(
+    """
+    INSERT INTO chain_heights AS old (chain_id, height) VALUES (:chain_id, :height)
+    ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
+    """
+)
+
+
+class PostgresTransactionLog:
+    """`interfaces.TransactionLog` on Postgres, for one holder. Safe in threads."""
+
+    def __init__(self, database: Database, holder: Holder, *, lease_seconds: float) -> None:
+        self._database = database
+        self._holder = holder
+        self._lease_seconds = lease_seconds
+
+    def own(self, account: str) -> HeldLease:
+        """Hold the account's sequence while the context lasts."""
+        return HeldLease(self._database, f"{ACCOUNT_PREFIX}{account}", self._holder, seconds=self._lease_seconds)
+
+    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+        """Let the chunk's message wait, in place of an earlier one; nothing changes where it has a live post.
+
+        Asked for a damaged chunk, the post that its row knows counts as gone from the chain.
+
+        Raises:
+            IllegalMove: the chunk is not to be posted. NotLocated: there is no such chunk.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).one_or_none()
+            if row is None:
+                raise NotLocated(f"the ledger has no chunk {chunk}")
+            if row.state not in _TO_BE_POSTED:
+                raise IllegalMove(f"chunk {chunk} is '{row.state}' and is not to be posted")
+            facts = {"id": row.caf_file_id, "account": account, "message": message, "charged_bytes": charged_bytes}
+            if row.state == _S.DAMAGED:
+                connection.execute(_END_FIRST_POST, {**facts, "start": row.start})
+            connection.execute(_ASK, facts)
+
+    def waiting(self, account: str) -> Sequence[WaitingPost]:
+        """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_WAITING, {"account": account, "states": _TO_BE_POSTED}).all()
+        return [WaitingPost(row.name, bytes(row.message), row.charged_bytes) for row in rows]
+
+    def pending(self, account: str) -> Sequence[SignedTransaction]:
+        """Return the account's transactions whose fate is not known, by sequence."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_PENDING, {"account": account}).all()
+        return [SignedTransaction(**{**row._asdict(), "body": bytes(row.body)}) for row in rows]
+
+    def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
+        """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
+
+        Raises:
+            LeaseLost: another run owns the sequence now.
+            LedgerError: the sequence is used or may be; or a chunk was not asked for, is not to be posted, or has a live
+            post. Nothing was written.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(_DURABLY)
+            _hold(connection, lease, transaction.account)
+            ids = _free_chunks(connection, transaction.account, chunks)
+            written = connection.execute(
+                _COMMIT,
+                {
+                    "hash": transaction.hash,
+                    "account": transaction.account,
+                    "sequence": transaction.sequence,
+                    "timeout_height": transaction.timeout_height,
+                    "body": transaction.body,
+                    "purpose": transaction.purpose,
+                    "cost": transaction.cost,
+                },
+            ).rowcount
+            if not written:
+                raise LedgerError(
+                    f"sequence {transaction.sequence} of account {transaction.account} has a transaction already",
+                    hint="settle that one first",
+                )
+            for position, chunk in enumerate(chunks):
+                facts = {"hash": transaction.hash, "account": transaction.account, "position": position, "id": ids[chunk]}
+                connection.execute(_COMMIT_POST, facts)
+
+    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
+        """Close a transaction; the same outcome again changes nothing.
+
+        Raises:
+            LeaseLost. LedgerError: there is no such transaction, it was closed otherwise, or it has another number of posts
+            than starts are given. Nothing was written.
+        """
+        if outcome not in OUTCOMES:
+            raise LedgerError(f"a transaction cannot end as '{outcome}'", hint=f"it ends as one of {', '.join(OUTCOMES)}")
+        with self._database.transaction() as connection:
+            connection.execute(_DURABLY)
+            known = _held_transaction(connection, lease, hash)
+            if known.outcome == outcome:
+                return
+            if known.outcome is not None:
+                raise LedgerError(f"transaction {hash} is '{known.outcome}' and cannot become '{outcome}'")
+            connection.execute(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
+            if outcome == "included":
+                _record_starts(connection, hash, starts)
+            else:
+                connection.execute(_END_POSTS, {"hash": hash})
+
+    def start_of(self, account: str, chunk: str) -> int | None:
+        """Return the start of the chunk's latest included post; None where it has none."""
+        with self._database.transaction() as connection:
+            found = connection.execute(_START_OF, {"account": account, "chunk": chunk}).scalar_one_or_none()
+        return None if found is None else int(found)
+
+    def spent(self, account: str) -> int:
+        """Return the cost in ujkl of the account's transactions that were included, failed or may be included."""
+        with self._database.transaction() as connection:
+            return int(connection.execute(_SPENT, {"account": account}).scalar_one())
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases that are or may be included are counted at their list price."""
+        with self._database.transaction() as connection:
+            return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
+
+    def seen_height(self, chain_id: str) -> int:
+        """Return the greatest block height ever seen of a chain; 0 where none was."""
+        with self._database.transaction() as connection:
+            statement = text("SELECT height FROM chain_heights WHERE chain_id = :chain_id")
+            return int(connection.execute(statement, {"chain_id": chain_id}).scalar_one_or_none() or 0)
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        """Remember a height, where it is greater than the one known."""
+        with self._database.transaction() as connection:
+            connection.execute(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
+
+
+# --- what a move of the chunk means for its posts, in the transaction of the move --------------------------------------
+
+
+def before_move(connection: Connection, caf_file_id: int, chunk: str, before: ChunkState, after: ChunkState) -> None:
+    """Refuse a move that would forget a live post; end the wait of a message that nobody is to post any more.
+
+    Args:
+        connection: in the transaction of the move, which has locked the chunk's row.
+        caf_file_id: the chunk's.
+        chunk: its name.
+        before: the state that it leaves.
+        after: the state that it gets.
+
+    Raises:
+        IllegalMove: it has a transaction under way, or was posted.
+    """
+    forgets = after in _FORGETTING or (before, after) == (_S.POSTING, _S.SEALED)
+    if forgets and (live := _live_post(connection, caf_file_id, before, after)):
+        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it {live}; run it again first")
+    if after not in (_S.POSTING, _S.PARKED):
+        end_waiting(connection, caf_file_id)
+
+
+def end_waiting(connection: Connection, caf_file_id: int) -> None:
+    """Forget the chunk's messages that wait: it is posted, or is not to be posted any more."""
+    connection.execute(text("DELETE FROM posts WHERE caf_file_id = :id"), {"id": caf_file_id})
+
+
+def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, after: ChunkState) -> str:
+    """Return what stands against forgetting the chunk's post, or ""."""
+    # A damaged chunk's own post is known, and so is that of one to be abandoned: its cost is reported.
+    known_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
+    statement = text(
+        "SELECT transaction_posts.start FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE caf_file_id = :id"
+        " AND live AND (:known_counts OR transaction_posts.start IS DISTINCT FROM caf_files.start)"
+        " ORDER BY transaction_posts.start NULLS FIRST LIMIT 1"
+    )
+    row = connection.execute(statement, {"id": caf_file_id, "known_counts": known_counts}).one_or_none()
+    if row is None:
+        return ""
+    return "has a transaction under way" if row.start is None else "was posted"
+
+
+# --- what the log's methods share ---------------------------------------------------------------------------------------
+
+
+def _hold(connection: Connection, lease: Lease, account: str) -> None:
+    """Lock the account's lease, or raise LeaseLost where another run owns it now."""
+    if lease.name != f"{ACCOUNT_PREFIX}{account}":
+        raise LeaseLost(f"the lease on {lease.name} gives no right to sign for account {account}")
+    if connection.execute(_HOLD_LEASE, {"name": lease.name, "epoch": lease.epoch}).one_or_none() is None:
+        raise LeaseLost(f"account {account} is in the hands of another run now; nothing of this one's was written")
+
+
+def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[Any]:
+    """Return the transaction's row, locked, with the lease of its account."""
+    # The lease first: a commit locks in that order.
+    _hold(connection, lease, lease.name.removeprefix(ACCOUNT_PREFIX))
+    row = connection.execute(_TRANSACTION, {"hash": hash}).one_or_none()
+    if row is None:
+        raise LedgerError(f"the ledger has no transaction {hash}")
+    if lease.name != f"{ACCOUNT_PREFIX}{row.account}":
+        raise LeaseLost(f"the lease on {lease.name} gives no right to settle transaction {hash} of account {row.account}")
+    return row
+
+
+def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
+    """Return the ids of chunks that may be posted by this account now, their rows locked; raise LedgerError for any other."""
+    found = connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)}).all()
+    rows = connection.execute(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
+    asked = {row.caf_file_id: row.taken for row in rows}
+    states = {row.name: (row.caf_file_id, row.state) for row in found}
+    for number, chunk in enumerate(chunks):
+        if chunk in chunks[:number]:
+            raise LedgerError(f"chunk {chunk} is in the transaction twice")
+        caf_file_id, state = states.get(chunk, (0, "unknown"))
+        if state not in _TO_BE_POSTED:
+            raise LedgerError(f"chunk {chunk} is '{state}' and is not to be posted")
+        if caf_file_id not in asked:
+            raise LedgerError(f"nobody asked account {account} to post chunk {chunk}")
+        if asked[caf_file_id]:
+            raise LedgerError(
+                f"chunk {chunk} is in another transaction of account {account} that is or may be included",
+                hint="settle that one first",
+            )
+    return {name: caf_file_id for name, (caf_file_id, _) in states.items()}
+
+
+def _record_starts(connection: Connection, hash: str, starts: Sequence[int]) -> None:
+    """Write the start of each post; what waited for them waits no more."""
+    positions = connection.execute(_POSITIONS, {"hash": hash}).scalars().all()
+    if len(positions) != len(starts):
+        raise LedgerError(f"transaction {hash} has {len(positions)} posts, and {len(starts)} starts were given")
+    for position, start in zip(positions, starts, strict=True):
+        connection.execute(_START, {"hash": hash, "position": position, "start": start})
+    connection.execute(_END_INCLUDED, {"hash": hash})

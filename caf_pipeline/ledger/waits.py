@@ -1,0 +1,53 @@
+"""What live runs wait for, as rows of the ledger that every process sees.
+
+Not here: waiting itself (`waits`), whether a process lives (`processes`).
+"""
+
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from caf_pipeline.interfaces import Holder, RunWait
+from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.waits import RENEW_SECONDS, Wait
+
+_LIVE_SECONDS: Final = 3 * RENEW_SECONDS  # two renewals may fail in a row
+
+_MINE: Final = "run = :run AND boot_id = :boot_id AND pid = :pid AND process_started = :process_started AND source = :source"
+# Rows that processes left when they were killed are removed by whoever writes next.
+_REMOVE = text(f"DELETE FROM waits WHERE ({_MINE}) OR expires_at < clock_timestamp() - interval '1 day'")
+_INSERT = text(
+    "INSERT INTO waits (run, boot_id, pid, process_started, source, chunk, what, ends_by, since, expires_at)"
+    " VALUES (:run, :boot_id, :pid, :process_started, :source, :chunk, :what, :ends_by, :since,"
+    " clock_timestamp() + make_interval(secs => :seconds))"
+)
+_LIVE = text(
+    "SELECT run, boot_id, pid, process_started, source, chunk, what, ends_by, since FROM waits"
+    " WHERE expires_at > clock_timestamp() ORDER BY source, since, chunk, what"
+)
+
+
+def record_waits(connection: Connection, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
+    """Put these waits in place of those that this process wrote for the run and source before."""
+    mine = {
+        "run": holder.run,
+        "boot_id": holder.boot_id,
+        "pid": holder.pid,
+        "process_started": holder.process_started,
+        "source": source,
+    }
+    connection.execute(_REMOVE, mine)
+    for wait in waits:
+        told = {"chunk": wait.chunk, "what": wait.what, "ends_by": wait.ends_by, "since": wait.since}
+        connection.execute(_INSERT, mine | told | {"seconds": _LIVE_SECONDS})
+
+
+def live_waits(connection: Connection) -> Sequence[RunWait]:
+    """Return what is waited for now, by source and beginning. What a dead process of this machine waited for is left out."""
+    return [
+        RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since.astimezone(UTC), row.chunk))
+        for row in connection.execute(_LIVE)
+        if is_alive(row.boot_id, row.pid, row.process_started) is not False
+    ]

@@ -1,0 +1,260 @@
+"""Which objects of a fresh inventory may be deleted at their source, and why the others may not.
+
+Joins of Parquet files: a snapshot, the ledger's locations and standings, chunks' manifests, and a verdict on each chunk. Every
+object of the snapshot comes out once, with a reason or without one. Memory is bounded by windows of keys.
+Not here: verdicts on chunks (`verdicts`), files for S3 (`deletion_files`).
+Source: promises 1 and 2 in docs/design.md.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, SNAPSHOT_SCHEMA, STANDING_SCHEMA, inventory_query, key_windows
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, told_apart, write_whole
+
+
+class Unsafe(StrEnum):
+    """Why an object may not be deleted at its source."""
+
+    NOT_PLANNED = "not_planned"
+    CLAIMED = "claimed"
+    SKIPPED = "skipped"
+    CHANGED = "changed"
+    METADATA_CHANGED = "metadata_changed"
+    DAMAGED = "damaged"
+    TOO_FEW_COPIES = "too_few_copies"
+    ONE_WINDOW = "one_window"
+    NOT_LOOKED_AT = "not_looked_at"
+    NOT_READ_BACK = "not_read_back"
+    DISAGREES = "disagrees"
+    NOT_TOLD_APART = "not_told_apart"
+    NOT_EXPRESSIBLE = "not_expressible"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a chunk. Its objects are safe as far as it goes where `reason` is None; `detail` says more for people."""
+
+    caf_file_id: int
+    chunk: str
+    reason: Unsafe | None
+    detail: str = ""
+
+
+DECISION_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("version_id", pa.string()),
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("encoded_key", pa.string(), nullable=False),  # as `inventory.percent_encode` does it
+        pa.field("chunk", pa.string()),
+        pa.field("reason", pa.string()),  # null: safe
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+"""What was decided on an object of the snapshot, in the snapshot's order."""
+
+_VERDICT_SCHEMA: Final = pa.schema(
+    [
+        pa.field("caf_file_id", pa.int64(), nullable=False),
+        pa.field("chunk", pa.string(), nullable=False),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string(), nullable=False),
+    ]
+)
+
+# A key that is listed twice without version ids changed while it was listed: which of the two is there now is not known. An
+# empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes change. A version id other than of these characters would
+# have to be encoded, and whether S3 decodes that column is not documented.
+_DECIDED: Final = """WITH listed AS (
+        SELECT *, version_id IS NULL AND count(*) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
+    ), known AS (
+        SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER (standing = 'skipped') AS skipped
+        FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
+    ), elsewhere AS (SELECT DISTINCT key FROM located),
+    whole AS (SELECT * FROM located WHERE part = 0),
+    same_bytes AS (SELECT DISTINCT key, etag, end_byte - start_byte AS size_bytes FROM whole WHERE version_id IS NULL),
+    decided AS (
+        SELECT listed.*, verdict.chunk, CASE
+            WHEN NOT is_supported(listed.key) THEN 'skipped'
+            WHEN twice THEN 'changed'
+            WHEN whole.key IS NOT NULL THEN CASE
+                WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM listed.version_id THEN 'changed'
+                WHEN verdict.caf_file_id IS NULL THEN 'not_looked_at'
+                WHEN verdict.reason IS NOT NULL THEN verdict.reason
+                WHEN whole.end_byte - whole.start_byte <> listed.size_bytes THEN 'disagrees'
+                WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag, 'W/')) THEN 'not_told_apart'
+                WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
+            WHEN known.claimed THEN 'claimed'
+            WHEN known.skipped IS NOT NULL THEN 'skipped'
+            WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL THEN 'metadata_changed'
+            WHEN elsewhere.key IS NOT NULL THEN 'changed'
+            ELSE 'not_planned' END AS reason,
+            CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
+                WHEN twice THEN 'it was listed twice, with different ETags'
+                WHEN whole.key IS NOT NULL THEN verdict.detail
+                WHEN NOT coalesce(known.claimed, false) THEN known.skipped END AS said
+        FROM listed
+        LEFT JOIN whole ON whole.key = listed.key AND whole.object_version = listed.object_version
+        LEFT JOIN verdict ON verdict.caf_file_id = whole.caf_file_id
+        LEFT JOIN known ON known.key = listed.key AND known.object_version = listed.object_version
+        LEFT JOIN elsewhere ON elsewhere.key = listed.key
+        LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
+            AND same_bytes.size_bytes = listed.size_bytes
+    )
+    SELECT key, version_id, etag, size_bytes, last_modified,
+        CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE percent_encode(key) END AS encoded_key,
+        chunk, reason, CASE WHEN reason = 'changed' AND NOT twice OR said IS NULL THEN '' ELSE said END AS detail
+    FROM decided ORDER BY key, last_modified, object_version"""
+
+_GONE: Final = "SELECT DISTINCT key FROM located WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE snapshot.key = located.key)"
+
+
+class Decisions:
+    """What is decided on every object of a snapshot, and which located keys the source no longer has.
+
+    Attributes:
+        gone_count: keys that are located and not listed; complete once `batches` has ended.
+        gone_examples: some of them, as bytes.
+    """
+
+    def __init__(
+        self, snapshot: Path, located: Path, standing: Path, verdicts: Iterable[Verdict], *, budget: QueryBudget = DEFAULT_BUDGET
+    ) -> None:
+        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`.
+
+        The snapshot has each object under its identity (`current.identify`): bytes that are located, and were written again
+        with other headers, have one that is not located.
+        """
+        self._snapshot = snapshot
+        self._located = located
+        self._standing = standing
+        self._verdicts = pa.Table.from_pylist(
+            [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in verdicts],
+            schema=_VERDICT_SCHEMA,
+        )
+        self._budget = budget
+        self.gone_count = 0
+        self.gone_examples: list[bytes] = []
+
+    def batches(self, *, examples: int = 5) -> Iterator[pa.RecordBatch]:
+        """Yield DECISION_SCHEMA in the snapshot's order, each object once.
+
+        Raises:
+            IntegrityError: a file cannot be read. StagingError: there is no room for sorting.
+        """
+        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+            located, standing = _sorted(query, self._located, LOCATED_SCHEMA), _sorted(query, self._standing, STANDING_SCHEMA)
+            with (
+                _Ascending(self._snapshot, SNAPSHOT_SCHEMA) as listed_rows,
+                _Ascending(located, LOCATED_SCHEMA) as located_rows,
+                _Ascending(standing, STANDING_SCHEMA) as standing_rows,
+            ):
+                query.connection.register("verdict", self._verdicts)
+                for _, until in key_windows(self._snapshot):
+                    query.connection.register("snapshot", listed_rows.until(until))
+                    query.connection.register("located", located_rows.until(until))
+                    query.connection.register("standing", standing_rows.until(until))
+                    for batch in query.batches(_DECIDED):
+                        yield batch.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA)
+                    self._count_gone(query, examples)
+
+    def _count_gone(self, query: Query, examples: int) -> None:
+        ((count, some),) = query.rows(f"SELECT count(*), min(key, {examples}) FROM ({_GONE})")
+        self.gone_count += count
+        self.gone_examples += [bytes(key) for key in some or ()][: examples - len(self.gone_examples)]
+
+
+def _sorted(query: Query, path: Path, schema: pa.Schema) -> Path:
+    """Write the file sorted by key beside it; return where."""
+    query.table("unsorted", path)
+    ordered = path.with_name(f"{path.stem}.by-key.parquet")
+    write_whole(query.batches("SELECT * FROM unsorted ORDER BY key"), ordered, schema)
+    return ordered
+
+
+class _Ascending:
+    """The rows of a Parquet file that is sorted by key, window by window, each read once."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._file = pq.ParquetFile(path)
+        self._batches = self._file.iter_batches()
+        self._left: pa.RecordBatch | None = None
+
+    def __enter__(self) -> "_Ascending":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def until(self, key: bytes | None) -> pa.Table:
+        """Return the rows after those of the last window, up to and including this key; all that are left for None."""
+        taken: list[pa.RecordBatch] = []
+        while (batch := self._left or next(self._batches, None)) is not None:
+            self._left = None
+            if key is None:
+                taken.append(batch)
+                continue
+            within = int(pc.sum(pc.less_equal(batch.column("key"), pa.scalar(key, pa.binary()))).as_py() or 0)
+            taken.append(batch.slice(0, within))
+            if within < batch.num_rows:
+                self._left = batch.slice(within)
+                break
+        return pa.Table.from_batches(taken, self._schema)
+
+
+# --- a chunk's rows and its manifest -------------------------------------------------------------------------------
+
+_DIFFERING: Final = """SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
+        AND located.object_version =
+            coalesce(manifest.object_version, manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
+        AND manifest.skip_reason IS NULL AND located.part = 0 AND located.start_byte = manifest.start_byte
+        AND located.end_byte = manifest.end_byte AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
+        AND located.version_id IS NOT DISTINCT FROM manifest.version_id
+        AND located.end_byte - located.start_byte = manifest.size_bytes
+    WHERE located.caf_file_id = {} AND manifest.key IS NULL"""
+
+
+class LocatedRows:
+    """The ledger's locations by chunk, from its export, in which the rows of a chunk lie together: few row groups are read."""
+
+    def __init__(self, located: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> None:
+        """Take a file of LOCATED_SCHEMA."""
+        self._located = located
+        self._budget = budget
+
+    def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
+        """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
+        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+            query.table("located", self._located)
+            asked = f"SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
+            for batch in query.batches(asked):
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def differing(self, caf_file_id: int, manifest: Path) -> int:
+        """Return how many of the chunk's rows are not in its manifest with the same range, SHA-256, version, ETag and size."""
+        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+            query.table("located", self._located)
+            query.table("read_manifest", manifest)
+            # The column is there only where some identity needs it.
+            identity = "" if "object_version" in pq.read_schema(manifest).names else ", NULL AS object_version"
+            query.view("manifest", f"SELECT *{identity} FROM read_manifest")
+            return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
+
+
+def tallied(batches: Sequence[pa.RecordBatch]) -> list[tuple[str | None, str, int, int]]:
+    """Return (reason, which skip, objects, bytes) of decisions."""
+    table = pa.Table.from_batches(batches, DECISION_SCHEMA)
+    skips = pc.if_else(pc.fill_null(pc.equal(table["reason"], Unsafe.SKIPPED), False), table["detail"], "")
+    sums = table.append_column("skip", skips).group_by(["reason", "skip"]).aggregate([("size_bytes", "sum"), ("key", "count")])
+    return [(row["reason"], row["skip"], int(row["key_count"]), int(row["size_bytes_sum"] or 0)) for row in sums.to_pylist()]

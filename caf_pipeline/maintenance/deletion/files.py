@@ -1,0 +1,193 @@
+"""The two files of a question what may be deleted: a manifest for S3 Batch Operations, and a report of everything else.
+
+Each is written under a temporary name beside its own and gets that only when it is complete. What stands there under its name
+is replaced only where it is such a file itself.
+
+The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are percent-encoded, so that nothing in a
+line ever needs quotes; the last column is there where the bucket has version ids, `null` for objects without one.
+Not here: what is in them (`deletable`, `deletion`). Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide:
+contents URL-encoded; version ids for all objects or for none; `null` is one, an empty string is not.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from caf_pipeline.errors import StagingError, UsageError
+from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
+from caf_pipeline.system.atomic_files import sync_folder
+
+REPORT_COLUMNS: Final = ("key", "version_id", "etag", "size_bytes", "last_modified", "chunk", "reason", "detail")
+_REPORT_SCHEMA: Final = pa.schema([DECISION_SCHEMA.field(name) for name in REPORT_COLUMNS])
+_CSV_SCHEMA: Final = _REPORT_SCHEMA.set(0, pa.field("key", pa.string(), nullable=False))  # percent-encoded
+_CSV_HEADER: Final = ",".join(f'"{name}"' for name in REPORT_COLUMNS)
+_REPORT_MARK: Final = b"caf.not-safe-to-delete"
+_SHOWN: Final = 4096  # bytes of an existing file that tell what it is: more than a line of a manifest may have
+
+
+class WholeFile:
+    """A file that gets its name when it is complete. `tag` tells the temporary names of several writers apart."""
+
+    def __init__(self, path: Path, tag: str) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{tag}.part")
+        try:
+            self._file: IO[bytes] = self._temporary.open("wb")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists") from error
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; raises StagingError where the disk does not take them."""
+        self.guard(lambda: self._file.write(data))
+
+    def guard(self, write: Callable[[], object]) -> None:
+        """Call what writes to `file`, its OSError told as StagingError."""
+        try:
+            write()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise StagingError(f"{self.path} cannot be written: {reason}", hint="make room on that disk") from error
+
+    @property
+    def file(self) -> IO[bytes]:
+        """The open temporary file."""
+        return self._file
+
+    def publish(self) -> None:
+        """Make the file durable and give it its name."""
+
+        def publish() -> None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._temporary, self.path)
+            sync_folder(self.path.parent)
+
+        self.guard(publish)
+
+    def abort(self) -> None:
+        """Remove the temporary file; does nothing after `publish`."""
+        try:
+            self._file.close()
+        except OSError:  # a full disk fails the last flush too; the bytes are being removed
+            pass
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+# --- the manifest --------------------------------------------------------------------------------------------------
+
+
+class BatchManifest:
+    """A manifest while it is written."""
+
+    def __init__(self, path: Path, tag: str, *, bucket: str, with_versions: bool) -> None:
+        self._bucket = bucket
+        self._with_versions = with_versions
+        self._file = WholeFile(path, tag)
+        self.line_count = 0
+
+    def add(self, safe: pa.RecordBatch) -> None:
+        """Take objects (DECISION_SCHEMA)."""
+        if not safe.num_rows:
+            return
+        columns = [pa.scalar(self._bucket), safe.column("encoded_key")]
+        if self._with_versions:
+            columns.append(pc.fill_null(safe.column("version_id"), "null"))
+        lines = pc.binary_join_element_wise(*columns, ",")
+        self._file.write("\n".join([*lines.to_pylist(), ""]).encode())
+        self.line_count += safe.num_rows
+
+    def publish(self) -> None:
+        """Give the file its name; without any line, there is none, and what an earlier run left under the name is removed."""
+        if self.line_count:
+            self._file.publish()
+        else:
+            self._file.guard(lambda: self._file.path.unlink(missing_ok=True))
+
+    def abort(self) -> None:
+        """Remove what was not published."""
+        self._file.abort()
+
+
+def require_manifest(path: Path, bucket: str) -> None:
+    """Raise UsageError where `path` is something else than a manifest of this bucket, or nothing."""
+    first = _first_line(path)
+    if first and (first.count(",") not in (1, 2) or not first.startswith(f"{bucket},")):
+        raise _not_ours(path, f"a list of objects of bucket '{bucket}'", "--output")
+
+
+# --- the report ----------------------------------------------------------------------------------------------------
+
+
+class Report:
+    """A report while it is written: Parquet, or CSV with a header and percent-encoded keys, by the name's suffix."""
+
+    def __init__(self, path: Path, tag: str) -> None:
+        self._file = WholeFile(path, tag)
+        self._writer: pq.ParquetWriter | pyarrow.csv.CSVWriter
+        if path.suffix == ".csv":
+            self._writer = pyarrow.csv.CSVWriter(self._file.file, _CSV_SCHEMA)
+        else:
+            schema = _REPORT_SCHEMA.with_metadata({_REPORT_MARK: b"1"})
+            self._writer = pq.ParquetWriter(self._file.file, schema, compression="zstd")
+        self._as_text = path.suffix == ".csv"
+
+    def add(self, unsafe: pa.RecordBatch) -> None:
+        """Take objects (DECISION_SCHEMA)."""
+        columns = unsafe.select(REPORT_COLUMNS)
+        if self._as_text:
+            columns = columns.set_column(0, _CSV_SCHEMA.field(0), unsafe.column("encoded_key"))
+        self._file.guard(lambda: self._writer.write_batch(columns))
+
+    def publish(self) -> None:
+        """Give the file its name."""
+        self._file.guard(self._writer.close)
+        self._file.publish()
+
+    def abort(self) -> None:
+        """Remove what was not published."""
+        try:
+            self._writer.close()
+        except (OSError, ValueError):  # closed already, or on a full disk; the bytes are being removed
+            pass
+        finally:
+            self._file.abort()
+
+
+def require_report(path: Path) -> None:
+    """Raise UsageError where `path` names no kind of report, or is something else than a report, or nothing."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"{path}: a report is Parquet or CSV", hint="name it .parquet or .csv")
+    first = _first_line(path)
+    if first and first != _CSV_HEADER and not _is_parquet_report(path):
+        raise _not_ours(path, "a report of this command", "--report")
+
+
+def _is_parquet_report(path: Path) -> bool:
+    try:
+        return _REPORT_MARK in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line of the file; "" where there is no file, or an empty one."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(_SHOWN)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UsageError(f"{path} cannot be replaced: {error.strerror}", hint="name another file") from error
+    return line.decode(errors="replace").rstrip("\r\n") or " "[: len(line)]
+
+
+def _not_ours(path: Path, kind: str, option: str) -> UsageError:
+    return UsageError(f"{path} exists and is not {kind}", hint=f"name another file by {option}, or move that one away")

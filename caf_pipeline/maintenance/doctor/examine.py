@@ -1,0 +1,258 @@
+"""The doctor: finds what a crash can leave of one source, says it, and mends what can be mended without a run.
+
+May be run at any moment, beside live runs and another doctor, and killed at any point: what a live run may hold is left
+alone, and each mend looks again under the lease of what it mends. Nothing is ever sent that spends anew, and nothing is
+deleted at a store.
+
+Not here: files (`stray_files`), chunks that only the store knows (`stray_chunks`), who calls and what is printed (`cli`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import CafError, HeldByOther, StoreError
+from caf_pipeline.interfaces import Chunk, ChunkRows, Holder, LeaseRecord, SignedTransaction
+from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
+from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
+from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.packing.staging import lease_name
+from caf_pipeline.steps.chunk_steps import posting_of
+from caf_pipeline.system.plurals import counted
+
+_S = ChunkState
+
+_GOES_ON: Final[Mapping[ChunkState, str]] = {
+    _S.PACKING: "goes on packing where the journal ends",
+    _S.SEALED: "posts it",
+    _S.POSTING: "finds out whether its post is in a block, and sends it again if not",
+    _S.POSTED: "uploads it",
+    _S.UPLOADING: "uploads what is missing",
+    _S.VERIFIED: "loads its locations",
+}
+"""What the next run does with a chunk that the last one left in this state."""
+
+
+class Payer(Protocol):
+    """Who settles what a store signed."""
+
+    @property
+    def account(self) -> str:
+        """Return the account as the ledger names it. Raises MnemonicRefused where there is no wallet."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until the fate of each of the account's transactions is known, and write it; nothing new is signed.
+
+        Raises:
+            HeldByOther: a live run does that already. StoreError.
+        """
+        ...
+
+
+def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], payer: Payer | None = None) -> Iterator[Finding]:
+    """Yield what is found of one source, and of what all sources share; the order is that in which it is to be mended.
+
+    Nothing is changed by looking. `work.objects` is never asked. Where the store is away, what needs it is yielded as not
+    looked at.
+
+    Args:
+        work: the source's parts. Work that the operator paused is looked at all the same.
+        alive: tells whether a holder's process runs; None where that cannot be told from here.
+        payer: settles transactions; None where the store signs none.
+
+    Raises:
+        LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
+    """
+    ward = Ward(replace(work, brake=None), alive)
+    yield from _leases(ward)
+    yield from _transactions(ward, payer)
+    yield from _rows(ward)
+    all_known = True  # the ledger has every chunk that the store may have
+    for finding in listed_files(ward):
+        all_known = all_known and finding.turn in (Turn.NOBODY, Turn.RUN) and finding.kind is not Kind.UNSEEN
+        yield finding
+    yield from _unlisted(ward)
+    yield from staged_files(ward)
+    yield from reservations(ward)
+    yield from home_leftovers(ward, all_known=all_known)
+    yield from half_copies(ward)
+    yield from _chunks(ward)
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def _leases(ward: Ward) -> Iterator[Finding]:
+    ledger, source = ward.work.ledger, ward.work.source
+    others = {lease_name(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
+    others |= {f"plan/{name}" for name in ledger.sources() if name != source}
+    for lease in ledger.leases():
+        if lease.name in others:
+            continue
+        who = f"run {lease.holder.run} (process {lease.holder.pid})"
+        if not ward.may_be_held(lease):
+            dead = ward.alive(lease.holder) is False
+            found = f"{who} is dead and did not give it back" if dead else f"{who} let it run out at {_when(lease)}"
+            yield mendable(Kind.LEASE, lease.name, found, "given back", partial(_end_lease, ward, lease))
+        elif not lease.live:
+            found = f"{who} let it run out at {_when(lease)}, but lives: it may be paused"
+            yield told(Kind.LEASE, lease.name, found, "left to it; the next run takes it over", Turn.NOBODY)
+
+
+def _when(lease: LeaseRecord) -> str:
+    return f"{lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _end_lease(ward: Ward, lease: LeaseRecord) -> Mended:
+    return Mended("given back") if ward.work.ledger.end_lease(lease.name, lease.epoch) else GONE
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def _transactions(ward: Ward, payer: Payer | None) -> Iterator[Finding]:
+    held = ward.in_hands()
+    left = [one for one in ward.work.ledger.unsettled() if _account_lease(one) not in held]
+    if not left:
+        return
+    account = ""
+    try:
+        account = payer.account if payer else ""
+    except CafError as error:
+        yield unseen("transactions that are not settled", error)
+    for one in left:
+        what = "a purchase of space" if one.purpose == "buy" else "a post"
+        found = f"{what} was signed and is not settled; block {one.timeout_height} is the last that may include it"
+        if payer is not None and one.account == account:
+            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, ward, payer, one))
+        else:
+            remedy = f"run this with the wallet and chain of account {one.account}"
+            yield told(Kind.TRANSACTION, one.hash, found, remedy, Turn.OPERATOR)
+
+
+def _account_lease(one: SignedTransaction) -> str:
+    return f"account/{one.account}"
+
+
+def _settle(ward: Ward, payer: Payer, one: SignedTransaction) -> Mended:
+    if _is_settled(ward, one):  # together with an earlier one
+        return Mended("settled")
+    held = ward.in_hands().get(_account_lease(one))
+    if held is not None:
+        raise HeldByOther(f"{held.name} is held by run {held.holder.run}", holder=held.holder.run)
+    payer.settle()
+    return Mended("settled") if _is_settled(ward, one) else GONE
+
+
+def _is_settled(ward: Ward, one: SignedTransaction) -> bool:
+    return one.hash not in {each.hash for each in ward.work.ledger.unsettled()}
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(ward: Ward) -> Iterator[Finding]:
+    source = ward.work.source
+    found = ward.work.ledger.rows_by_chunk(source)
+    held = ward.in_hands()
+    for rows in found:
+        if rows.chunk is not None and lease_name(rows.chunk) in held:
+            continue
+        if stray := _stray(rows):
+            name = rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table"
+            yield mendable(Kind.ROWS, name, stray, "removed", partial(_drop_rows, ward, rows))
+        if rows.chunk is not None and (amiss := _amiss(rows)):
+            yield told(Kind.ROWS, rows.chunk, *amiss, Turn.OPERATOR)
+
+
+def _stray(rows: ChunkRows) -> str:
+    """Say which rows no chunk stands for; "" where each has one."""
+    locations = rows.locations if rows.state not in EVER_LOCATED else 0
+    claims = rows.claims if rows.state not in CLAIMING else 0
+    counts = " and ".join(counted(count, what) for count, what in ((locations, "location"), (claims, "claim")) if count)
+    if not counts:
+        return ""
+    return f"{counts} of a chunk that is '{rows.state}'" if rows.state else f"{counts} of a chunk that the ledger does not have"
+
+
+def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
+    """Say what is wrong with a chunk's counts, and what to do; None where they agree."""
+    if rows.state in IN_GOOD_STANDING and rows.locations != rows.member_count:
+        if rows.restored and rows.locations < rows.member_count:
+            return None  # other chunks had the others already
+        found = f"{counted(rows.locations, 'location')} of {counted(rows.member_count, 'member')}"
+        return found, "the next plan archives the objects without a location again; report it, since no crash does this"
+    sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
+    if sealed and rows.claims != rows.member_count:
+        return f"{counted(rows.claims, 'claim')} of {counted(rows.member_count, 'member')}", "report it, since no crash does this"
+    return None
+
+
+def _drop_rows(ward: Ward, rows: ChunkRows) -> Mended:
+    # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
+    with ward.taken(f"plan/{ward.work.source}" if rows.chunk is None else lease_name(rows.chunk)):
+        return Mended("removed") if ward.work.ledger.drop_stray_rows(rows.caf_file_id) else GONE
+
+
+# --- located chunks --------------------------------------------------------------------------------------------------
+
+
+def _unlisted(ward: Ward) -> Iterator[Finding]:
+    """Find located chunks that the store no longer lists, or with too few copies; and damaged ones, which wait for a repair."""
+    work = ward.work
+    for chunk in work.ledger.chunks(work.source, [_S.DAMAGED]):
+        if lease_name(chunk.name) not in ward.in_hands():
+            yield told(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Turn.OPERATOR)
+    required = work.store.required_copies
+    for chunk in work.ledger.chunks(work.source, [_S.LOCATED]):
+        try:
+            listed = len({copy.provider for copy in work.store.copies(posting_of(chunk))})
+        except StoreError as error:
+            yield unseen(f"copies of the located chunks of {work.source}", error)
+            return
+        if listed < required and lease_name(chunk.name) not in ward.in_hands():
+            found = (
+                f"{listed} of {counted(required, 'copy', 'copies')} listed"
+                if listed
+                else "the store no longer lists it, or any copy of it"
+            )
+            remedy = f"marked as damaged; {_repair(chunk)}"
+            yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, ward, chunk, remedy))
+
+
+def _repair(chunk: Chunk) -> str:
+    return f"'caf jackal repair {chunk.name}' stores it again"
+
+
+def _prove(ward: Ward, chunk: Chunk, remedy: str) -> Mended:
+    name = lease_name(chunk.name)
+    held = ward.in_hands().get(name)
+    if held is not None:
+        raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
+    return GONE if not prove_chunk(ward.work, chunk.name).explanation else Mended(remedy, Turn.OPERATOR)
+
+
+# --- chunks under way ------------------------------------------------------------------------------------------------
+
+
+def _chunks(ward: Ward) -> Iterator[Finding]:
+    """Tell of chunks under way that no run has, and of those that wait for an operator."""
+    work = ward.work
+    chunks = work.ledger.chunks(work.source, CLAIMING)
+    next_run = f"'caf run --source {work.source}'"
+    for chunk in chunks:
+        if chunk.state is _S.PARKED:
+            remedy = f"mend the cause, then 'caf unpark {chunk.name}': the next run goes on with what is packed"
+            yield told(Kind.CHUNK, chunk.name, f"parked: {chunk.reason or 'no reason was given'}", remedy, Turn.OPERATOR)
+    planned = sum(chunk.state is _S.PLANNED for chunk in chunks)
+    if planned:
+        found = f"{counted(planned, 'chunk')} planned and not begun"
+        yield told(Kind.CHUNK, work.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Turn.RUN)
+    for chunk in ward.left([chunk for chunk in chunks if chunk.state in _GOES_ON]):
+        found = f"a run left it as '{chunk.state}'"
+        yield told(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Turn.RUN)

@@ -1,0 +1,147 @@
+"""What the doctor says of one thing, and how it keeps away from what a live run holds.
+
+Not here: what is looked for (`doctor`, `stray_files`), giving leases (the ledger).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.interfaces import Chunk, Holder, Lease, LeaseRecord
+from caf_pipeline.packing.staging import lease_name
+
+BETWEEN_STEPS_SECONDS: Final = 1.0
+"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two looks so far apart, and has
+not gone on, is gone."""
+
+
+class Kind(StrEnum):
+    """What a finding is about. The values are what users see."""
+
+    LEASE = "lease"
+    TRANSACTION = "transaction"
+    ROWS = "rows"
+    FILE = "file on the store"
+    COPIES = "copies"
+    STAGED = "staged file"
+    RESERVATION = "reservation"
+    LEFTOVER = "leftover"
+    CHUNK = "chunk"
+    UNSEEN = "not looked at"
+
+
+class Turn(StrEnum):
+    """Whose turn it is."""
+
+    DOCTOR = "doctor"  # can be mended
+    MENDED = "mended"
+    RUN = "run"  # the next run of the source goes on with it
+    OPERATOR = "operator"
+    NOBODY = "nobody"  # told for the record
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What came of mending: in words ("given back"), and whose turn it is then."""
+
+    done: str
+    turn: Turn = Turn.MENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a crash left, or that could not be looked at.
+
+    Attributes:
+        kind: what it is about.
+        name: of the thing: of a lease, a chunk, a file.
+        found: what is wrong with it, a clause.
+        remedy: what `mend` would do, as a participle ("given back"); or what the one whose turn it is can do.
+        turn: whose turn it is.
+        mend: looks again under the lease of the thing and mends it; None where nothing can be done here. Raises HeldByOther
+            where a live run took the thing meanwhile, and what the doors raise; it may then be called again.
+        error: what kept the doctor from looking.
+    """
+
+    kind: Kind
+    name: str
+    found: str
+    remedy: str
+    turn: Turn
+    mend: Callable[[], Mended] | None = None
+    error: CafError | None = None
+
+
+GONE = Mended("no longer so; somebody else was quicker")
+
+
+@dataclass(frozen=True, slots=True)
+class Ward:
+    """One source's workplace as the doctor has it.
+
+    Attributes:
+        work: its parts; `objects` is never asked.
+        alive: tells whether a holder's process runs; None where that cannot be told from here.
+    """
+
+    work: Workplace
+    alive: Callable[[Holder], bool | None]
+
+    def may_be_held(self, lease: LeaseRecord) -> bool:
+        """Tell whether a live run may have the lease: its process lives, or cannot be seen and has not let it run out."""
+        alive = self.alive(lease.holder)
+        return lease.live if alive is None else alive
+
+    def in_hands(self) -> dict[str, LeaseRecord]:
+        """Return, by name, the leases that live runs may have at this moment."""
+        return {lease.name: lease for lease in self.work.ledger.leases() if self.may_be_held(lease)}
+
+    def left(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+        """Yield the chunks that no run has at two looks, and that have not gone on between them."""
+        held = self.in_hands()
+        free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if lease_name(chunk.name) not in held}
+        if not free:
+            return
+        time.sleep(BETWEEN_STEPS_SECONDS)
+        held = self.in_hands()
+        for chunk in self.work.ledger.chunks(self.work.source, {state for state, _ in free.values()}):
+            if lease_name(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
+                yield chunk
+
+    @contextmanager
+    def taken(self, name: str) -> Iterator[Lease]:
+        """Hold a lease that no live run has, not even one that is paused and has let it run out.
+
+        Raises:
+            HeldByOther: a live run may have it.
+        """
+        held = self.in_hands().get(name)
+        if held is not None:
+            raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
+        with self.work.ledger.lease(name, self.work.holder) as lease:
+            yield lease
+
+
+def told(kind: Kind, name: str, found: str, remedy: str, turn: Turn) -> Finding:
+    """Return a finding that only somebody else can act on."""
+    return Finding(kind, name, found, remedy, turn)
+
+
+def mendable(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
+    """Return a finding that the doctor can mend."""
+    return Finding(kind, name, found, remedy, Turn.DOCTOR, mend)
+
+
+def routine(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
+    """Return what runs mend by themselves in time, and the doctor at once: nothing is wrong."""
+    return Finding(kind, name, found, remedy, Turn.RUN, mend)
+
+
+def unseen(name: str, error: CafError) -> Finding:
+    """Return what could not be looked at, and why."""
+    return Finding(Kind.UNSEEN, name, str(error), error.hint, Turn.OPERATOR, error=error)

@@ -1,0 +1,290 @@
+"""What crashes leave in folders: the staging folder and its reservations, inventories, plans, a folder store's half copies.
+
+A file is removed only under the lease of the chunk or plan that it is of, after a second look; one that is not ours by its
+name is told and left. Not here: names in staging (`staging`), what a plan's folder holds (`planning`).
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol, runtime_checkable
+
+from caf_pipeline.chunk_state import CLAIMING, ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import NotLocated, StagingError, StoreError
+from caf_pipeline.interfaces import Chunk, Reservation
+from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, routine, told, unseen
+from caf_pipeline.packing.staging import StagedFile, lease_name, leftovers
+from caf_pipeline.system.folder_lock import alone_in
+
+_S = ChunkState
+
+_OVER: Final = frozenset({_S.EMPTY, _S.WITHDRAWN, _S.ABANDONED, _S.EXPIRED})
+"""States of chunks that nobody packs, posts or repairs any more."""
+
+_STAGED_SEALED: Final = frozenset({_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED})
+"""States in which the sealed file is wanted, and what it was made of is not."""
+
+_WHOLE: Final = frozenset({"sealed", "packed", "record"})
+"""Files with every byte of a chunk's objects, which the source may have in another version by now; and what points to one."""
+
+_DISPOSABLE: Final = frozenset({"manifest", "json", "download"})
+"""Of use to the run that wrote them only."""
+
+_CHUNK_NAME: Final = re.compile(r"(?P<source>[a-z0-9-]+)-(?:[0-9a-f]{8}|[0-9a-f]{12})-[0-9]{5}")
+_PLAN_NAME: Final = re.compile(r"[0-9a-f]{8}|[0-9a-f]{12}")
+_INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+")
+_RESTORING_LEFT: Final = re.compile(r"\.restoring-.+")  # as `rebuild` names them
+_WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
+
+
+@runtime_checkable
+class CopiesFiles(Protocol):
+    """A ChunkStore that copies chunks into a folder, where a killed copy stays."""
+
+    def half_copies(self) -> Sequence[tuple[bytes, Path]]:
+        """Return the files that copies under way, or killed, have there, each with the Merkle root that it is of."""
+        ...
+
+
+# --- the staging folder ----------------------------------------------------------------------------------------------
+
+
+def staged_files(ward: Ward) -> Iterator[Finding]:
+    """Find files that nothing needs any more, of this source's chunks; and files that are not ours."""
+    work = ward.work
+    if not work.settings.staging_folder.is_dir():
+        return
+    files = _listed(work)
+    known = {chunk.name: chunk for chunk in work.ledger.chunks()}
+    hold = timedelta.max
+    if any(file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED for file in files):
+        try:
+            hold = timedelta(seconds=work.store.staging_hold_seconds())
+        except StoreError as error:
+            yield unseen("how long located chunks are kept in staging", error)
+    unneeded = []
+    for file in files:
+        chunk = known.get(file.chunk)
+        if chunk is None:
+            yield from _unknown(ward, file)
+        elif chunk.source == work.source and (why := _unneeded(chunk, file, files, hold)):
+            unneeded.append((file, why))
+    left = {chunk.name for chunk in ward.left(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
+    for file, why in unneeded:
+        if file.chunk in left:
+            # A look at proofs removes what was kept for as long as it should be: every archive has some of it now and then.
+            kept = known[file.chunk].state is _S.LOCATED and file.kind == "sealed"
+            yield (routine if kept else mendable)(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
+
+
+def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
+    try:
+        return leftovers(work, chunk)
+    except OSError as error:
+        raise StagingError(
+            f"the folder {work.staging()} cannot be read: {error.strerror}", hint="mend its permissions"
+        ) from error
+
+
+def _unknown(ward: Ward, file: StagedFile) -> Iterator[Finding]:
+    """Tell of a file whose chunk the ledger does not know, or that is no chunk's."""
+    named = _CHUNK_NAME.fullmatch(file.chunk)
+    if _RESTORING_LEFT.fullmatch(file.path.name):
+        if file.path in _left_in(file.path.parent, _RESTORING_LEFT):
+            found = "a rebuild that was not finished left it"
+            yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
+    elif named is None:
+        yield told(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Turn.NOBODY)
+    elif named["source"] != ward.work.source:
+        if named["source"] not in {*ward.work.settings.sources, *ward.work.ledger.sources()}:
+            found = "neither the ledger nor caf.toml has its source"
+            yield told(Kind.STAGED, file.path.name, found, "left as it is", Turn.NOBODY)
+    elif file.kind in _WHOLE:
+        # It may be all that there is of a chunk whose ledger was lost: posted, and not yet uploaded.
+        remedy = "'caf rebuild' if the ledger was lost, else remove the file"
+        yield told(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Turn.OPERATOR)
+    else:
+        found = "the ledger has no chunk of this name"
+        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, ward, file))
+
+
+def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold: timedelta) -> str:
+    """Say why nobody needs a file of a chunk that no run holds; "" where somebody may."""
+    state = chunk.state
+    if state in _OVER:
+        return f"its chunk is '{state}'"
+    if state is _S.LOCATED:
+        if file.kind != "sealed":
+            return "its chunk is located"
+        located_at = chunk.located_at or chunk.updated_at
+        return "its chunk is located, and the store wants it no longer" if _is_over(located_at, hold) else ""
+    if file.kind in _DISPOSABLE:
+        return "the run that wrote it is gone, and no other can use it"
+    if state in _STAGED_SEALED and file.kind in ("part", "journal", "packed"):
+        sealed = any((one.chunk, one.kind, one.size_bytes) == (chunk.name, "sealed", chunk.stored_size_bytes) for one in files)
+        return f"its chunk is '{state}', and the sealed file is there" if sealed else ""
+    return ""
+
+
+def _is_over(located_at: datetime, hold: timedelta) -> bool:
+    return datetime.now(UTC) - located_at >= hold
+
+
+def _remove(ward: Ward, file: StagedFile, hold: timedelta) -> Mended:
+    with ward.taken(lease_name(file.chunk)):
+        chunk = ward.work.ledger.chunk(file.chunk)
+        files = _listed(ward.work, file.chunk)
+        if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
+            return GONE
+        return _unlinked(file.path)
+
+
+def _remove_unknown(ward: Ward, file: StagedFile) -> Mended:
+    """Remove a file of no chunk. Plans, which make chunks, wait meanwhile."""
+    with ward.taken(_plan_lease(ward.work)):
+        try:
+            ward.work.ledger.chunk(file.chunk)
+        except NotLocated:
+            return _unlinked(file.path)
+        return GONE
+
+
+def _unlinked(path: Path) -> Mended:
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return GONE
+    except OSError as error:
+        raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend the folder's permissions") from error
+    return Mended("removed")
+
+
+def _plan_lease(work: Workplace) -> str:
+    return f"plan/{work.source}"
+
+
+# --- reservations ----------------------------------------------------------------------------------------------------
+
+
+def reservations(ward: Ward) -> Iterator[Finding]:
+    """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
+    mine = {chunk.name: chunk for chunk in ward.work.ledger.chunks(ward.work.source)}
+    unused = [(one, why) for one in ward.work.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
+    left = {chunk.name for chunk in ward.left([mine[one.chunk] for one, _ in unused])}
+    for one, why in unused:
+        if one.chunk in left:
+            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, ward, one))
+
+
+def _unused(one: Reservation) -> str:
+    if one.state not in CLAIMING:
+        return f"{one.size_bytes} bytes of {one.folder} are reserved, and the chunk is '{one.state}'"
+    # A folder that is not there may be another machine's.
+    folder = Path(one.folder)
+    if folder.is_dir() and not any(folder.glob(f"{one.chunk}.*")):
+        return f"{one.size_bytes} bytes of {one.folder} are reserved, and nothing of the chunk is there"
+    return ""
+
+
+def _release(ward: Ward, one: Reservation) -> Mended:
+    with ward.taken(lease_name(one.chunk)):
+        now = next((each for each in ward.work.ledger.reservations() if each.chunk == one.chunk), None)
+        if now is None or not _unused(now):
+            return GONE
+        ward.work.ledger.release_staging(one.chunk)
+        return Mended("given back")
+
+
+# --- inventories and plans -------------------------------------------------------------------------------------------
+
+
+def home_leftovers(ward: Ward, *, all_known: bool) -> Iterator[Finding]:
+    """Find what killed inventories and plans of the source left under `home`.
+
+    Args:
+        ward: the source's.
+        all_known: whether the ledger has every chunk that the store may have. If not, a plan that the ledger does not have
+            may be that of a lost ledger: once its chunks are restored, they are packed again from it where no copy is left.
+    """
+    home, source = ward.work.settings.home, ward.work.source
+    inventories, plans = home / "inventories" / source, home / "plans" / source
+    for path in _left_in(inventories, _INVENTORY_LEFT):
+        found = "an inventory that was not finished left it"
+        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_alone, path))
+    if _plan_lease(ward.work) in ward.in_hands():
+        return
+    for path in _left_in(plans, _WORKSPACE):
+        found = "a plan that was not finished left it"
+        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
+    for path in _left_in(plans, _PLAN_NAME):
+        if ward.work.ledger.plan_name_taken(source, path.name):
+            continue
+        found = "the ledger has no such plan"
+        if not all_known:
+            remedy = "left as it is: the store may have chunks of it"
+            yield told(Kind.LEFTOVER, str(path), found, remedy, Turn.NOBODY)
+        else:
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
+
+
+def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
+    """Return what has such a name in a folder that nobody writes into."""
+    if not folder.is_dir():
+        return []
+    with alone_in(folder) as alone:
+        return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if alone else []
+
+
+def _remove_plan(ward: Ward, path: Path) -> Mended:
+    with ward.taken(_plan_lease(ward.work)):
+        if ward.work.ledger.plan_name_taken(ward.work.source, path.name):
+            return GONE
+        return _remove_alone(path)
+
+
+def _remove_alone(path: Path) -> Mended:
+    """Remove a file or folder while nobody writes beside it."""
+    with alone_in(path.parent) as alone:
+        if not alone:
+            return Mended("left: a run writes there now", Turn.NOBODY)
+        if not path.is_dir() or path.is_symlink():
+            return _unlinked(path)
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return GONE
+        except OSError as error:
+            raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend its permissions") from error
+        return Mended("removed")
+
+
+# --- a store that is a folder ----------------------------------------------------------------------------------------
+
+
+def half_copies(ward: Ward) -> Iterator[Finding]:
+    """Find what killed uploads into a folder left there, of this source's chunks; of other roots it is told."""
+    work = ward.work
+    if not isinstance(work.store, CopiesFiles):
+        return
+    copies = work.store.half_copies()
+    if not copies:
+        return
+    by_root = {chunk.merkle_root: chunk for chunk in work.ledger.chunks()}
+    held = ward.in_hands()
+    for root, path in copies:
+        chunk = by_root.get(root)
+        if chunk is None:
+            remedy = "remove it, unless another ledger keeps chunks in this folder"
+            yield told(Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Turn.OPERATOR)
+        elif chunk.source == work.source and lease_name(chunk.name) not in held:
+            found = f"a copy of chunk {chunk.name} that was not finished"
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, ward, chunk.name, path))
+
+
+def _remove_half(ward: Ward, chunk: str, path: Path) -> Mended:
+    with ward.taken(lease_name(chunk)):
+        return _unlinked(path)

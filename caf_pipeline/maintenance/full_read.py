@@ -1,0 +1,112 @@
+"""Reads all stored bytes of a chunk back from one provider, and compares them: the Merkle root, and the SHA-256 of ranges.
+
+One pass, nothing is kept: memory holds a piece and a digest. Not here: whom to ask and what follows (`deletion`, `repair`),
+samples (`sampling`). Source: promises 1 and 5 in docs/design.md.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import IntegrityError, StoreError
+from caf_pipeline.interfaces import Chunk, Copy, Lease, Posting
+from caf_pipeline.packing.samples import CopyFinding
+from caf_pipeline.packing.staging import proof_type_of
+
+Range = tuple[int, int, bytes]
+"""`[start_byte, end_byte)` and the SHA-256 of these bytes."""
+
+_NOTHING: Final = hashlib.sha256().digest()
+
+
+class RangeCheck:
+    """Takes a file's bytes in order, and counts the ranges that do not hold what their SHA-256 says.
+
+    Args:
+        ranges: by start. One that begins inside the one before it, or ends behind the file's end, counts as differing.
+    """
+
+    def __init__(self, ranges: Iterable[Range]) -> None:
+        self.differing = 0
+        self._ranges = iter(ranges)
+        self._position = 0
+        self._taken_to = 0
+        self._range: Range | None = None
+        self._digest = hashlib.sha256()
+        self._advance()
+
+    def update(self, piece: bytes) -> None:
+        """Take the file's next bytes."""
+        view, begin = memoryview(piece), self._position
+        self._position += len(view)
+        while self._range is not None and self._range[0] < self._position:
+            _, end_byte, sha256 = self._range
+            upto = min(end_byte, self._position)
+            self._digest.update(view[self._taken_to - begin : upto - begin])
+            self._taken_to = upto
+            if upto < end_byte:
+                return
+            self.differing += self._digest.digest() != sha256
+            self._advance()
+
+    def finish(self) -> int:
+        """Return how many ranges differ, those included that the file has no bytes for."""
+        while self._range is not None:
+            self.differing += 1
+            self._advance()
+        return self.differing
+
+    def _advance(self) -> None:
+        """Go on to the next range that holds bytes and begins where none before it has been."""
+        last_end = self._taken_to
+        self._digest = hashlib.sha256()
+        for start_byte, end_byte, sha256 in self._ranges:
+            if start_byte == end_byte:
+                self.differing += sha256 != _NOTHING
+            elif last_end <= start_byte < end_byte:
+                self._range, self._taken_to = (start_byte, end_byte, sha256), start_byte
+                return
+            else:
+                self.differing += 1
+        self._range = None
+
+
+def read_back(
+    work: Workplace,
+    lease: Lease,
+    chunk: Chunk,
+    posting: Posting,
+    provider: str,
+    *,
+    ranges: Iterable[Range] = (),
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Read the whole chunk from one provider; return how many of the ranges, in CAF coordinates, differ.
+
+    Raises:
+        IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing, StoreUnreachable: see
+            `ChunkStore.read`. LeaseLost.
+    """
+    tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
+    for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
+        work.hold(lease.check)
+        tree.update(piece)
+        check.update(piece)
+        if progress:
+            progress(len(piece))
+    if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
+        raise IntegrityError("it gives other bytes than the chunk's Merkle root says")
+    return check.finish()
+
+
+def look_at_whole_copy(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy) -> CopyFinding:
+    """Read all of one copy, and say what it gave."""
+    try:
+        read_back(work, lease, chunk, posting, copy.provider)
+    except (StoreError, IntegrityError) as error:
+        if not error.permanent:
+            return CopyFinding(copy, unanswered=str(error), whole=True)
+        return CopyFinding(copy, fault=str(error), whole=True)
+    return CopyFinding(copy, whole=True)

@@ -1,0 +1,185 @@
+"""Repairs a damaged chunk: finds its bytes somewhere, and stores them again until enough copies are right.
+
+The bytes come from staging, else from a provider that still has them, else from the source, packed once more; wherever from,
+only with the Merkle root that was sealed. Nothing is ever deleted at the store: a post that goes takes along what other
+chunks share with it.
+
+Not here: noticing damage (`proofs`). Source: "Promises" 3 and 4 in docs/design.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import CafError, LedgerError, NotProven, StagingError, StoreError, StoreUnreachable
+from caf_pipeline.interfaces import Chunk, Copy, CopyCheck, Lease, Posting
+from caf_pipeline.maintenance.full_read import look_at_whole_copy
+from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, located_or_damaged, look_at_copies, unverified_copies
+from caf_pipeline.packing.packer import remove_staged
+from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
+from caf_pipeline.packing.staging import download, let_go, proof_type_of, staged_path
+from caf_pipeline.steps.chunk_steps import posting_of, put_staged, repeat_packing, to_store, working_on
+
+Origin = Literal["staging", "provider", "source", "none needed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """A repaired chunk.
+
+    Attributes:
+        chunk: the chunk as it is now.
+        origin: where its bytes came from.
+        copies: those that are right now.
+        posted_again: whether its post was gone, so that it was posted anew; that is charged like the first.
+        explanation: what every listed copy gives, in words.
+    """
+
+    chunk: Chunk
+    origin: Origin
+    copies: Sequence[Copy]
+    posted_again: bool
+    explanation: str
+
+
+def repair_chunk(work: Workplace, name: str) -> RepairReport:
+    """Bring a damaged chunk, or a located one that lacks copies, back to enough right copies: damaged → located.
+
+    May be run again after any failure; what is right already is left as it is.
+
+    Raises:
+        StoreError: its bytes are nowhere to be had; the message says what was tried. NotProven, IntegrityError: the store
+            did not come to enough right copies. What `ChunkStore.post` and `put` raise. The chunk stays damaged.
+    """
+    with working_on(work, name) as lease:
+        chunk = located_or_damaged(work, name)
+        posting = posting_of(chunk)
+        findings = _look(work, lease, chunk, posting)
+        if not any(finding.fault for finding in findings) and len(findings) >= work.store.required_copies:
+            if any(finding.unanswered for finding in findings):
+                raise StoreUnreachable(f"chunk {name} lacks nothing but answers ({described(findings)})", hint="try again later")
+            return _finish(work, lease, chunk, posting, findings, origin="none needed")
+        if chunk.state is ChunkState.LOCATED:
+            work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
+            chunk = work.ledger.chunk(name)
+        # Before anything is mended: a copy that was found wrong has to be proven anew, in windows of its own.
+        work.ledger.record_checks(lease, name, checks_of(work, chunk, posting, findings))
+        try:
+            origin = _find_bytes(work, lease, chunk, posting, findings)
+            now = _posted(work, lease, chunk, posting) if not findings else posting
+            put_staged(work, lease, chunk, now)
+            findings = _look(work, lease, chunk, now)
+            return _finish(work, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
+        finally:
+            work.ledger.release_staging(name)
+
+
+def _look(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
+    """Ask every copy for all samples, and those once found wrong as a whole for all of their bytes."""
+    wrong = {copy.provider for copy in work.ledger.known_copies(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)}
+    findings = look_at_copies(work, lease, chunk, posting, chunk.samples)
+    return [
+        look_at_whole_copy(work, lease, chunk, posting, finding.copy)
+        if finding.good and finding.copy.provider in wrong
+        else finding
+        for finding in findings
+    ]
+
+
+def _finish(
+    work: Workplace,
+    lease: Lease,
+    chunk: Chunk,
+    posting: Posting,
+    findings: Sequence[CopyFinding],
+    *,
+    origin: Origin,
+    posted_again: bool = False,
+) -> RepairReport:
+    """Record what the copies gave; believe in the repair only where enough of them are right, and known to be proven."""
+    copies = [finding.copy for finding in findings if finding.good]
+    if len(copies) < work.store.required_copies:
+        raise too_few_copies(chunk, findings, work.store.required_copies)
+    checks = checks_of(work, chunk, posting, findings)
+    work.ledger.record_checks(lease, chunk.name, checks)
+    if chunk.state is ChunkState.DAMAGED:
+        _require_proven(work, chunk, posting, checks)
+        work.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
+    let_go(work, chunk.name)  # also of what a repair left that broke off after its last move
+    return RepairReport(work.ledger.chunk(chunk.name), origin, copies, posted_again, described(findings))
+
+
+def _require_proven(work: Workplace, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> None:
+    """Raise NotProven where a damaged chunk is listed and right by its pieces, and the chain verified too few of its copies.
+
+    A provider that was dropped since its proofs failed joins again within seconds, and is listed like any other.
+    """
+    right = sum(1 for check in checks if not check.fault)
+    read_whole = is_small(chunk) and right >= work.store.required_copies
+    unverified = "" if read_whole else unverified_copies(work, chunk, posting, checks)
+    if unverified:
+        raise NotProven(
+            f"chunk {chunk.name} stays damaged: {unverified}",
+            hint="repair it again in the next proof window; before 5.1.0 the chain verifies no proof of type 3, and such a chunk"
+            " is to be withdrawn and archived anew with jackal.proof_type = 0",
+        )
+
+
+def _posted(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Posting:
+    """Return the chunk's post: the one that the store still has, which costs nothing, or a new one, which is charged."""
+    now = work.store.post(to_store(work, chunk), work.ledger.transactions(work.holder))
+    if now != posting:
+        work.ledger.record_repost(lease, chunk.name, now)
+    return now
+
+
+# --- where the bytes are -------------------------------------------------------------------------------------------
+
+
+def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Origin:
+    """Bring the chunk's stored bytes into its place in staging, compared with its root; return where they came from."""
+    if _staged_has_root(work, chunk):
+        return "staging"
+    tried = ["they are not in staging"]
+    remove_staged(staged_path(work, chunk.name))
+    limit = work.settings.packing.staging_limit
+    work.ledger.reserve_staging(lease, chunk.name, str(work.staging()), chunk.stored_size_bytes, limit)
+    downloaded, said = download(work, lease, chunk, posting, _providers(work, chunk, posting, findings))
+    if downloaded:
+        return "provider"
+    tried += said
+    try:
+        if repeat_packing(work, lease, chunk):
+            return "source"
+    except CafError as error:
+        if not error.permanent or isinstance(error, LedgerError | StagingError):
+            raise  # these say nothing of the source
+        tried.append(f"they cannot be packed again: {error}")
+    else:
+        tried.append("the source's objects have changed since they were packed")
+    raise StoreError(
+        f"chunk {chunk.name} cannot be repaired, its bytes are nowhere to be had: {'; '.join(tried)}",
+        hint="bring one of these back and repair again, or 'caf withdraw' the chunk: what the source still has is planned again",
+    )
+
+
+def _staged_has_root(work: Workplace, chunk: Chunk) -> bool:
+    path = staged_path(work, chunk.name)
+    try:
+        whole = path.stat().st_size == chunk.stored_size_bytes
+        return whole and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
+    except FileNotFoundError:
+        return False
+
+
+def _providers(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Iterator[str]:
+    """Yield whom to ask: holders not found wrong, the best first, then those that once had it and may have it still."""
+    wrong = {finding.copy.provider for finding in findings if finding.fault}
+    seen = set(wrong)
+    for provider in [*work.store.holders(posting), *(copy.provider for copy in work.ledger.known_copies(chunk.name))]:
+        if provider not in seen:
+            seen.add(provider)
+            yield provider

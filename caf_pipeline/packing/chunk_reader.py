@@ -1,0 +1,129 @@
+"""A chunk that exists, staged or stored: its index and manifest, by range reads.
+
+Not here: packing (`pack`), one object of a chunk for a user (`retrieve`).
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import Buffer
+
+from caf_pipeline.caf.archive import CafReader, Member, RangeSource
+from caf_pipeline.errors import MalformedArchive, StagingError
+from caf_pipeline.interfaces import ChunkStore, Posting
+from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES, MANIFEST_MEMBER, read_manifest
+from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES
+
+MANIFEST_BUFFER_BYTES: Final = 1 << 20
+"""One range read serves the small reads that a Parquet reader does for its footer and pages."""
+
+
+class StagedSource:
+    """A staged file as a `RangeSource`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """Return the bytes of the range; fewer where the file ends before."""
+        with self._path.open("rb") as file:
+            file.seek(start_byte)
+            return file.read(end_byte - start_byte)
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes and the file's size."""
+        total = self._path.stat().st_size
+        return self.read(max(total - size_bytes, 0), total), total
+
+
+class StoredSource:
+    """A stored chunk as a `RangeSource`; stored bytes are the CAF."""
+
+    def __init__(self, store: ChunkStore, posting: Posting) -> None:
+        self._store = store
+        self._posting = posting
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """Return the bytes of the range."""
+        return b"".join(self._store.read(self._posting, start_byte, end_byte))
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes and the chunk's size."""
+        total = self._posting.stored_size_bytes
+        return self.read(max(total - size_bytes, 0), total), total
+
+
+class _MemberFile(io.RawIOBase):
+    """One member as a read-only file, for the Parquet reader."""
+
+    def __init__(self, source: RangeSource, member: Member) -> None:
+        self._source = source
+        self._member = member
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._member.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer).cast("B")
+        start_byte = self._member.start_byte + self._position
+        data = self._source.read(start_byte, min(start_byte + len(view), self._member.end_byte))
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class ChunkFile:
+    """A chunk's members and manifest.
+
+    Raises MalformedArchive where it is no chunk of this pipeline, StagingError where a staged file cannot be read.
+    """
+
+    def __init__(self, source: RangeSource, name: str) -> None:
+        self.name = name
+        self._source = source
+        try:
+            self.reader = CafReader.open(source, name=name)
+        except OSError as error:
+            raise StagingError(f"the staged chunk {name} cannot be read: {error.strerror}") from error
+
+    def manifest_rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the manifest's rows in plan order, with these columns."""
+        file = io.BufferedReader(_MemberFile(self._source, self.manifest_member()), MANIFEST_BUFFER_BYTES)
+        return read_manifest(file, columns=columns)
+
+    def head_member(self) -> Member:
+        """Return the member that is our head."""
+        for member in self._ours(HEAD_MEMBER):
+            if (member.start_byte, member.end_byte) == (0, HEAD_SIZE_BYTES):
+                return member
+        raise self._not_ours(f"begin with a member {HEAD_MEMBER}")
+
+    def manifest_member(self) -> Member:
+        """Return the member that is our manifest: the last body of the file, and never empty."""
+        for member in self._ours(MANIFEST_MEMBER):
+            if member.end_byte == self.reader.data_size_bytes and member.size_bytes:
+                return member
+        raise self._not_ours(f"end with a member {MANIFEST_MEMBER}")
+
+    def _ours(self, name: str) -> Iterator[Member]:
+        """Yield the members of this name of ours, or of one by which it gives way, by '~', to objects that have it."""
+        for given_way in range(MAX_KEY_BYTES):
+            if name + "~" * given_way in self.reader:
+                yield self.reader[name + "~" * given_way]
+
+    def _not_ours(self, what: str) -> MalformedArchive:
+        return MalformedArchive(f"{self.name} does not {what}", hint="it is a CAF file, but not a chunk of this pipeline")

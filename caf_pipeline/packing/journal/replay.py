@@ -1,0 +1,206 @@
+"""Goes through what an earlier run packed of a chunk: believes of its journal what the staged bytes bear out, no more.
+
+Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256 of every member and of
+what is staged of an open one, the Merkle tree. The first that does not agree ends it; part and journal are cut behind the
+one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes stand there since.
+Memory is one checkpoint's, and a number for each that was open.
+
+Not here: whose files these are (`resuming`), an entry's own rules (`journal`).
+Source: docs/decisions/0010-the-packing-journal.md.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from caf_pipeline.inventory.plan import PlannedObject
+from caf_pipeline.packing.journal.format import (
+    Checkpoint,
+    Headers,
+    Journal,
+    Member,
+    ObjectsDigest,
+    Opening,
+    OpenMember,
+    Place,
+    Skipped,
+)
+from caf_pipeline.packing.sink import Mark, StoredBytes
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+Outcomes = Sequence[tuple[PlannedObject, Member | Skipped]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenObject:
+    """A large object that is partly staged: where it begins, how much is there, and its running SHA-256."""
+
+    mark: Mark
+    size_bytes: int
+    sha256: "_Hash"
+    headers: Headers | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What was found, and is in the sink now.
+
+    Attributes:
+        open: the next object, where the sink holds some of it.
+        digest: over the objects that are accounted for.
+        size_bytes: of the sink; 0 where nothing is resumed.
+        fault: why nothing was, or not all that the journal speaks of; "" where nothing is wrong.
+    """
+
+    open: OpenObject | None = None
+    digest: ObjectsDigest = field(default_factory=ObjectsDigest)
+    size_bytes: int = 0
+    fault: str = ""
+
+
+class ObjectQueue:
+    """Objects of a plan in order, some of which may be looked at before they are taken."""
+
+    def __init__(self, objects: Iterator[PlannedObject]) -> None:
+        self._objects = objects
+        self._seen: deque[PlannedObject] = deque()
+
+    def __iter__(self) -> Iterator[PlannedObject]:
+        return self
+
+    def __next__(self) -> PlannedObject:
+        return self._seen.popleft() if self._seen else next(self._objects)
+
+    def look(self, count: int) -> Sequence[PlannedObject]:
+        """Return the next `count` objects, or as many as there are; they stay."""
+        while len(self._seen) < count and (planned := next(self._objects, None)) is not None:
+            self._seen.append(planned)
+        return list(self._seen)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """Where the sink stands behind a checkpoint that holds."""
+
+    place: Place
+    boundary: Mark
+    end: Mark
+    digest: ObjectsDigest
+    open: OpenObject | None = None
+
+
+def replay(
+    journal: Journal,
+    sink: StoredBytes,
+    *,
+    opening: Opening,
+    objects: ObjectQueue,
+    head: bytes,
+    take: Callable[[Outcomes], None],
+) -> Begun:
+    """Read what is staged into the sink as far as it is right, and cut part and journal there, durably.
+
+    Args:
+        journal: of the part that the sink has opened.
+        sink: at its start; at the end of what is right when this returns.
+        opening: what the journal must be of.
+        objects: of the chunk, from its first; those that are accounted for are taken from it.
+        head: the head member's bytes, with which the part begins.
+        take: told the outcomes of each checkpoint that holds; may raise to end it all, and then both files are as they were.
+
+    Raises:
+        StagingError: a file cannot be read or cut.
+    """
+    start = sink.mark()
+    reader = journal.reader()
+    reached: _Reached | None = None
+    fault = ""
+    given_up = _given_up(journal, opening)
+    if b"".join(bytes(piece) for piece in sink.reread(len(head))) == head:
+        first = sink.mark()
+        for place, told in reader.checkpoints(opening, attempt=journal.attempt):
+            said = msgspec.structs.replace(told, open=None) if place.sequence in given_up else told
+            following = _verified(reached or _Reached(Place(), first, first, ObjectsDigest()), place, said, objects, sink)
+            if following is None:
+                fault = f"its bytes are not those that entry {place.sequence - 1} of its journal describes"
+                break
+            reached = following
+            take([(next(objects), outcome) for outcome in said.outcomes])
+        fault = fault or ("" if reached else reader.broken)
+    elif journal.found_bytes():
+        fault = "its part does not begin like this chunk"
+    sink.roll_back(reached.end if reached else start)
+    journal.go_on(reached.place if reached else Place())
+    sink.cut()
+    if reached is None:
+        return Begun(fault=fault)
+    return Begun(reached.open, reached.digest, sink.size_bytes, fault)
+
+
+def _given_up(journal: Journal, opening: Opening) -> set[int]:
+    """Return the places, by sequence, of checkpoints whose open object was rolled back later: others' bytes may stand there."""
+    given_up: set[int] = set()
+    open_since: list[int] = []
+    for place, said in journal.reader().checkpoints(opening, attempt=journal.attempt):
+        if isinstance(said.outcomes[0], Skipped) if said.outcomes else not said.open:
+            given_up.update(open_since)
+        if said.outcomes or not said.open:
+            open_since.clear()
+        if said.open:
+            open_since.append(place.sequence)
+    return given_up
+
+
+def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> _Reached | None:
+    """Read what a checkpoint tells of into the sink; None where the bytes or the plan say otherwise."""
+    planned = objects.look(len(said.outcomes) + 1)
+    if len(planned) < len(said.outcomes) + bool(said.open):
+        return None
+    going_on = before.open
+    digest = before.digest.copy()
+    for number, outcome in enumerate(said.outcomes):
+        if not _outcome_holds(outcome, planned[number], going_on, sink):
+            return None
+        going_on = None
+        digest.add(planned[number])
+    boundary = before.boundary if going_on else sink.mark()
+    if digest.digest() != said.objects_sha256 or boundary.closed_state() != said.tree:
+        return None
+    opened = None
+    if said.open:
+        opened = _open_holds(said.open, planned[len(said.outcomes)], going_on, boundary, sink)
+        if opened is None:
+            return None
+    return _Reached(place, boundary, sink.mark(), digest, opened)
+
+
+def _outcome_holds(outcome: Member | Skipped, planned: PlannedObject, going_on: OpenObject | None, sink: StoredBytes) -> bool:
+    if isinstance(outcome, Skipped):
+        return True
+    if outcome.end_byte - outcome.start_byte != planned.object.size_bytes:
+        return False
+    running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, outcome.end_byte)
+    return running is not None and running.digest() == outcome.sha256
+
+
+def _open_holds(
+    said: OpenMember, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StoredBytes
+) -> OpenObject | None:
+    if not 0 < said.size_bytes < planned.object.size_bytes:
+        return None
+    running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, boundary.offset + said.size_bytes)
+    if running is None or running.digest() != said.sha256:
+        return None
+    return OpenObject(boundary, said.size_bytes, running, said.headers)
+
+
+def _read_into(running: "_Hash", sink: StoredBytes, end_byte: int) -> "_Hash | None":
+    for piece in sink.reread(end_byte):
+        running.update(piece)
+    return running if sink.size_bytes == end_byte else None

@@ -1,0 +1,256 @@
+"""Writes the packing journal while packing goes on, and lets packing wait only where too much would be lost.
+
+A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes the staged bytes durable,
+then appends the entry; packing goes on meanwhile, until more than a bounded amount of work is not yet safe.
+
+Not here: what an entry says (`journal`). Source: docs/decisions/0010-the-packing-journal.md.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.plan import PlannedObject
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.packing.journal.format import Checkpoint, Headers, Journal, Member, ObjectsDigest, OpenMember, Skipped
+from caf_pipeline.packing.sink import Mark, StoredBytes, staging_error, sync_data
+from caf_pipeline.settings import PackingSettings
+
+LOST_BYTES: Final = 256 << 20
+"""What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it matters."""
+
+LEAST_AHEAD_BYTES: Final = 64 << 20
+"""How far packing may always be ahead of the journal: a checkpoint's worth, so that it need not wait for each."""
+
+
+LARGEST_PART_BYTES: Final = 32 << 20
+"""A GET that a kill ends is lost as a whole: two of these, the least ahead and a window of four are `LOST_BYTES`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When a checkpoint is due, and when packing waits for it.
+
+    Attributes:
+        due_bytes: not yet safe. On a disk of 200 MiB/s that is three fsyncs a second at most.
+        due_seconds: since the last; so that with the waiting below at most 10 s of work are lost.
+        due_outcomes: objects of which nothing is journaled: some 1 MB of them.
+        due_text_bytes: of their headers and reasons.
+        ahead_bytes: packing waits before more are not safe.
+        ahead_seconds: packing waits where a checkpoint takes longer than this.
+    """
+
+    due_bytes: int = 64 << 20
+    due_seconds: float = 3.0
+    due_outcomes: int = 10_000
+    due_text_bytes: int = 4 << 20
+    ahead_bytes: int = LEAST_AHEAD_BYTES
+    ahead_seconds: float = 8.0
+
+
+def pace_of(settings: PackingSettings) -> Pace:
+    """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way included."""
+    return Pace(ahead_bytes=LOST_BYTES - window_of(settings) - _in_hands(settings))
+
+
+def window_of(settings: PackingSettings) -> int:
+    """Return the window of GETs under way: as set, but no more than may be lost."""
+    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _in_hands(settings))
+
+
+def part_of(settings: PackingSettings) -> int:
+    """Return the size of one ranged GET: as set, but no more than what may be lost has room for, beside window and pace."""
+    return min(settings.part_size, LARGEST_PART_BYTES)
+
+
+def _in_hands(settings: PackingSettings) -> int:
+    return 2 * part_of(settings)  # a part that has left the window, and the one that is written when packing waits
+
+
+class RunningSha256(Protocol):
+    """The checks of an object that comes in parts."""
+
+    def sha256_so_far(self) -> bytes:
+        """Return the SHA-256 of the parts so far."""
+        ...
+
+
+@dataclass(slots=True)
+class _Open:
+    """The large object that is being written."""
+
+    mark: Mark
+    checks: RunningSha256
+    headers: Headers | None
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A checkpoint that is being made durable."""
+
+    since: float
+    durable_bytes: int
+    holds: bool
+    done: "Future[None]"
+
+
+class Checkpoints:
+    """The journal of one packing, as the packer sees it: it tells what happened, in order.
+
+    Attributes:
+        kept_bytes: so many bytes of the staged file are safe by the journal.
+        holds: whether anything is in the journal that a next run would resume.
+    """
+
+    def __init__(self, journal: Journal, sink: StoredBytes, pace: Pace) -> None:
+        self.kept_bytes = 0
+        self.holds = False
+        self._journal = journal
+        self._sink = sink
+        self._pace = pace
+        self._digest = ObjectsDigest()
+        self._outcomes: list[Member | Skipped] = []
+        self._text_bytes = 0
+        self._open: _Open | None = None
+        self._since = time.monotonic()
+        self._under_way: _UnderWay | None = None
+        self._failed = False
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+
+    def resumed(self, digest: ObjectsDigest) -> None:
+        """Go on behind what the journal holds already: all that the sink has."""
+        self._digest = digest
+        self.kept_bytes = self._sink.size_bytes
+        self.holds = True
+
+    @property
+    def resumable_bytes(self) -> int:
+        """So many bytes of the staged file a next run would go on behind; 0 where it would begin anew."""
+        return self.kept_bytes if self.holds else 0
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def begin_member(self, mark: Mark, checks: RunningSha256, headers: Headers | None) -> None:
+        """A large object is written from the mark on."""
+        self._open = _Open(mark, checks, headers)
+
+    def member(self, planned: PlannedObject, member: Member) -> None:
+        """An object is whole in the sink."""
+        self._text_bytes += _text_bytes(member.headers)
+        self._done(planned, member)
+
+    def skip(self, planned: PlannedObject, reason: SkipReason, detail: str) -> None:
+        """An object is left out; nothing of it is in the sink any more."""
+        self._text_bytes += len(detail)
+        self._done(planned, Skipped(reason, detail))
+
+    def _done(self, planned: PlannedObject, outcome: Member | Skipped) -> None:
+        self._open = None
+        self._digest.add(planned)
+        self._outcomes.append(outcome)
+
+    def rolled_back(self) -> None:
+        """The sink was rolled back: where the journal tells of bytes that are gone, it is told before others follow."""
+        self._open = None
+        if self._under_way or self.kept_bytes > self._sink.size_bytes:
+            self.save()
+
+    def reached(self) -> None:
+        """Take a checkpoint if one is due, and wait while too much is not safe. Raises StagingError where one failed."""
+        if self._under_way and self._under_way.done.done():
+            self._wait()
+        if not self._under_way and self._due():
+            self._take()
+        while self._under_way and self._too_far():
+            self._wait()
+            if self._due():
+                self._take()
+
+    def save(self) -> None:
+        """Make all that happened safe, and return when it is. Raises StagingError."""
+        self._wait()
+        self._take()
+        self._wait()
+
+    def end(self, *, save: bool) -> None:
+        """End the journal after a failure: with what happened since the last checkpoint where asked to, and where it can."""
+        try:
+            self._wait()
+            if save and not self._failed and (self._outcomes or self._sink.size_bytes > self.kept_bytes):
+                self.save()
+        except StagingError:
+            self._failed = True  # the packing has its error already, and the journal holds up to where it stands
+        if self._failed:
+            self._journal.cut()
+
+    def close(self) -> None:
+        """Give the thread back; waits for a checkpoint under way."""
+        self._writer.shutdown(cancel_futures=True)
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        pace = self._pace
+        size_bytes = self._sink.size_bytes - self._begun_bytes()
+        if not self._outcomes and size_bytes <= 0:
+            return False
+        return (
+            size_bytes >= pace.due_bytes
+            or len(self._outcomes) >= pace.due_outcomes
+            or self._text_bytes >= pace.due_text_bytes
+            or time.monotonic() - self._since >= pace.due_seconds
+        )
+
+    def _begun_bytes(self) -> int:
+        return self._under_way.durable_bytes if self._under_way else self.kept_bytes
+
+    def _too_far(self) -> bool:
+        pace = self._pace
+        return (
+            self._sink.size_bytes - self.kept_bytes > pace.ahead_bytes
+            or len(self._outcomes) >= 2 * pace.due_outcomes
+            or self._text_bytes >= 2 * pace.due_text_bytes
+            or (self._under_way is not None and time.monotonic() - self._under_way.since > pace.ahead_seconds)
+        )
+
+    def _take(self) -> None:
+        now = self._sink.mark()
+        opened = self._open
+        boundary = opened.mark if opened else now
+        inside = None
+        if opened and now.offset > boundary.offset:
+            inside = OpenMember(now.offset - boundary.offset, opened.checks.sha256_so_far(), opened.headers)
+        outcomes, self._outcomes, self._text_bytes = self._outcomes, [], 0
+        objects_sha256 = self._digest.digest()
+        holds = bool(outcomes or inside) or self.holds
+
+        def make_durable() -> None:
+            try:
+                sync_data(self._sink.part.descriptor)
+            except OSError as error:
+                raise staging_error(self._sink.path, error) from error
+            state = boundary.closed_state()
+            self._journal.append(Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside))
+
+        self._under_way = _UnderWay(self._since, now.offset, holds, self._writer.submit(make_durable))
+        self._since = time.monotonic()
+
+    def _wait(self) -> None:
+        under_way = self._under_way
+        if under_way is None:
+            return
+        wait([under_way.done])  # Ctrl-C may come here: then it is still under way
+        self._under_way = None
+        self._failed = under_way.done.exception() is not None
+        under_way.done.result()
+        self.kept_bytes, self.holds = under_way.durable_bytes, under_way.holds
+
+
+def _text_bytes(headers: Headers | None) -> int:
+    if headers is None:
+        return 0
+    pairs = sum(len(name) + len(value) for name, value in headers.user_metadata.items())
+    described = len(headers.content_type) + len(headers.content_encoding) + len(headers.content_language) + len(headers.expires)
+    return 64 + pairs + described + len(headers.content_disposition) + len(headers.cache_control)

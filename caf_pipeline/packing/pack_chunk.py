@@ -1,0 +1,147 @@
+"""Packs a chunk's part of its plan into staging: whose files it goes into, the room for them, and what stays of a failure.
+
+What an earlier run left of the chunk's packing is gone on with. Not here: bodies and the file itself (`pack`), which leftover
+is right (`resuming`, `replaying`), what becomes of a packed file (`archive`).
+Source: "Promises" 2 and 4 in docs/design.md; docs/decisions/0010-the-packing-journal.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from caf_pipeline.caf.merkle import type_of_root
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import LedgerError, ObjectReadFailed
+from caf_pipeline.interfaces import Chunk, Lease
+from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
+from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.packing.journal.format import Journal
+from caf_pipeline.packing.journal.takeover import find_left, left_by_others, take_over
+from caf_pipeline.packing.packer import Packed, Packer, remove_staged
+from caf_pipeline.packing.sink import PartFile
+from caf_pipeline.packing.staging import make_room, write_packed
+from caf_pipeline.system.atomic_files import sync_folder
+
+
+def pack_anew(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
+    """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
+
+    What an earlier run left of the chunk's packing is gone on with; the rest of it in staging is removed. Where room is
+    short, kept files of located chunks are removed first.
+
+    Raises:
+        StagingError: no room. SourceError: the run cannot go on. What is safe by the journal stays, and the next run goes on
+            with it.
+    """
+    staging, folder = work.staging(), Path(chunk.plan_folder)
+    plan = read_chunk_plan(folder, chunk.number)
+    packer = packer_of(work, lease, chunk, plan)
+    part_path, journal_path, spool = (staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest"))
+    part, journal, why = _files_to_pack_into(work, lease, chunk, packer, plan.expected_size_bytes)
+    try:
+        try:
+            packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
+        finally:
+            journal.close()
+        lease.check()
+        write_packed(work, chunk.name, lease.epoch, part_path, replace(packed, not_resumed=packed.not_resumed or why))
+    except BaseException:
+        if not packer.kept_bytes:
+            remove_staged(part_path, journal_path)
+        _reserve_what_stays(work, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes)
+        raise
+    finally:
+        remove_staged(spool)
+    return packed
+
+
+def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
+    """Return what packs this chunk, under this lease."""
+    terms = read_terms(Path(chunk.plan_folder))
+    target_size = int(terms.get("target_size", work.source_settings.target_size))
+    return Packer(
+        plan,
+        _identity(chunk, terms),
+        work.objects,
+        work.settings.packing,
+        # What was sealed is packed once more to come out the same, whatever is set by now.
+        proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
+        limit_bytes=max(target_size, plan.expected_size_bytes),
+        give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
+        progress=_held_progress(work, lease),
+    )
+
+
+def _files_to_pack_into(
+    work: Workplace, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
+) -> tuple[PartFile, Journal, str]:
+    """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
+    name, staging = chunk.name, work.staging()
+    others = left_by_others(work, name, attempt=lease.epoch)  # before the reservation, which a lost lease does not get
+    left, why = find_left(work, name, packer.opening, attempt=lease.epoch)
+    try:
+        make_room(work, name, size_bytes, held_bytes=left.held_bytes if left else 0)
+        work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
+    except BaseException:
+        if left:
+            left.part.close()
+        raise
+    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.hold(lease.check)) if left else None
+    remove_staged(*others)
+    if taken:
+        return *taken, ""
+    paths = [staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")]
+    remove_staged(*paths)
+    part = PartFile.create(paths[0])
+    try:
+        journal = Journal.create(paths[1], attempt=lease.epoch)
+        sync_folder(staging)
+    except BaseException:
+        part.close()
+        remove_staged(*paths)
+        raise
+    return part, journal, why
+
+
+def _reserve_what_stays(work: Workplace, lease: Lease, name: str, size_bytes: int) -> None:
+    """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
+    with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves anew
+        work.ledger.reserve_staging(lease, name, str(work.staging()), size_bytes, 0)
+        if not size_bytes:
+            work.ledger.release_staging(name)
+
+
+def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
+    """Return a `progress` that ends the packing where the lease is lost, and waits while everything is paused."""
+
+    def told(objects: int, size_bytes: int) -> None:
+        work.hold(lease.check)
+        work.progress(objects, size_bytes)
+
+    return told
+
+
+def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
+    rewritten = any(planned.object.rewritten for planned in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
+    return ChunkIdentity(
+        archive_id=terms["archive"],
+        source=terms["source"],
+        chunk=chunk.name,
+        plan=chunk.plan,
+        snapshot=terms["snapshot"],
+        inventory_time=datetime.fromisoformat(terms["inventory_time"]),
+        plan_sha256=plan_hash(terms, chunk.plan),
+        planned_objects=chunk.object_count,
+        planned_bytes=chunk.object_bytes,
+        format=IDENTITY_FORMAT if rewritten else CHUNK_FORMAT,
+    )
+
+
+def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: ObjectReadFailed) -> bool:
+    """Count a run that failed on this object; True once enough of them did. A source that is down counts for nothing."""
+    next(iter(work.objects.list_pages(max_pages=1)), None)
+    obj = planned.object
+    failures = work.ledger.count_read_failure(chunk.name, obj.key.decode(), obj.object_version, work.holder.run)
+    return failures >= work.settings.packing.unreadable_after

@@ -1,0 +1,449 @@
+"""Packs the objects of one chunk into one staged CAF file.
+
+One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into the index and the
+manifest. Objects that cannot be archived are skipped with their reason; where the next member no longer fits, the chunk
+closes and the rest goes back to be planned. With a journal, what an earlier run packed is gone through first, and packing
+goes on behind it; what comes out is the same, byte for byte.
+Not here: the GETs (`fetch`), the file and the root (`stored_bytes`), the journal (`checkpoints`, `replaying`), states and
+claims (`archive`).
+Source: "A chunk" and the table of skips in docs/design.md.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import Buffer
+
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
+from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
+from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectSource
+from caf_pipeline.inventory.checksums import Digest, new_digest
+from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.packing.journal.format import Headers, Journal, Member, Opening, Skipped, headers_of, object_headers, opening_of
+from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, OpenObject, Outcomes, replay
+from caf_pipeline.packing.journal.writer import Checkpoints, Pace, pace_of, part_of, window_of
+from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
+from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
+from caf_pipeline.settings import PackingSettings
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_COPY_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What packing made. Sizes in bytes; `fetched_bytes` counts what came over the network.
+
+    Attributes:
+        resumed_bytes: of the file that an earlier run had packed.
+        not_resumed: why nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong with it.
+        tail_start: where the manifest begins; it, index and footer have this SHA-256, taken before they were on a disk.
+    """
+
+    caf_size_bytes: int
+    merkle_root: bytes
+    member_count: int
+    member_bytes: int
+    skipped_count: int
+    released_count: int
+    fetched_bytes: int
+    seconds: float
+    resumed_bytes: int = 0
+    not_resumed: str = ""
+    tail_start: int = 0
+    tail_sha256: bytes = b""
+
+
+class Packer:
+    """Packs one chunk.
+
+    Args:
+        limit_bytes: the finished file is not larger.
+        give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
+        progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
+            object is skipped after all; may raise to end the packing.
+        pace: of the journal's checkpoints; by default as the settings allow.
+
+    Attributes:
+        kept_bytes: after a failure with a journal: so much of the staged file stays to be resumed. 0: nothing.
+    """
+
+    def __init__(
+        self,
+        chunk: ChunkPlan,
+        identity: ChunkIdentity,
+        source: ObjectSource,
+        settings: PackingSettings,
+        *,
+        proof_type: int,
+        limit_bytes: int,
+        give_up_on: Callable[[PlannedObject, ObjectReadFailed], bool],
+        progress: Callable[[int, int], None],
+        pace: Pace | None = None,
+    ) -> None:
+        self._chunk = chunk
+        self._identity = identity
+        self._source = source
+        self._settings = settings
+        self._proof_type = proof_type
+        self._limit_bytes = limit_bytes
+        self._give_up_on = give_up_on
+        self._progress = progress
+        self._told_bytes = 0  # of the object under way
+        self._pace = pace or pace_of(settings)
+        self._index = IndexBuilder()
+        self._member_count = 0
+        self._member_bytes = 0
+        self._skipped_count = 0
+        self._checkpoints: Checkpoints | None = None
+        self._open: OpenObject | None = None
+        self.kept_bytes = 0
+
+    @property
+    def opening(self) -> Opening:
+        """What a journal must be of, to be resumed."""
+        return opening_of(
+            self._chunk,
+            self._identity,
+            proof_type=self._proof_type,
+            limit_bytes=self._limit_bytes,
+            compare_checksums=self._settings.compare_checksums,
+        )
+
+    def pack(
+        self, objects: Iterable[PlannedObject], staged: Path | PartFile, spool: Path, journal: Journal | None = None
+    ) -> Packed:
+        """Write the chunk to `staged` and its manifest to `spool`; both stay on success.
+
+        Args:
+            objects: of the chunk, in plan order.
+            staged: a file that does not exist; or, with a journal, one that is open: what is right of it stays.
+            spool: a file that does not exist.
+            journal: of the staged file. Without one, nothing of a packing that fails is of use to the next.
+
+        Raises:
+            StagingError: the disk is full. ObjectReadFailed, SourceError: the run cannot go on. Files are left for the
+                caller to keep or remove; the staged one is cut to what the journal holds.
+        """
+        started = time.monotonic()
+        queue = ObjectQueue(iter(objects))
+        if isinstance(staged, PartFile):
+            self.kept_bytes = staged.size_bytes  # until it is cut, a failure leaves it as it is
+        with StoredBytes(staged, proof_type=self._proof_type) as sink, ManifestWriter(spool, self._identity) as manifest:
+            begun = self._begin(queue, sink, manifest, journal)
+            with self._journaled(journal, sink, begun), self._fetching(queue, begun) as fetch:
+                sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
+                released_count = self._add_all(fetch, sink, manifest)
+                tail_start, tail = sink.size_bytes, hashlib.sha256()
+                self._add_manifest(manifest, sink, spool, tail)
+                self._add_index(sink, tail)
+                root = sink.finish()
+        self.kept_bytes = sink.size_bytes
+        return Packed(
+            caf_size_bytes=sink.size_bytes,
+            merkle_root=root,
+            member_count=self._member_count,
+            member_bytes=self._member_bytes,
+            skipped_count=self._skipped_count,
+            released_count=released_count,
+            fetched_bytes=fetch.fetched_bytes,
+            seconds=time.monotonic() - started,
+            resumed_bytes=begun.size_bytes,
+            not_resumed=begun.fault,
+            tail_start=tail_start,
+            tail_sha256=tail.digest(),
+        )
+
+    # --- what is there already -------------------------------------------------------------------------------------
+
+    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal | None) -> Begun:
+        """Write the head, or go through what an earlier run left."""
+        head = head_bytes(self._identity)
+        self._index.add(self._chunk.head_member, 0, len(head))
+        begun = Begun()
+        if journal is not None:
+
+            def take(outcomes: Outcomes) -> None:
+                self._take_outcomes(outcomes, manifest)
+
+            begun = replay(journal, sink, opening=self.opening, objects=queue, head=head, take=take)
+            self.kept_bytes = begun.size_bytes
+        if not begun.size_bytes:
+            if journal is not None:
+                journal.append(self.opening)
+            sink.write(head)
+        self._open = begun.open
+        return begun
+
+    def _take_outcomes(self, outcomes: Outcomes, manifest: ManifestWriter) -> None:
+        """Account for what an earlier run did, as if it were done now."""
+        size_bytes = 0
+        for planned, outcome in outcomes:
+            if isinstance(outcome, Skipped):
+                self._count_skip(planned, outcome.reason, outcome.detail, manifest)
+            else:
+                row = _member_row(planned, object_headers(outcome.headers), outcome.start_byte, outcome.end_byte)
+                self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
+                size_bytes += planned.object.size_bytes
+        self._progress(len(outcomes), size_bytes)
+
+    @contextlib.contextmanager
+    def _journaled(self, journal: Journal | None, sink: StoredBytes, begun: Begun) -> Iterator[None]:
+        """Keep the journal; after a failure, save what may be saved and cut the staged file to it, never by its name."""
+        if journal is None:
+            yield
+            return
+        checkpoints = self._checkpoints = Checkpoints(journal, sink, self._pace)
+        if begun.size_bytes:
+            checkpoints.resumed(begun.digest)
+        try:
+            yield
+        except BaseException as error:
+            # A disk that is full takes no more; who lost the lease writes nothing that the next run would wait for.
+            checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
+            with contextlib.suppress(OSError):  # the error that ended the packing is the one to tell
+                os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)
+            raise
+        finally:  # also where a second Ctrl-C ends the saving
+            self.kept_bytes = checkpoints.resumable_bytes
+            checkpoints.close()
+
+    def _fetching(self, queue: ObjectQueue, begun: Begun) -> OrderedFetch:
+        settings = self._settings
+        return OrderedFetch(
+            self._source,
+            queue,
+            window_bytes=window_of(settings) if self._checkpoints else settings.window_size,
+            part_bytes=part_of(settings),
+            threads=settings.fetch_threads,
+            compare_checksums=settings.compare_checksums,
+            begin_at=begun.open.size_bytes if begun.open else 0,
+        )
+
+    # --- objects ---------------------------------------------------------------------------------------------------
+
+    def _add_all(self, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> int:
+        """Add objects until all are done or the next does not fit; return how many were released."""
+        released_count = 0
+        while (planned := fetch.next_object()) is not None:
+            if not self._add(planned, fetch, sink, manifest):
+                released_count = 1 + sum(1 for _ in fetch.rest())
+                break
+            if self._checkpoints:
+                self._checkpoints.reached()
+        if self._checkpoints:
+            self._checkpoints.save()  # so that a kill from here on costs no GET
+        return released_count
+
+    def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
+        """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
+        opened, self._open = self._open, None
+        self._told_bytes = 0
+        mark = opened.mark if opened else sink.mark() if planned.object.size_bytes > part_of(self._settings) else None
+        try:
+            added = self._add_member(planned, fetch, sink, manifest, mark=mark, opened=opened)
+        except ObjectUnavailable as error:
+            reason, detail = SkipReason(error.reason), str(error)
+        except ObjectReadFailed as error:
+            if not self._give_up_on(planned, error):
+                raise
+            reason, detail = SkipReason.UNREADABLE, str(error)
+        else:
+            if added or self._member_count or self._skipped_count:
+                return added
+            reason, detail = SkipReason.TOO_LARGE, "with its metadata it is larger than a chunk"
+        if mark:
+            sink.roll_back(mark)
+        self._count_skip(planned, reason, detail, manifest)
+        if self._checkpoints:
+            self._checkpoints.skip(planned, reason, detail)
+            self._checkpoints.rolled_back()
+        self._progress(1, -self._told_bytes)
+        return True
+
+    def _add_member(
+        self,
+        planned: PlannedObject,
+        fetch: OrderedFetch,
+        sink: StoredBytes,
+        manifest: ManifestWriter,
+        *,
+        mark: Mark | None,
+        opened: OpenObject | None,
+    ) -> bool:
+        start_byte = mark.offset if mark else sink.size_bytes
+        end_byte = start_byte + planned.object.size_bytes
+        checks: _MemberChecks | None = None
+        headers: Headers | None = None
+        row: dict[str, Any] = {}
+        if opened:
+            headers = opened.headers
+            row = _member_row(planned, object_headers(headers), start_byte, end_byte)
+            checks = self._go_on(planned, fetch, sink, opened)
+        for part, sha256 in fetch.parts(planned):
+            if not row:
+                row = _member_row(planned, part.headers, start_byte, end_byte)
+                if not self._fits(planned.member, start_byte, end_byte, manifest.bound_bytes + manifest.row_bound(row)):
+                    return False
+                headers = headers_of(part.headers) if self._checkpoints else None
+                row["sha256"] = sha256
+                if sha256 is None:
+                    checks = _MemberChecks(fetch.checksum_of(planned.object))
+                    if self._checkpoints and mark:
+                        self._checkpoints.begin_member(mark, checks, headers)
+            if checks:
+                checks.update(part.body)
+            sink.write(part.body)
+            if self._checkpoints and sink.size_bytes < end_byte:
+                self._checkpoints.reached()
+            size_bytes = memoryview(part.body).nbytes
+            self._told_bytes += size_bytes
+            self._progress(0, size_bytes)  # a large object must not go on while everything is paused
+        if checks:
+            row["sha256"] = self._sha256_of(planned, checks, mark, sink)
+        if sink.size_bytes != end_byte:
+            raise ObjectReadFailed(
+                f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
+            )
+        self._count_member(planned, row, manifest)
+        if self._checkpoints:
+            self._checkpoints.member(planned, Member(start_byte, end_byte, row["sha256"], headers))
+        self._progress(1, planned.object.size_bytes - self._told_bytes)
+        return True
+
+    def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, opened: OpenObject) -> "_MemberChecks":
+        """Return the checks of an object that is partly staged, with all that is staged of it in them."""
+        checks = _MemberChecks(fetch.checksum_of(planned.object), opened.sha256)
+        for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
+            if not checks.has_digest:
+                break
+            size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
+            checks.update_digest(os.pread(sink.part.descriptor, size_bytes, start_byte))
+        if self._checkpoints:
+            self._checkpoints.begin_member(opened.mark, checks, opened.headers)
+        return checks
+
+    def _sha256_of(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StoredBytes) -> bytes:
+        """Return an object's SHA-256; where S3's own checksum differs, nothing of it may be resumed."""
+        try:
+            return checks.sha256(planned)
+        except ObjectReadFailed:
+            if mark and self._checkpoints:
+                sink.roll_back(mark)
+                self._checkpoints.rolled_back()
+            raise
+
+    def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
+        self._index.add(planned.member, row["start_byte"], row["end_byte"])
+        manifest.add(row)
+        self._member_count += 1
+        self._member_bytes += planned.object.size_bytes
+
+    def _count_skip(self, planned: PlannedObject, reason: SkipReason, detail: str, manifest: ManifestWriter) -> None:
+        manifest.add(_described(planned) | {"skip_reason": str(reason), "skip_detail": detail})
+        self._skipped_count += 1
+
+    def _fits(self, member: str, start_byte: int, end_byte: int, manifest_bytes: int) -> bool:
+        index = self._index.size_with(member, start_byte, end_byte)
+        ours = IndexBuilder()  # the manifest's entry, counted at the place where it would end
+        last = ours.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)
+        entry_bytes = last - ours.index_size_bytes + 1
+        return end_byte + manifest_bytes + index + entry_bytes + FOOTER_SIZE_BYTES <= self._limit_bytes
+
+    # --- manifest and index ----------------------------------------------------------------------------------------
+
+    def _add_manifest(self, manifest: ManifestWriter, sink: StoredBytes, spool: Path, tail: "_Hash") -> None:
+        try:
+            manifest.close()
+            start_byte = sink.size_bytes
+            with spool.open("rb") as file:
+                while piece := file.read(_COPY_BYTES):
+                    tail.update(piece)
+                    sink.write(piece)
+        except OSError as error:
+            raise staging_error(spool, error) from error
+        self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
+
+    def _add_index(self, sink: StoredBytes, tail: "_Hash") -> None:
+        for piece in chain(self._index.iter_index(), [self._index.footer()]):
+            tail.update(piece)
+            sink.write(piece)
+
+
+class _MemberChecks:
+    """SHA-256 and S3's own checksum of an object that comes in parts."""
+
+    def __init__(self, expected: Checksum | None, sha256: "_Hash | None" = None) -> None:
+        self._sha256 = sha256 or hashlib.sha256()
+        self._expected = expected
+        self._digest: Digest | None = new_digest(expected.algorithm) if expected else None
+
+    @property
+    def has_digest(self) -> bool:
+        """Whether S3 has a checksum to compare with."""
+        return self._digest is not None
+
+    def update(self, body: Buffer) -> None:
+        """Take the next part's body."""
+        self._sha256.update(body)
+        self.update_digest(body)
+
+    def update_digest(self, body: Buffer) -> None:
+        """Take bytes for S3's checksum alone."""
+        if self._digest:
+            self._digest.update(body)
+
+    def sha256_so_far(self) -> bytes:
+        """Return the SHA-256 of what was taken so far."""
+        return self._sha256.copy().digest()
+
+    def sha256(self, planned: PlannedObject) -> bytes:
+        """Return the SHA-256, or raise ObjectReadFailed where S3's own checksum differs."""
+        if self._expected and self._digest and self._digest.digest() != self._expected.digest:
+            raise checksum_differs(planned.object, self._expected.algorithm)
+        return self._sha256.digest()
+
+
+def _described(planned: PlannedObject) -> dict[str, Any]:
+    obj = planned.object
+    return {
+        "key": obj.key.decode(),
+        "version_id": obj.version_id,
+        "etag": obj.etag,
+        "size_bytes": obj.size_bytes,
+        "last_modified": obj.last_modified,
+        "storage_class": obj.storage_class,
+        **({"object_version": obj.object_version} if obj.rewritten else {}),
+    }
+
+
+def _member_row(planned: PlannedObject, headers: ObjectHeaders, start_byte: int, end_byte: int) -> dict[str, Any]:
+    return _described(planned) | {
+        "member": planned.member,
+        "start_byte": start_byte,
+        "end_byte": end_byte,
+        "content_type": headers.content_type or None,
+        "content_encoding": headers.content_encoding or None,
+        "content_language": headers.content_language or None,
+        "content_disposition": headers.content_disposition or None,
+        "cache_control": headers.cache_control or None,
+        "expires": headers.expires or None,
+        "user_metadata": dict(headers.user_metadata),
+    }
+
+
+def remove_staged(*paths: Path) -> None:
+    """Remove files of a packing that failed; those that are not there are no error."""
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""Read-back samples: taken from a chunk when it is sealed, compared with what each copy gives.
+
+Not here: how many copies are enough (`archive`), how often they are looked at (`proofs`).
+Source: promise 1 in docs/design.md.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.caf.archive import RangeSource
+from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
+from caf_pipeline.interfaces import Chunk, ChunkStore, Copy, Posting, Sample
+from caf_pipeline.packing.chunk_reader import StagedSource
+from caf_pipeline.system.plurals import counted
+
+SAMPLE_COUNT: Final = 16
+"""Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in all."""
+
+SAMPLE_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFinding:
+    """What a copy gave when it was asked for samples.
+
+    Attributes:
+        copy: the copy, as the store lists it.
+        fault: what is wrong with its bytes, or that it does not have them; "" where nothing is.
+        unanswered: why it could not be asked; "" where it answered.
+        samples: how many were compared.
+        whole: whether all of its bytes were asked for, not samples.
+    """
+
+    copy: Copy
+    fault: str = ""
+    unanswered: str = ""
+    samples: int = 0
+    whole: bool = False
+
+    @property
+    def good(self) -> bool:
+        """Whether every sample that was asked for came back as it was sealed."""
+        return not self.fault and not self.unanswered
+
+
+def take_samples(path: Path, size_bytes: int, merkle_root: bytes) -> list[Sample]:
+    """Read the samples of a staged file."""
+    return samples_of(StagedSource(path), size_bytes, merkle_root)
+
+
+def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
+    """Read the samples of stored bytes. Their places are a function of the root, so that who takes them again has the same."""
+    length = min(SAMPLE_BYTES, size_bytes)
+    offsets = {0, size_bytes - length}
+    for number in range(SAMPLE_COUNT - len(offsets)):
+        seed = hashlib.sha256(merkle_root + number.to_bytes(4, "big")).digest()
+        offsets.add(int.from_bytes(seed[:8], "big") % (size_bytes - length + 1))
+    return [Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)]
+
+
+def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
+    """Tell whether a staged file has these samples; raises FileNotFoundError where it is gone."""
+    source = StagedSource(path)
+    return all(
+        hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest() == sample.sha256 for sample in samples
+    )
+
+
+def look_at_copy(store: ChunkStore, posting: Posting, copy: Copy, samples: Sequence[Sample]) -> CopyFinding:
+    """Read samples from one copy and compare them, up to the first that differs."""
+    for number, sample in enumerate(samples):
+        end = sample.offset + sample.length
+        try:
+            read = _digest(store.read(posting, sample.offset, end, provider=copy.provider))
+        except (StoreError, IntegrityError) as error:
+            if not error.permanent:
+                return CopyFinding(copy, unanswered=str(error), samples=number)
+            return CopyFinding(copy, fault=str(error), samples=number)
+        if read != sample.sha256:
+            return CopyFinding(copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1)
+    return CopyFinding(copy, samples=len(samples))
+
+
+def described(findings: Sequence[CopyFinding]) -> str:
+    """Say of each copy what it gave: "right at A, B; C: differs at bytes 0 to 10; D does not answer: …"."""
+    right = [finding.copy.provider for finding in findings if finding.good]
+    said = [f"right at {', '.join(right)}"] if right else []
+    said += [f"{finding.copy.provider}: {finding.fault}" for finding in findings if finding.fault]
+    said += [f"{finding.copy.provider} does not answer: {finding.unanswered}" for finding in findings if finding.unanswered]
+    return "; ".join(said) or "no copy is listed"
+
+
+def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int) -> CafError:
+    """Return the error of a chunk of which fewer than `required` copies were found right."""
+    right = sum(1 for finding in findings if finding.good)
+    of = f"{right} of {counted(required, 'copy', 'copies')}"
+    message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
+    if any(finding.fault for finding in findings):
+        return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it anew")
+    return NotProven(message, hint="run the partition again: it is uploaded to whoever does not have it")
+
+
+def _digest(pieces: Iterator[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()

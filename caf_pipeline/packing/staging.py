@@ -1,0 +1,378 @@
+"""What stands in the staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
+
+    <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
+    <chunk>.<epoch>.journal     what of the part is safe (`journal`)                         } failed run, to be resumed
+    <chunk>.<epoch>.manifest    the manifest while it is written; of no use to another run
+    <chunk>.<epoch>.packed      the whole chunk until it is sealed, and
+    <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
+    <chunk>.<epoch>.download    a stored chunk on its way back
+    <chunk>.caf                 the sealed chunk: until it is located, and after that for as long as the store wants it
+                                and nobody needs the room
+
+The epoch is that of the lease under which a file was made or taken over, so that a run which lost its lease and does not
+know it yet can neither write into another's file nor remove it. A sealed chunk has neither part nor journal.
+
+Not here: writing a chunk (`pack`, `stored_bytes`), taking over what a run left of one (`resuming`), reservations (the
+ledger), when a step needs which file (`archive`).
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from caf_pipeline.caf.merkle import MerkleTree, merkle_root
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
+from caf_pipeline.interfaces import Chunk, Lease, Posting
+from caf_pipeline.packing.packer import Packed, remove_staged
+from caf_pipeline.packing.samples import staged_matches
+from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.system.atomic_files import sync_folder
+
+_SEALED: Final = ".caf"
+_CHECK: Final = "check"
+_PIECE_BYTES: Final = 1 << 20
+
+StagedKind = Literal["part", "journal", "manifest", "packed", "json", "download", "record", "sealed", "foreign"]
+
+_OF_AN_EPOCH: Final = ("part", "journal", "manifest", "packed", "json", "download")
+_NAMES: Final = re.compile(
+    rf"(?P<chunk>[a-z0-9-]{{1,50}})\.(?:(?P<epoch>[0-9]{{1,19}})\.(?P<kind>{'|'.join(_OF_AN_EPOCH)})"
+    r"|(?P<record>packed\.json)|(?P<sealed>caf))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One file of the staging folder. `chunk` is "" for a foreign one; `epoch` is None where the name has none."""
+
+    path: Path
+    kind: StagedKind
+    chunk: str
+    epoch: int | None
+    size_bytes: int
+
+
+def leftovers(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
+    """Return every file of the staging folder, or those of one chunk, by name; what has no name of ours is "foreign".
+
+    A file that is removed meanwhile is left out. Folders are foreign, and of size 0.
+    """
+    found = []
+    for path in sorted(work.staging().iterdir()):
+        named = _NAMES.fullmatch(path.name)
+        if path.is_dir() and not path.is_symlink():
+            named = None
+        if chunk is not None and (named is None or named["chunk"] != chunk):
+            continue
+        try:
+            size_bytes = path.lstat().st_size if path.is_symlink() or not path.is_dir() else 0
+        except FileNotFoundError:  # another run has just removed it
+            continue
+        if named is None:
+            found.append(StagedFile(path, "foreign", "", None, size_bytes))
+        else:
+            epoch = int(named["epoch"]) if named["epoch"] else None
+            found.append(StagedFile(path, _kind_of(named), named["chunk"], epoch, size_bytes))
+    return found
+
+
+def _kind_of(named: re.Match[str]) -> StagedKind:
+    if named["record"]:
+        return "record"
+    if named["sealed"]:
+        return "sealed"
+    kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
+    return kind
+
+
+def lease_name(name: str) -> str:
+    """Return the name of a chunk's lease."""
+    return f"chunk/{name}"
+
+
+def staged_path(work: Workplace, name: str) -> Path:
+    """Return where a sealed chunk stands."""
+    return work.staging() / f"{name}{_SEALED}"
+
+
+def staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the sealed file is there with its length and samples."""
+    path = staged_path(work, chunk.name)
+    try:
+        return path.stat().st_size == chunk.stored_size_bytes and staged_matches(path, chunk.samples)
+    except FileNotFoundError:
+        return False
+
+
+# --- a finished packing --------------------------------------------------------------------------------------------
+
+
+def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Packed) -> None:
+    """Make a finished packing durable: first the file under its new name, then the record that points to it."""
+    final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(work, name)
+    described = asdict(packed) | {
+        "merkle_root": packed.merkle_root.hex(),
+        "tail_sha256": packed.tail_sha256.hex(),
+        "file": final.name,
+        "run": work.holder.run,
+    }
+    temporary = record.with_name(f"{name}.{epoch}.json")
+    try:
+        os.replace(part, final)
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(described | {_CHECK: _check_of(described)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, record)
+        sync_folder(record.parent)
+    except OSError as error:
+        remove_staged(temporary)
+        raise staging_error(final, error) from error
+
+
+def read_record(work: Workplace, name: str) -> dict[str, Any] | None:
+    """Return the record of a finished packing as it was written; None where there is none, or only a damaged one."""
+    try:
+        described = json.loads(_record_path(work, name).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
+        return None
+    return described if described.keys() >= _TOLD else None  # another version's
+
+
+_TOLD: Final = {field.name for field in fields(Packed)} | {"file", "run"}
+
+
+def _check_of(described: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def read_packed(work: Workplace, name: str) -> tuple[Packed, Path] | None:
+    """Return the finished packing of a chunk that is not sealed, and its file, if that is there in full.
+
+    Its manifest and index are what was written; the rest of its bytes is not looked at.
+    """
+    record = read_record(work, name)
+    if record is None:
+        return None
+    packed = _packed_of(record)
+    # Under its final name already, where a run was killed while it sealed.
+    for file in (work.staging() / record["file"], staged_path(work, name)):
+        if file.exists() and file.stat().st_size == packed.caf_size_bytes and _has_tail(file, packed):
+            return packed, file
+    return None
+
+
+def _packed_of(record: Mapping[str, Any]) -> Packed:
+    told = {field.name: record[field.name] for field in fields(Packed)}
+    roots = {name: bytes.fromhex(record[name]) for name in ("merkle_root", "tail_sha256")}
+    return Packed(**(told | roots))
+
+
+def _has_tail(file: Path, packed: Packed) -> bool:
+    """Tell whether manifest, index and footer are still what they were before they went to the disk."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        stream.seek(packed.tail_start)
+        while piece := stream.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.digest() == packed.tail_sha256
+
+
+def was_packed_by(work: Workplace, chunk: Chunk) -> str:
+    """Return the run that packed the chunk as it stands in staging; "" where that is not known."""
+    record = read_record(work, chunk.name)
+    if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
+        return ""
+    return str(record["run"])
+
+
+def staged_has_root(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the sealed file is there with its length and Merkle root: all of it is read, at some 500 MiB/s."""
+    path = staged_path(work, chunk.name)
+    try:
+        return path.stat().st_size == chunk.stored_size_bytes and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
+    except FileNotFoundError:
+        return False
+
+
+def manifest_is_right(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the sealed file is there and its manifest and index are those that were sealed.
+
+    By the SHA-256 that was taken of them while packing; where its record is gone, by the whole file's Merkle root.
+    """
+    path, record = staged_path(work, chunk.name), read_record(work, chunk.name)
+    if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
+        return staged_has_root(work, chunk)
+    try:
+        return path.stat().st_size == chunk.stored_size_bytes and _has_tail(path, _packed_of(record))
+    except FileNotFoundError:
+        return False
+
+
+def give_final_name(work: Workplace, name: str, file: Path) -> Path:
+    """Let a whole file stand as the sealed chunk, in place of any that stood there; durable when this returns."""
+    path = staged_path(work, name)
+    os.replace(file, path)
+    sync_folder(path.parent)
+    return path
+
+
+def remove_packing(work: Workplace, name: str) -> None:
+    """Remove what is of use only until the chunk is sealed; the record stays with the sealed file."""
+    remove_staged(*(file.path for file in leftovers(work, name) if file.kind not in ("sealed", "record")))
+
+
+def remove_unsealed(work: Workplace, name: str) -> None:
+    """Remove what a packing or a download left; the sealed file stays."""
+    remove_staged(_record_path(work, name))
+    remove_packing(work, name)
+
+
+def remove_all(work: Workplace, name: str) -> None:
+    """Remove everything of a chunk and give its reservation back."""
+    remove_unsealed(work, name)
+    remove_staged(staged_path(work, name))
+    work.ledger.release_staging(name)
+
+
+def _record_path(work: Workplace, name: str) -> Path:
+    return work.staging() / f"{name}.packed.json"
+
+
+# --- back from the store -------------------------------------------------------------------------------------------
+
+
+def download(
+    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, providers: Iterable[str]
+) -> tuple[bool, Sequence[str]]:
+    """Bring a stored chunk back as its sealed file, from the first provider whose bytes have its Merkle root.
+
+    Returns whether one had them, and what each of those said that had not. Room is made first.
+    """
+    remove_staged(*(file.path for file in leftovers(work, chunk.name) if file.kind in ("download", "record")))
+    make_room(work, chunk.name, chunk.stored_size_bytes)
+    said = []
+    for provider in providers:
+        try:
+            _download(work, lease, chunk, posting, provider)
+        except (StoreError, IntegrityError) as error:
+            said.append(f"{provider}: {error}")
+        else:
+            return True, said
+    return False, said
+
+
+def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
+    part = work.staging() / f"{chunk.name}.{lease.epoch}.download"
+    tree = MerkleTree(proof_type_of(chunk))
+    try:
+        with part.open("wb") as file:
+            for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
+                work.hold(lease.check)
+                tree.update(piece)
+                file.write(piece)
+        if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
+            raise IntegrityError("it gives other bytes than the chunk's Merkle root says")
+        give_final_name(work, chunk.name, part)
+    finally:
+        remove_staged(part)
+
+
+def proof_type_of(chunk: Chunk) -> int:
+    """Return which Merkle tree a sealed chunk's root is of."""
+    if chunk.proof_type is None:
+        raise CafError(f"chunk {chunk.name} is '{chunk.state}' and was not sealed")
+    return chunk.proof_type
+
+
+# --- what is kept, and room ----------------------------------------------------------------------------------------
+
+
+def let_go(work: Workplace, name: str) -> None:
+    """End a located chunk's business in staging: its reservation at once, its sealed file when the store's hold is over."""
+    if work.store.staging_hold_seconds() > 0:
+        remove_unsealed(work, name)
+        work.ledger.release_staging(name)
+    else:
+        remove_all(work, name)
+
+
+def make_room(work: Workplace, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
+    """Remove kept files, that of the chunk located first before the others, until this many bytes fit or none is left.
+
+    `held_bytes` of them the chunk has on the disk already. What then still does not fit is for the reservation, or the disk
+    itself, to refuse.
+    """
+    if _has_room(work, name, size_bytes, held_bytes):
+        return
+    for kept in _kept(work):
+        if kept.name != name and _remove_kept(work, kept.name) and _has_room(work, name, size_bytes, held_bytes):
+            return
+
+
+def sweep(work: Workplace) -> Iterator[str]:
+    """Remove the kept files whose hold is over; yield the names of their chunks."""
+    hold = timedelta(seconds=work.store.staging_hold_seconds())
+    now = datetime.now(UTC)
+    for kept in _kept(work):
+        if _located_at(kept) + hold <= now and _remove_kept(work, kept.name):
+            yield kept.name
+
+
+def _kept(work: Workplace) -> list[Chunk]:
+    """Return the chunks of any source that are located and still have a sealed file here, the one located first before."""
+    kept = []
+    for path in work.staging().glob(f"*{_SEALED}"):
+        try:
+            chunk = work.ledger.chunk(path.name.removesuffix(_SEALED))
+        except NotLocated:  # not ours: another ledger's, or put there by hand
+            continue
+        if chunk.state is ChunkState.LOCATED:
+            kept.append(chunk)
+    return sorted(kept, key=_located_at)
+
+
+def _located_at(chunk: Chunk) -> datetime:
+    return chunk.located_at or chunk.updated_at
+
+
+def _remove_kept(work: Workplace, name: str) -> bool:
+    """Remove a kept file, unless a run works with it."""
+    try:
+        with work.ledger.lease(lease_name(name), work.holder):
+            if work.ledger.chunk(name).state is not ChunkState.LOCATED:
+                return False
+            remove_staged(staged_path(work, name))
+            return True
+    except HeldByOther:
+        return False
+
+
+def _has_room(work: Workplace, name: str, size_bytes: int, held_bytes: int) -> bool:
+    """Tell whether the disk and the limit have this many bytes for the chunk, beside all that stands there of others."""
+    staging = work.staging()
+    disk = os.statvfs(staging)
+    if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:
+        return False
+    limit_bytes = work.settings.packing.staging_limit
+    if not limit_bytes:
+        return True
+    others = sum(_size(path) for path in staging.iterdir() if not path.name.startswith(f"{name}."))
+    return others + size_bytes <= limit_bytes
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # another run has just removed it
+        return 0

@@ -1,0 +1,505 @@
+"""What a stored file says of itself as a chunk, by range reads: head, index, manifest, samples.
+
+Nothing of it is believed before every copy that answers gave the same bytes and all of it fits together: a provider may lie,
+and what no packing of ours could have written is no chunk. The Merkle root, which only whole reading proves, is not proven,
+unless that is asked for where copies differ.
+
+Not here: which files are looked at, and what becomes of them (`rebuild`). Source: docs/format.md.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
+from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.errors import (
+    ChainBehind,
+    ChainHalted,
+    ChainUnreachable,
+    IntegrityError,
+    MalformedArchive,
+    StoredChunkMissing,
+    StoreUnreachable,
+)
+from caf_pipeline.interfaces import ChunkStore, Copy, LocationRow, PostedFile, Posting, Sample, Skip
+from caf_pipeline.inventory.manifest import (
+    FORMATS,
+    HEAD_SIZE_BYTES,
+    IDENTITY_COLUMNS,
+    OpenedManifest,
+    open_manifest,
+    refuse_bloated,
+    row_identity,
+)
+from caf_pipeline.inventory.plan import chunk_name
+from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.packing.chunk_reader import ChunkFile
+from caf_pipeline.packing.samples import samples_of
+from caf_pipeline.packing.sink import staging_error
+
+PIECE_BYTES: Final = 4 << 20
+"""What is read from each copy before the next piece: two of them stand in memory at once."""
+
+JUDGED_BYTES: Final = 64 << 20
+"""Objects up to this size are read whole, into memory, to find which of two copies is wrong; it is an eighth of a percent of a
+chunk. Copies that differ in a larger one are not told apart."""
+
+ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
+"""Of a Merkle root, by proof type."""
+
+_ROW: Final = ("key", *IDENTITY_COLUMNS, "last_modified", "skip_reason", "skip_detail")
+_LOCATED: Final = (*_ROW, "start_byte", "end_byte", "sha256")
+_CHECKED: Final = (*_LOCATED, "member")
+"""Columns of the manifest that rows are made of, and those that are held against the index: reading all takes twice as long."""
+
+_CHUNK_NAME: Final = re.compile(r"(?P<source>.+)-(?P<plan>[0-9a-f]{8}|[0-9a-f]{12})-(?P<number>[0-9]{5})")
+_REASONS: Final = frozenset(SkipReason)
+_LARGEST: Final = 2**63 - 1  # of a number that the database holds
+
+
+class CopiesDiffer(IntegrityError):
+    """Copies gave different bytes of `[start_byte, end_byte)`."""
+
+    def __init__(self, start_byte: int, end_byte: int, said: Sequence[Sequence[str]]) -> None:
+        groups = " differ from ".join(", ".join(providers) for providers in said)
+        super().__init__(f"its copies are not the same at bytes {start_byte} to {end_byte}: {groups}")
+        self.start_byte = start_byte
+        self.end_byte = end_byte
+
+
+class AgreedSource:
+    """A stored file as a `caf.RangeSource`: each range is read from all copies, and has to be the same from all that answer.
+
+    Attributes:
+        providers: those that answered every read so far.
+        silent: why the others did not, by provider.
+        wrong: what was found to be wrong with a copy, by provider; it is asked no more.
+    """
+
+    def __init__(self, store: ChunkStore, posting: Posting, providers: Sequence[str], *, proof_type: int | None = None) -> None:
+        """Take the copies to read; with the file's `proof_type`, those that differ are read whole to find which are wrong."""
+        self.providers = list(dict.fromkeys(providers))
+        self.silent: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
+        self._permanent = True
+        self._store = store
+        self._posting = posting
+        self._proof_type = proof_type if proof_type in ROOT_SIZE_BYTES else None
+        self._suffix: tuple[int, bytes] = (0, b"")
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """Return the bytes of the range.
+
+        Raises:
+            CopiesDiffer: the message names them. StoreUnreachable: none answers any more.
+            StoredChunkMissing: none has these bytes.
+        """
+        pieces = (
+            self._read_piece(begin, min(begin + PIECE_BYTES, end_byte)) for begin in range(start_byte, end_byte, PIECE_BYTES)
+        )
+        return b"".join(pieces)
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the last bytes and the file's size."""
+        total = self._posting.stored_size_bytes
+        if self._suffix[0] != size_bytes:
+            self._suffix = size_bytes, self.read(max(total - size_bytes, 0), total)
+        return self._suffix[1], total
+
+    def _read_piece(self, start_byte: int, end_byte: int) -> bytes:
+        first = b""
+        said: dict[bytes, list[str]] = {}
+        for provider in list(self.providers):
+            with self._passed_over(provider):
+                piece = b"".join(self._store.read(self._posting, start_byte, end_byte, provider=provider))
+            if provider in self.silent:
+                continue
+            digest = hashlib.sha256(piece).digest()
+            first = first if said else piece
+            said.setdefault(digest, []).append(provider)
+        if not said:
+            reasons = "; ".join(f"{provider}: {reason}" for provider, reason in self.silent.items()) or "no copy is listed"
+            if self._permanent:
+                raise StoredChunkMissing(f"no provider gives bytes {start_byte} to {end_byte} of it ({reasons})")
+            raise StoreUnreachable(f"nobody who has it answers ({reasons})", hint="try again later")
+        if len(said) > 1:
+            if self._proof_type is not None and self._judge_whole(self._proof_type):
+                return self._read_piece(start_byte, end_byte)
+            raise CopiesDiffer(start_byte, end_byte, list(said.values()))
+        return first
+
+    @contextmanager
+    def _passed_over(self, provider: str) -> Iterator[None]:
+        """Ask a provider no more that does not give what it is asked for. A chain that is away says nothing of any."""
+        try:
+            yield
+        except (ChainUnreachable, ChainBehind, ChainHalted):
+            raise
+        except (StoreUnreachable, StoredChunkMissing, IntegrityError) as error:
+            self.providers.remove(provider)
+            self.silent[provider] = str(error)
+            self._permanent = self._permanent and error.permanent
+
+    def _judge_whole(self, proof_type: int) -> bool:
+        """Read each copy whole; one that has not the Merkle root of the chain is wrong, and asked no more.
+
+        Returns whether some copies are left and some were found wrong.
+        """
+        before = len(self.wrong)
+        for provider in list(self.providers):
+            tree = MerkleTree(proof_type)
+            with self._passed_over(provider):
+                for piece in self._store.read(self._posting, 0, self._posting.stored_size_bytes, provider=provider):
+                    tree.update(piece)
+            if provider not in self.silent and tree.root() != self._posting.merkle_root:
+                self.wrong[provider] = "gives other bytes than its Merkle root says"
+                self.providers.remove(provider)
+        return bool(self.providers) and len(self.wrong) > before
+
+    def judge(self, start_byte: int, end_byte: int, parts: Sequence[LocationRow]) -> bool:
+        """Ask each copy for a range that holds these objects whole; whose SHA-256 do not fit is wrong, and asked no more.
+
+        Returns whether some copies are left and some were found wrong.
+        """
+        before = len(self.wrong)
+        for provider in list(self.providers):
+            one = AgreedSource(self._store, self._posting, [provider])
+            body = memoryview(one.read(start_byte, end_byte))
+            for part in parts:
+                if hashlib.sha256(body[part.start_byte - start_byte : part.end_byte - start_byte]).digest() != part.sha256:
+                    self.wrong[provider] = f"gives other bytes of {part.key[:60]!r} than its SHA-256 says"
+                    self.providers.remove(provider)
+                    break
+        return bool(self.providers) and len(self.wrong) > before
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a chunk's first member says."""
+
+    archive_id: str
+    chunk: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A posted file that is a chunk of ours, and what it says of itself. Sizes in bytes.
+
+    Attributes:
+        file: what the store lists.
+        copies: those that are listed.
+        read_from: the providers that gave all that was read, the same.
+        silent: why other listed ones did not, by provider.
+        wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
+        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell.
+        samples: as a seal would take them.
+        manifest: where the manifest stands in the file.
+        manifest_sha256: of its bytes.
+    """
+
+    file: PostedFile
+    copies: Sequence[Copy]
+    read_from: Sequence[str]
+    silent: Mapping[str, str]
+    wrong: Mapping[str, str]
+    name: str
+    source: str
+    archive_id: str
+    plan: str
+    number: int
+    snapshot: str
+    plan_sha256: bytes | None
+    object_count: int | None
+    object_bytes: int | None
+    member_count: int
+    member_bytes: int
+    skipped_count: int
+    samples: Sequence[Sample]
+    manifest: Member
+    manifest_sha256: bytes
+
+
+def read_head(source: AgreedSource, size_bytes: int) -> Head:
+    """Read the first member of what may be a chunk.
+
+    Raises:
+        MalformedArchive: it is none. What `AgreedSource.read` raises.
+    """
+    if size_bytes <= HEAD_SIZE_BYTES:
+        raise MalformedArchive(f"its {size_bytes} bytes are fewer than the head of a chunk has")
+    head = source.read(0, HEAD_SIZE_BYTES)
+    try:
+        described = json.loads(head)
+        if described["format"] not in FORMATS:
+            known = " and ".join(map(repr, FORMATS))
+            raise MalformedArchive(f"its head is of the format {described['format']!r:.60}, only {known} are known")
+        archive_id, chunk = described["archive"], described["chunk"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise MalformedArchive("it does not begin with the head of a chunk") from error
+    if not isinstance(archive_id, str) or not isinstance(chunk, str):
+        raise MalformedArchive("it does not begin with the head of a chunk")
+    return Head(archive_id, chunk)
+
+
+def read_chunk(
+    file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head, *, of: str, spool: Path
+) -> StoredChunk:
+    """Read index, manifest and samples of a chunk with this head, and hold all of it against each other.
+
+    Args:
+        file: what the store lists.
+        copies: those that are listed.
+        source: its bytes.
+        head: as it was read.
+        of: the name of the source that it should be of.
+        spool: a file for the manifest, which stays.
+
+    Raises:
+        MalformedArchive, ArchiveLimitReached: it is no chunk that a packing of ours writes; the message says why.
+        What `AgreedSource.read` raises. StagingError: the spool cannot be written.
+    """
+    root_size = ROOT_SIZE_BYTES.get(file.proof_type)
+    if root_size != len(file.posting.merkle_root):
+        raise MalformedArchive(f"its Merkle root is none of proof type {file.proof_type}")
+    plan, number = _named(head.chunk, of)
+    chunk_file = _open(source, head.chunk)
+    chunk_file.head_member()
+    member = chunk_file.manifest_member()
+    sha256 = fetch_manifest(source, member, spool)
+    manifest = open_manifest(spool)
+    described = _described(manifest, head, of, plan)
+    refuse_bloated(spool)
+    tally = _Tally()
+    for _ in checked_rows(manifest, chunk_file, tally):
+        pass
+    plan_sha256, object_count, object_bytes = _planned(described, plan, tally)
+    samples = _samples(source, file.posting, manifest)
+    return StoredChunk(
+        file=file,
+        copies=copies,
+        read_from=tuple(source.providers),
+        silent=dict(source.silent),
+        wrong=dict(source.wrong),
+        name=head.chunk,
+        source=of,
+        archive_id=head.archive_id,
+        plan=plan,
+        number=number,
+        snapshot=described["snapshot"],
+        plan_sha256=plan_sha256,
+        object_count=object_count,
+        object_bytes=object_bytes,
+        member_count=tally.members,
+        member_bytes=tally.member_bytes,
+        skipped_count=tally.skipped,
+        samples=samples,
+        manifest=member,
+        manifest_sha256=sha256,
+    )
+
+
+def _samples(source: AgreedSource, posting: Posting, manifest: OpenedManifest) -> Sequence[Sample]:
+    """Take the samples. Where copies differ in an object, the SHA-256 that all of them have of it tells which are wrong."""
+    while True:
+        try:
+            return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
+        except CopiesDiffer as differ:
+            parts = [
+                row
+                for row in rows_of(manifest)
+                if isinstance(row, LocationRow) and row.start_byte < differ.end_byte and row.end_byte > differ.start_byte
+            ]
+            start_byte = min((part.start_byte for part in parts), default=0)
+            end_byte = max((part.end_byte for part in parts), default=0)
+            if end_byte - start_byte > JUDGED_BYTES or not source.judge(start_byte, end_byte, parts):
+                raise
+
+
+def _named(chunk: str, source: str) -> tuple[str, int]:
+    """Return the plan's name and the number out of a chunk's."""
+    match = _CHUNK_NAME.fullmatch(chunk)
+    if not match or match["source"] != source or chunk != chunk_name(source, match["plan"], int(match["number"])):
+        raise MalformedArchive(f"its head names a chunk {chunk[:60]!r}, which is none of source {source}")
+    return match["plan"], int(match["number"])
+
+
+def _open(source: AgreedSource, name: str) -> ChunkFile:
+    """Open the index, where it is no larger than any that was ever written."""
+    tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
+    if len(tail) >= FOOTER_SIZE_BYTES:
+        reason = DEFAULT_LIMITS.reason_against(0, parse_footer(tail[-FOOTER_SIZE_BYTES:]), size_bytes)
+        if reason:
+            raise MalformedArchive(f"its footer is none of a chunk: {reason}")
+    chunk_file = ChunkFile(source, name)
+    if reason := DEFAULT_LIMITS.reason_against(len(chunk_file.reader), 0, 0):
+        raise MalformedArchive(f"its index is none of a chunk: {reason}")
+    return chunk_file
+
+
+def fetch_manifest(source: AgreedSource, member: Member, spool: Path) -> bytes:
+    """Bring a chunk's manifest into a file; return its SHA-256."""
+    digest = hashlib.sha256()
+    try:
+        with spool.open("wb") as file:
+            for begin in range(member.start_byte, member.end_byte, PIECE_BYTES):
+                piece = source.read(begin, min(begin + PIECE_BYTES, member.end_byte))
+                digest.update(piece)
+                file.write(piece)
+    except OSError as error:
+        raise staging_error(spool, error) from error
+    return digest.digest()
+
+
+def _described(manifest: OpenedManifest, head: Head, source: str, plan: str) -> Mapping[str, Any]:
+    """Return the manifest's description, which says the same as the head."""
+    described = manifest.described
+    expected = {"archive": head.archive_id, "source": source, "chunk": head.chunk, "plan": plan}
+    for name, value in expected.items():
+        if described.get(name) != value:
+            raise MalformedArchive(f"its manifest names the {name} {str(described.get(name))[:60]!r}, and its head {value!r}")
+    if not _is_text(described.get("snapshot")):
+        raise MalformedArchive("its manifest names no snapshot")
+    return described
+
+
+def _planned(described: Mapping[str, Any], plan: str, tally: "_Tally") -> tuple[bytes | None, int | None, int | None]:
+    """Return what the manifest says of the plan: its full hash, and the objects and bytes that were planned for the chunk."""
+    if "plan_sha256" not in described:
+        return None, None, None
+    sha256, objects, size_bytes = (described.get(name) for name in ("plan_sha256", "planned_objects", "planned_bytes"))
+    fits = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and sha256.startswith(plan)
+    if not fits or type(objects) is not int or type(size_bytes) is not int:
+        raise MalformedArchive("what its manifest says of its plan is not what a packing writes")
+    if not tally.members + tally.skipped <= objects <= DEFAULT_LIMITS.max_members or not 0 <= size_bytes <= _LARGEST:
+        raise MalformedArchive(f"its manifest has {tally.members + tally.skipped} objects, of {objects} that were planned")
+    return bytes.fromhex(str(sha256)), objects, size_bytes
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the rows come to, and where they are; rows are in the order of keys, and of bytes."""
+
+    members: int = 0
+    member_bytes: int = 0
+    skipped: int = 0
+    position: int = HEAD_SIZE_BYTES
+    key: bytes = b""
+    versions: set[str] = field(default_factory=set)  # of this key
+    names: set[str] = field(default_factory=set)  # of members that begin and end here
+    limit: int = 0  # where the manifest begins
+
+
+def checked_rows(manifest: OpenedManifest, chunk_file: ChunkFile, tally: _Tally) -> Iterator[LocationRow | Skip]:
+    """Yield the rows of a manifest as the ledger has them, each held against the index and those before it.
+
+    Raises:
+        MalformedArchive: a row is none that a packing writes, or the index has another member; those before it were yielded.
+    """
+    tally.limit = chunk_file.manifest_member().start_byte
+    for row in manifest.rows(_CHECKED):
+        version = _identity(row, tally)
+        if row["skip_reason"] is None:
+            yield _location(row, version, chunk_file, tally)
+        else:
+            yield _skip(row, version, tally)
+    ours = 2  # the head and the manifest
+    if tally.members + ours != len(chunk_file.reader):
+        raise MalformedArchive(
+            f"its index has {len(chunk_file.reader)} members, its manifest describes {tally.members} beside our own two"
+        )
+    if not tally.members:
+        raise MalformedArchive("it holds no object, and such a chunk is never posted")
+
+
+def rows_of(manifest: OpenedManifest) -> Iterator[LocationRow | Skip]:
+    """Yield the rows of a manifest that was checked before."""
+    for row in manifest.rows(_LOCATED):
+        version = row_identity(row)
+        yield _as_location(row, version) if row["skip_reason"] is None else _as_skip(row, version)
+
+
+def _identity(row: Mapping[str, Any], tally: _Tally) -> str:
+    """Return the row's object version, where the row names an object that none before it named."""
+    key, etag, version_id, size_bytes = row["key"], row["etag"], row["version_id"], row["size_bytes"]
+    if not isinstance(key, str) or not is_supported(key.encode("utf-8", "surrogatepass")):
+        raise MalformedArchive(f"its manifest has a key that no chunk can hold: {str(key)[:60]!r}")
+    if not _is_text(etag) or not (version_id is None or _is_text(version_id)) or row["last_modified"] is None:
+        raise MalformedArchive(f"its manifest does not tell which version of {key[:60]!r} it has")
+    if type(size_bytes) is not int or not 0 <= size_bytes <= _LARGEST:
+        raise MalformedArchive(f"its manifest gives {key[:60]!r} a size of {size_bytes}")
+    version = row_identity(row)
+    bytes_of = object_version(version_id, etag, size_bytes)
+    if version != bytes_of and (version_id is not None or version != rewritten_version(bytes_of, row["last_modified"])):
+        raise MalformedArchive(f"its manifest gives {key[:60]!r} an identity that no packing writes: {version[:60]!r}")
+    encoded = key.encode()
+    if encoded != tally.key:
+        if encoded < tally.key:
+            raise MalformedArchive(f"its manifest is not in the order of keys at {key[:60]!r}")
+        tally.key = encoded
+        tally.versions.clear()
+    if version in tally.versions:
+        raise MalformedArchive(f"its manifest names {key[:60]!r} twice")
+    tally.versions.add(version)
+    return version
+
+
+def _location(row: Mapping[str, Any], version: str, chunk_file: ChunkFile, tally: _Tally) -> LocationRow:
+    key, member, start_byte, end_byte = row["key"], row["member"], row["start_byte"], row["end_byte"]
+    if not isinstance(member, str) or member not in chunk_file.reader:
+        raise MalformedArchive(f"its index has no member for {key[:60]!r}")
+    found = chunk_file.reader[member]
+    if (found.start_byte, found.end_byte) != (start_byte, end_byte) or end_byte - start_byte != row["size_bytes"]:
+        raise MalformedArchive(f"its index has {key[:60]!r} at another range than its manifest")
+    if start_byte < tally.position or end_byte > tally.limit:
+        raise MalformedArchive(f"the bytes of {key[:60]!r} are those of another member, too")
+    if end_byte > tally.position:
+        tally.names.clear()
+    if member in tally.names:
+        raise MalformedArchive(f"its manifest has the member {member[:60]!r} twice")
+    tally.names.add(member)
+    if not isinstance(row["sha256"], bytes) or len(row["sha256"]) != hashlib.sha256().digest_size:
+        raise MalformedArchive(f"its manifest has no SHA-256 of {key[:60]!r}")
+    tally.position = end_byte
+    tally.members += 1
+    tally.member_bytes += end_byte - start_byte
+    return _as_location(row, version)
+
+
+def _skip(row: Mapping[str, Any], version: str, tally: _Tally) -> Skip:
+    if row["member"] is not None or row["skip_reason"] not in _REASONS or not _is_text(row["skip_detail"]):
+        raise MalformedArchive(f"its manifest skips {row['key'][:60]!r} for no reason that there is")
+    tally.skipped += 1
+    return _as_skip(row, version)
+
+
+def _as_location(row: Mapping[str, Any], version: str) -> LocationRow:
+    return LocationRow(
+        key=row["key"],
+        object_version=version,
+        version_id=row["version_id"],
+        start_byte=row["start_byte"],
+        end_byte=row["end_byte"],
+        etag=row["etag"],
+        last_modified=row["last_modified"],
+        sha256=row["sha256"],
+    )
+
+
+def _as_skip(row: Mapping[str, Any], version: str) -> Skip:
+    reason = SkipReason(row["skip_reason"])
+    return Skip(row["key"], version, reason, row["skip_detail"], row["etag"], row["size_bytes"], row["last_modified"])
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a value is text that the database holds."""
+    return isinstance(value, str) and "\0" not in value

@@ -1,0 +1,388 @@
+"""What S3 answers and how it is told: one table from S3's codes to the error tree, and which failures are worth a retry.
+
+Not here: the requests themselves (`s3_listing`, `s3_reading`), skips of objects (`pack`).
+Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    LoginError,
+    NoAuthTokenError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
+from botocore.exceptions import ConnectionError as NoConnection
+from botocore.parsers import ResponseParserError
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from caf_pipeline.errors import (
+    BucketMissing,
+    CafError,
+    ListingRefused,
+    ObjectReadFailed,
+    ObjectUnavailable,
+    SettingsError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.system.unreachable import Reason, hint_for, reason_of, speaks_only_tls
+from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
+
+FIRST_WAIT_SECONDS: Final = 0.25
+MAX_WAIT_SECONDS: Final = 20.0
+"""The wait before the n-th retry is random, up to the first doubled n times, at most this (botocore's own limit)."""
+
+T = TypeVar("T")
+
+
+class WrongBody(Exception):
+    """A body that is not what was asked for: of another length than was promised, or another object's. Read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What errors say of where they happened.
+
+    Attributes:
+        source: the source's name in the settings, for hints.
+        endpoint: of the server, as a URL.
+    """
+
+    source: str
+    bucket: str
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"bucket '{self.bucket}' at {self.endpoint}"
+
+    def of(self, key: bytes) -> str:
+        """Return how an object is named in messages."""
+        return f"s3://{self.bucket}/{key.decode('utf-8', 'backslashreplace')}"
+
+    def setting(self, name: str) -> str:
+        """Return the name of a setting of this source, as in caf.toml."""
+        return f"sources.{self.source or '<name>'}.{name}"
+
+    @property
+    def variable(self) -> str:
+        """The beginning of the names of this source's environment variables."""
+        return f"CAF_SOURCES__{(self.source or '<name>').upper()}__"
+
+
+_CREDENTIALS: Final = frozenset(
+    {
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSecurity",
+        "InvalidToken",
+        "MissingAuthenticationToken",
+        "MissingSecurityHeader",
+        "NotSignedUp",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+"""Codes that no object of the source can be read under."""
+
+_NO_CREDENTIALS: Final = (
+    NoCredentialsError,
+    PartialCredentialsError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    NoAuthTokenError,
+    SSOError,
+    LoginError,
+)
+
+_REDIRECTS: Final = frozenset({"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"})
+_EXPECTED_REGION: Final = re.compile(r"expecting '([a-z0-9-]{1,63})'")
+_REGION: Final = re.compile(r"[a-z0-9-]{1,63}")
+
+_REASONS: Final[dict[str, SkipReason]] = {
+    "PreconditionFailed": SkipReason.CHANGED,
+    "NoSuchKey": SkipReason.DELETED,
+    "NoSuchVersion": SkipReason.DELETED,
+    "MethodNotAllowed": SkipReason.DELETED,  # a GET of a delete marker by its version id
+    "InvalidObjectState": SkipReason.COLD_STORAGE,
+    "AccessDenied": SkipReason.ACCESS_DENIED,
+    # The key is disabled, deleted or unknown: somebody has to bring it back. Where the key is there and only the permission
+    # to use it is missing, S3 says AccessDenied.
+    "KMS.DisabledException": SkipReason.NEEDS_KEY,
+    "KMS.NotFoundException": SkipReason.NEEDS_KEY,
+    "KMS.KMSInvalidStateException": SkipReason.NEEDS_KEY,
+    "KMS.InvalidKeyUsageException": SkipReason.NEEDS_KEY,
+    # Servers that give a status and no code.
+    "412": SkipReason.CHANGED,
+    "404": SkipReason.DELETED,
+    "405": SkipReason.DELETED,
+    "403": SkipReason.ACCESS_DENIED,
+}
+
+_WHY: Final[dict[SkipReason, str]] = {
+    SkipReason.CHANGED: "has changed since it was listed",
+    SkipReason.DELETED: "is gone since it was listed",
+    SkipReason.COLD_STORAGE: "is in cold storage and has to be restored first",
+    SkipReason.ACCESS_DENIED: "may not be read with these credentials",
+    SkipReason.NEEDS_KEY: "is encrypted with a key that was not given or is not usable",
+}
+
+_TRANSIENT: Final = frozenset(
+    {
+        "InternalError",
+        "OperationAborted",
+        "RequestThrottled",
+        "RequestTimeout",
+        "RequestTimeoutException",
+        "ServiceUnavailable",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+    }
+)
+_TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504, 509, 520, 522, 524})
+
+
+def code_of(error: ClientError) -> str:
+    """Return S3's code, or the status as text where the answer had none (that to a HEAD has no body)."""
+    return str(error.response.get("Error", {}).get("Code") or status_of(error))
+
+
+def status_of(error: ClientError) -> int:
+    """Return the HTTP status, 0 where there is none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Tell whether the same request may succeed later without anybody changing anything."""
+    if isinstance(error, ClientError):
+        return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
+    return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError) and not reason_of(error).lasts
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How one source is asked.
+
+    Attributes:
+        at: where.
+        attempts: of one request, the first included, where it fails transiently.
+        waits: where it is said while there is no answer.
+    """
+
+    at: Address
+    attempts: int
+    waits: Waits
+
+    def attempt(self, call: Callable[[], T]) -> T:
+        """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
+        with self.waiting(UNANSWERED_SECONDS):
+            return Retrying(
+                stop=stop_after_attempt(self.attempts),
+                wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+                retry=retry_if_exception(is_transient),
+                reraise=True,
+            )(call)
+
+    def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
+        """Say, after `grace` seconds, that an answer is waited for."""
+        times = f"{self.attempts} attempts" if self.attempts > 1 else "one attempt"
+        return self.waits.waiting(
+            f"an answer of {self.at}, which is asked again and again",
+            ends_by=f"an answer ends it, or {times} without one",
+            grace=grace,
+        )
+
+
+ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBody)
+"""What the two functions below translate."""
+
+
+def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - one for each kind
+    """Return what a failure that concerns the whole source is to the user."""
+    known = _known_source_error(error, at)
+    if known:
+        return known
+    if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
+        reason = reason_of(error, at.endpoint)
+        kind = SourceError if reason.lasts else SourceUnreachable
+        return kind(f"the S3 endpoint {at.endpoint} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
+    if isinstance(error, ClientError) and not is_transient(error):
+        return _listing_refused(error, at)
+    if isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error):
+        # Also a page with status 200, of which botocore makes 500.
+        return SourceUnreachable(f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at))
+    if isinstance(error, ClientError | WrongBody):
+        what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else str(error)
+        return SourceUnreachable(f"{at} {what}", hint="wait, and try again")
+    if isinstance(error, ResponseParserError):
+        return not_s3("it answers with something that is not S3's XML", at)
+    return SourceError(f"{at} cannot be asked: {_first_line(error)}")
+
+
+def not_s3(found: str, at: Address) -> CafError:
+    """Return the error for an endpoint that answers as no S3 API does."""
+    if speaks_only_tls(at.endpoint):
+        return SourceError(
+            f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}", hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url"))
+        )
+    return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
+
+
+def _api(at: Address) -> str:
+    return f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a web page at another port"
+
+
+def _is_page(error: ClientError) -> bool:
+    return "html" in _headers(error).get("content-type", "")
+
+
+def _listing_refused(error: ClientError, at: Address) -> CafError:
+    status = status_of(error)
+    if code_of(error).isdigit():  # an answer without an error code of S3, or to a HEAD
+        if 300 <= status < 400 and (location := _headers(error).get("location")):
+            return ListingRefused(
+                f"{at} redirects to {location[:200]}", hint=f"set {at.setting('endpoint_url')} to where the S3 API is"
+            )
+        if status != 403 or _is_page(error):
+            what = _PAGE if _is_page(error) else "it answers"
+            return not_s3(f"{what} with HTTP status {status} and no error code of S3", at)
+    if status == 404:
+        return _missing(at)
+    if code_of(error) in ("AccessDenied", "403"):
+        return SourceDenied(
+            f"{at} may not be listed with these credentials",
+            hint=f"grant s3:ListBucket, s3:ListBucketVersions and s3:GetObject on '{at.bucket}', or check the credentials",
+        )
+    return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
+
+
+def object_error(error: Exception, at: Address, key: bytes) -> CafError:
+    """Return what a failure to read one object is to the user."""
+    known = _known_source_error(error, at)
+    if known:
+        return known
+    name = at.of(key)
+    if isinstance(error, ClientError):
+        if reason := _reason(error):
+            return unavailable(reason, at, key)
+        return ObjectReadFailed(f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})")
+    said = str(error) if isinstance(error, WrongBody) else f"the server {reason_of(error, at.endpoint)}"
+    return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
+
+
+def unavailable(reason: SkipReason, at: Address, key: bytes) -> ObjectUnavailable:
+    """Return the error for an object that cannot be archived now."""
+    return ObjectUnavailable(f"{at.of(key)} {_WHY[reason]}", reason=reason)
+
+
+def _reason(error: ClientError) -> SkipReason | None:
+    reason = _REASONS.get(code_of(error)) or _REASONS.get(str(status_of(error)))
+    if reason is None and code_of(error) == "InvalidRequest":
+        # Of S3's many invalid requests, the one for SSE-C is told by its words only: "The object was stored using a form of
+        # Server Side Encryption. The correct parameters must be provided to retrieve the object."
+        words = str(error.response.get("Error", {}).get("Message", "")).lower().replace("-", " ")
+        return SkipReason.NEEDS_KEY if "server side encryption" in words else None
+    return reason
+
+
+def concerns_all(error: Exception, at: Address) -> bool:
+    """Tell whether no request to this source can succeed: wrong credentials, no such bucket, another region."""
+    return _known_source_error(error, at) is not None
+
+
+def _known_source_error(error: Exception, at: Address) -> CafError | None:
+    """Return the error where listing and reading fail alike."""
+    if isinstance(error, NoCredentialsError):
+        return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
+    if isinstance(error, _NO_CREDENTIALS):
+        return SourceDenied(f"there are no usable credentials for {at}: {_first_line(error)}", hint=_credentials(at))
+    if isinstance(error, ParamValidationError):
+        return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
+    return _known_code(error, at) if isinstance(error, ClientError) else None
+
+
+def _known_code(error: ClientError, at: Address) -> CafError | None:  # noqa: PLR0911 - one for each
+    code, region = code_of(error), _other_region(error)
+    if code == "RequestTimeTooSkewed":
+        return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
+    if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
+        return SourceDenied(
+            f"{at} refuses the access key: it does not know it ({code})", hint=f"check {_where(at, 'ACCESS_KEY_ID')}"
+        )
+    if code == "SignatureDoesNotMatch":
+        return SourceDenied(
+            f"{at} refuses the signature ({code}): the secret key does not belong to the access key",
+            hint=f"check {_where(at, 'SECRET_ACCESS_KEY')}; some servers say the same of a wrong {at.setting('region')}",
+        )
+    if code == "AuthorizationHeaderMalformed" and region:
+        return _elsewhere(region, at)
+    if code in _CREDENTIALS:
+        return SourceDenied(f"{at} refuses the credentials ({code})", hint=_credentials(at))
+    if code in ("NoSuchBucket", "InvalidBucketName"):
+        return _missing(at)
+    if code in _REDIRECTS and (region or "location" not in _headers(error)):
+        return _elsewhere(region, at)
+    return None
+
+
+def _elsewhere(region: str, at: Address) -> SourceError:
+    where, own = (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
+    return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {own}")
+
+
+def _other_region(error: ClientError) -> str:
+    """Return the region that an answer says the bucket is in, "" where it says none."""
+    told = error.response.get("Error", {})
+    expected = _EXPECTED_REGION.search(str(told.get("Message", "")))
+    region = str(_headers(error).get("x-amz-bucket-region") or told.get("Region") or (expected and expected[1]) or "")
+    return region if _REGION.fullmatch(region) else ""
+
+
+def _headers(error: ClientError) -> Mapping[str, str]:
+    return error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+
+
+def _missing(at: Address) -> BucketMissing:
+    return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and endpoint_url")
+
+
+def _credentials(at: Address) -> str:
+    keys = f"{at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY"
+    return f"set {keys}, or those of AWS, or {at.setting('profile')}, or anonymous = true for a public bucket"
+
+
+def _where(at: Address, name: str) -> str:
+    """Say where a key comes from."""
+    return f"{at.variable}{name}, or where that is not set AWS_{name} or the profile's"
+
+
+def _first_line(error: Exception) -> str:
+    """Return a failure in botocore's words, which name hosts and profiles, and no secrets."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_PAGE: Final = "it answers with a web page"
+_TRUST: Final = "check the endpoint's certificate; AWS_CA_BUNDLE names a file with those to trust"

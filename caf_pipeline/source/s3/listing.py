@@ -1,0 +1,237 @@
+"""Listings of a bucket, page by page, with keys as exact bytes.
+
+boto3's own decoding of keys is lossy (`bad%FF` and `bad%FE` become one key), so the encoding is asked for explicitly, which
+switches it off, and decoded here. A bucket with versions is listed by versions, so that each object has its version id.
+Not here: credentials and endpoints (`s3_clients`), what becomes of the pages (`planning`).
+Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from botocore.exceptions import ClientError
+
+from caf_pipeline.errors import ListingRefused
+from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.source.s3.errors import ASKING_FAILED, Address, Asking, concerns_all, is_transient, not_s3, source_error
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+PAGE_KEYS: Final = 1000
+"""S3's limit of keys in a page."""
+
+_ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})?")
+
+Answer = Mapping[str, Any]
+Markers = Mapping[str, str]
+
+
+class Undecodable(ValueError):
+    """A key of a listing that is not percent-encoded as it says."""
+
+
+def decode_key(text: str, encoding: str | None) -> bytes:
+    """Return the bytes of a key as a listing shows it.
+
+    Args:
+        text: the key.
+        encoding: what the answer says of it. "url": `%XX` is a byte and `+` a space (AWS writes it so; all known servers
+            write a plus sign as `%2B`). None: a server that does not know the parameter wrote the key as it is.
+
+    Raises:
+        Undecodable: a `%` that two hexadecimal digits do not follow.
+    """
+    raw = text.encode("utf-8", "surrogatepass")
+    if encoding != "url":
+        return raw
+
+    def byte(match: re.Match[bytes]) -> bytes:
+        if match.group(1) is None:
+            raise Undecodable(text)
+        return bytes.fromhex(match.group(1).decode())
+
+    return _ESCAPE.sub(byte, raw.replace(b"+", b" "))
+
+
+class Loop:
+    """Finds out that a sequence of markers repeats, whatever its period, in constant memory (Brent's algorithm)."""
+
+    def __init__(self) -> None:
+        self._kept: Markers | None = None
+        self._steps = 0
+        self._power = 1
+
+    def closes(self, marker: Markers) -> bool:
+        """Take the next marker; tell whether it was seen before (at the latest after three periods)."""
+        if marker == self._kept:
+            return True
+        self._steps += 1
+        if self._steps == self._power:
+            self._kept, self._steps, self._power = marker, 0, self._power * 2
+        return False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """How one source is listed.
+
+    Attributes:
+        extra: parameters of every request, e.g. who pays.
+        page_keys: asked for in one page.
+    """
+
+    client: "S3Client"
+    asking: Asking
+    prefix: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    page_keys: int = PAGE_KEYS
+
+    @property
+    def at(self) -> Address:
+        """Where it is."""
+        return self.asking.at
+
+    def pages(self, after: bytes, max_pages: int | None) -> Iterator[Sequence[S3Object]]:
+        """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
+        if self._keeps_versions():
+            asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
+            entries = "Versions"
+        else:
+            asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))
+            entries = "Contents"
+        yielded = 0
+        for answer in asked:
+            encoding = answer.get("EncodingType")
+            objects = [self._object(entry, encoding) for entry in answer.get(entries, ()) if entry.get("IsLatest", True)]
+            page = [obj for obj in objects if obj.key > after]  # a server may not know where to start
+            # Pages of nothing but older versions and delete markers are no progress: whoever looks at a bounded listing goes
+            # on after its last key, and would look at them for ever.
+            if page:
+                yield page
+                yielded += 1
+            if yielded == max_pages:
+                return
+
+    def _keeps_versions(self) -> bool:
+        return self._versioning().get("Status") in ("Enabled", "Suspended")
+
+    def clock(self) -> datetime:
+        """Return the time of S3's clock, to the second; this machine's where an answer has no Date."""
+        try:
+            date = self._versioning()["ResponseMetadata"]["HTTPHeaders"]["date"]
+            return parsedate_to_datetime(date).astimezone(UTC)
+        except (KeyError, ValueError):  # a server without a clock need not send it (RFC 9110, 6.6.1)
+            return datetime.now(UTC)
+
+    def _versioning(self) -> Answer:
+        """Return the answer to GetBucketVersioning, also where that is one that says no."""
+        try:
+            answer: Answer = self.asking.attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket))
+        except ClientError as error:
+            if is_transient(error) or concerns_all(error, self.at):
+                raise source_error(error, self.at) from error
+            # not permitted to ask, or not implemented: listed without versions, which If-Match makes up for
+            return {"ResponseMetadata": error.response.get("ResponseMetadata", {})}
+        except ASKING_FAILED as error:
+            raise source_error(error, self.at) from error
+        return answer
+
+    def _each(
+        self, ask: Callable[..., Any], following: Callable[[Answer, Address], dict[str, str]], start: Markers
+    ) -> Iterator[Answer]:
+        """Yield the answers to one request after another."""
+        loop = Loop()
+        markers: Markers = start
+        while True:
+            answer = self._asked(ask, markers)
+            yield answer
+            if not answer.get("IsTruncated"):
+                return
+            markers = following(answer, self.at)
+            if loop.closes(markers):
+                raise ListingRefused(f"the listing of {self.at} goes in circles: it continues where it has been before")
+
+    def _asked(self, ask: Callable[..., Any], markers: Markers) -> Answer:
+        asked = {"Bucket": self.at.bucket, "Prefix": self.prefix, "EncodingType": "url", "MaxKeys": self.page_keys}
+        try:
+            answer: Answer = self.asking.attempt(lambda: ask(**asked, **markers, **self.extra))
+        except ASKING_FAILED as error:
+            raise source_error(error, self.at) from error
+        except ValueError as error:  # what botocore raises for a number or a time that is none
+            raise ListingRefused(f"the listing of {self.at} has a value that cannot be read: {error}") from error
+        if "IsTruncated" not in answer:
+            # boto3 reads any XML, a page that asks to log in too, as a listing of nothing.
+            raise not_s3("it answers with something that is not a listing", self.at)
+        return answer
+
+    def _object(self, entry: Answer, encoding: str | None) -> S3Object:
+        try:
+            key = decode_key(entry["Key"], encoding)
+            etag = entry["ETag"]
+            obj = S3Object(
+                key=key,
+                version_id=_version_id(entry),
+                etag=etag[1:-1] if len(etag) > 1 and etag[0] == etag[-1] == '"' else etag,
+                size_bytes=entry["Size"],
+                last_modified=entry["LastModified"].astimezone(UTC),
+                storage_class=entry.get("StorageClass", "STANDARD"),
+                checksum=_checksum(entry),
+            )
+        except Undecodable as error:
+            raise ListingRefused(f"the listing of {self.at} has a key that is not percent-encoded: {entry['Key']!r}") from error
+        except KeyError as error:
+            raise ListingRefused(
+                f"the listing of {self.at} has an object without its {error.args[0]}: {entry.get('Key', '?')!r}",
+                hint="without key, ETag, size and time nothing can be told apart later",
+            ) from error
+        if not key.startswith(self.prefix.encode()):
+            raise ListingRefused(f"the listing of {self.at} was asked for prefix '{self.prefix}' and has {key!r}")
+        return obj
+
+
+def _checksum(entry: Answer) -> str:
+    algorithms = entry.get("ChecksumAlgorithm") or ()
+    return "/".join((*algorithms[:1], *([entry["ChecksumType"]] if algorithms and "ChecksumType" in entry else ())))
+
+
+def _version_id(entry: Answer) -> str | None:
+    version_id: str | None = entry.get("VersionId")  # which a listing without versions does not have
+    # "null" is no version: a PUT without versioning overwrites it.
+    return None if version_id in (None, "", "null") else version_id
+
+
+def _key_marker(name: str, after: bytes) -> Markers:
+    """Return where to start, which boto3 takes as text; of a key that is none, the part before, and the rest is filtered."""
+    text = after[: _text_end(after)].decode()
+    return {name: text} if text else {}
+
+
+def _text_end(key: bytes) -> int:
+    try:
+        key.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(key)
+
+
+def _next_token(answer: Answer, at: Address) -> dict[str, str]:
+    token = answer.get("NextContinuationToken")
+    if not token:
+        raise ListingRefused(f"the listing of {at} says that there is more, and not where")
+    return {"ContinuationToken": token}
+
+
+def _next_version(answer: Answer, at: Address) -> dict[str, str]:
+    if not answer.get("NextKeyMarker"):
+        raise ListingRefused(f"the listing of {at} says that there is more, and not where")
+    try:
+        key = decode_key(answer["NextKeyMarker"], answer.get("EncodingType")).decode()
+    except ValueError as error:
+        raise ListingRefused(f"the listing of {at} continues at a key that cannot be asked for") from error
+    version = answer.get("NextVersionIdMarker")
+    return {"KeyMarker": key, "VersionIdMarker": version} if version else {"KeyMarker": key}

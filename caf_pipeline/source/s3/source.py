@@ -1,0 +1,133 @@
+"""`ObjectSource` on S3 and whatever speaks its API.
+
+Not here: clients (`s3_clients`), listings (`s3_listing`), GETs (`s3_reading`), what S3's codes mean (`s3_errors`).
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from obstore.store import S3Store
+
+from caf_pipeline.errors import ObjectUnavailable
+from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.clients import bucket_region, build_client, build_store, is_aws
+from caf_pipeline.source.s3.errors import Address, Asking
+from caf_pipeline.source.s3.get import Reading
+from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+DEFAULT_ATTEMPTS = 6
+"""As `PackingSettings.request_attempts`."""
+
+
+class S3Source:
+    """A bucket and prefix. Safe to call from several threads, as both of its clients are."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        client: "S3Client",
+        store: S3Store,
+        *,
+        name: str = "",
+        requester_pays: bool = False,
+        attempts: int = DEFAULT_ATTEMPTS,
+        page_keys: int = PAGE_KEYS,
+        waits: Waits | None = None,
+    ) -> None:
+        """Take both clients as they are.
+
+        Args:
+            bucket: the bucket.
+            prefix: of the keys; "" for all. It is part of the keys.
+            client: boto3's.
+            store: obstore's, for the same bucket, endpoint and credentials (`s3_clients.build_store`).
+            name: the source's in the settings, for hints.
+            requester_pays: whoever sends the requests pays for them.
+            attempts: of one request, the first included, where it fails transiently.
+            page_keys: asked for in one page of a listing, at most 1,000.
+            waits: where it is said while the server does not answer.
+        """
+        at = Address(name, bucket, client.meta.endpoint_url)
+        extra = {"RequestPayer": "requester"} if requester_pays else {}
+        self._at = at
+        asking = Asking(at, attempts, waits or Waits())
+        self._listing = Listing(client, asking, prefix, extra, page_keys)
+        self._reading = Reading(client, store, asking, extra)
+
+    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+        """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
+        return self._listing.pages(after, max_pages)
+
+    def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
+        """See `ObjectSource.read`."""
+        if not 0 <= start_byte <= end_byte <= obj.size_bytes or (start_byte == end_byte and obj.size_bytes):
+            raise ValueError(f"[{start_byte}, {end_byte}) is no range of {obj.size_bytes} bytes")
+        self._require_text(obj)
+        return self._reading.part(obj, start_byte, end_byte)
+
+    def full_object_checksum(self, obj: S3Object) -> Checksum | None:
+        """See `ObjectSource.full_object_checksum`."""
+        self._require_text(obj)
+        return self._reading.checksum(obj)
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        """See `ObjectSource.read_headers`."""
+        self._require_text(obj)
+        return self._reading.read_headers(obj)
+
+    def clock(self) -> datetime:
+        """See `ObjectSource.clock`: by the Date of an answer (RFC 9110, 6.6.1)."""
+        return self._listing.clock()
+
+    def _require_text(self, obj: S3Object) -> None:
+        if not is_supported(obj.key):
+            reason = SkipReason.UNSUPPORTED_KEY
+            raise ObjectUnavailable(f"{self._at.of(obj.key)} has a key that cannot be asked for", reason=reason)
+
+
+def open_s3_source(
+    name: str,
+    settings: SourceSettings,
+    *,
+    attempts: int = DEFAULT_ATTEMPTS,
+    client: "S3Client | None" = None,
+    waits: Waits | None = None,
+) -> S3Source:
+    """Return the source that the settings name. On AWS, its bucket's region is asked for.
+
+    Args:
+        name: the source's name.
+        settings: of the source.
+        attempts: see `S3Source`.
+        client: a boto3 client to use instead of one built from the settings. Retries of its own multiply with `attempts`.
+        waits: see `S3Source`.
+
+    Raises:
+        SettingsError: a setting is of no use.
+    """
+    client = client or build_client(settings)
+    with (waits or Waits()).waiting(
+        f"AWS, which is asked for the region of bucket '{settings.bucket}'",
+        ends_by="an answer ends it, or the time limit of a connection",
+        grace=UNANSWERED_SECONDS,
+    ):
+        region = bucket_region(client, settings.bucket) if is_aws(client) else None
+    store = build_store(client, settings.bucket, requester_pays=settings.requester_pays, region=region)
+    return S3Source(
+        settings.bucket,
+        settings.prefix,
+        client,
+        store,
+        name=name,
+        requester_pays=settings.requester_pays,
+        attempts=attempts,
+        waits=waits,
+    )

@@ -1,0 +1,598 @@
+"""The steps of one chunk, from its plan to its location rows.
+
+    load_batch → pack_chunk → seal_chunk → post_file → upload_chunk → verify_stored → load_locations → release_staging
+
+Each step takes the chunk's lease, looks at the ledger, does what is not yet done, and moves the chunk. Each may be run
+again at any time, also after a crash in its middle: what is done already is left as it is. While the operator has
+everything paused, a step waits with its lease held.
+
+Not here: cutting plans (`planning`), bodies (`pack`), the staging folder (`staging`), what is compared with a copy
+(`sampling`), located chunks (`proofs`, `repair`), checks of what was done (`accounts`), Dagster (`defs`).
+"""
+
+import heapq
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.caf.merkle import merkle_roots, type_of_root
+from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import (
+    CafError,
+    ChunkTooLarge,
+    IntegrityError,
+    NotProven,
+    RootRefused,
+    StagingError,
+    StoredChunkMissing,
+    StoreError,
+)
+from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
+from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
+from caf_pipeline.inventory.plan import read_chunk_objects
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource, StoredSource
+from caf_pipeline.packing.pack_chunk import pack_anew
+from caf_pipeline.packing.packer import Packed, remove_staged
+from caf_pipeline.packing.samples import look_at_copy, staged_matches, take_samples, too_few_copies
+from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.packing.staging import (
+    download,
+    give_final_name,
+    lease_name,
+    let_go,
+    manifest_is_right,
+    proof_type_of,
+    read_packed,
+    read_record,
+    remove_all,
+    remove_packing,
+    remove_unsealed,
+    staged_has_root,
+    staged_is_whole,
+    staged_path,
+    was_packed_by,
+)
+from caf_pipeline.system.plurals import counted
+
+LARGEST_SHOWN: Final = 10
+
+_TO_BE_POSTED: Final = (ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
+"""Chunks that the store is to make room for and does not count yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealReport:
+    """A sealed (or empty) chunk. `fill` is its size over the source's target; rates in bytes a second of packing.
+
+    Attributes:
+        resumed_bytes: of the chunk that an earlier run had packed.
+        not_resumed: why nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong with it.
+    """
+
+    chunk: Chunk
+    fill: float
+    seconds: float
+    bytes_per_second: float
+    skipped: Mapping[SkipReason, int]
+    largest: Sequence[tuple[str, int]]
+    resumed_bytes: int = 0
+    not_resumed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """An uploaded chunk; 0 seconds where it was there already."""
+
+    chunk: Chunk
+    seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """A verified chunk, who has it right, and how many samples were compared with each."""
+
+    chunk: Chunk
+    copies: Sequence[Copy]
+    samples: int
+
+
+# --- caf_chunk -----------------------------------------------------------------------------------------------------
+
+
+def load_batch(work: Workplace, name: str) -> Chunk:
+    """Take the chunk's part of the plan: planned → packing, after the plan's files were found to hold what was claimed.
+
+    Raises:
+        What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
+    """
+    with working_on(work, name) as lease:
+        chunk = _workable(work, name)
+        if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
+            return chunk
+        planned = sum(1 for _ in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
+        if planned != chunk.object_count:
+            raise CafError(
+                f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger {chunk.object_count}",
+                hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it or withdraw the chunk",
+            )
+        if read_packed(work, name) is None:
+            try:
+                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=_TO_BE_POSTED)
+            except ChunkTooLarge as error:
+                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
+        work.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
+        return work.ledger.chunk(name)
+
+
+def pack_chunk(work: Workplace, name: str) -> Chunk:
+    """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
+    with working_on(work, name) as lease:
+        chunk = _workable(work, name)
+        if chunk.state is ChunkState.PLANNED:
+            raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
+        if chunk.state is ChunkState.PACKING and read_packed(work, name) is None:
+            pack_anew(work, lease, chunk)
+        return _restored(work, lease, chunk)
+
+
+def seal_chunk(work: Workplace, name: str) -> SealReport:
+    """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
+    with working_on(work, name) as lease:
+        chunk = _workable(work, name)
+        chunk_file = None
+        if chunk.state is ChunkState.PACKING:
+            if read_packed(work, name) is None:
+                pack_anew(work, lease, chunk)
+            chunk_file = _seal(work, lease, chunk)
+        remove_packing(work, name)  # also where a run was killed between the seal and this
+        return _seal_report(work, work.ledger.chunk(name), chunk_file)
+
+
+def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
+    """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in these states."""
+    others = work.ledger.chunks(states=waiting_in)
+    work.store.admit(
+        public=work.source_settings.public,
+        stored_size_bytes=size_bytes,
+        waiting_bytes=sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name != chunk.name),
+    )
+
+
+def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
+    """Seal what was packed; return it, opened: an index of a million members is not to be read twice."""
+    found = read_packed(work, chunk.name)
+    if found is None:
+        raise StagingError(
+            f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed anew"
+        )
+    packed, file = found
+    samples = take_samples(file, packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
+    seal = Seal(
+        caf_size_bytes=packed.caf_size_bytes,
+        stored_size_bytes=packed.caf_size_bytes,
+        member_count=packed.member_count,
+        member_bytes=packed.member_bytes,
+        skipped_count=packed.skipped_count,
+        released_count=packed.released_count,
+        merkle_root=packed.merkle_root,
+        proof_type=type_of_root(packed.merkle_root),  # of the packing: the setting may have changed since
+        samples=samples,
+        tail_start=packed.tail_start,
+        tail_sha256=packed.tail_sha256,
+    )
+    lease.check()
+    if packed.member_count:
+        file = give_final_name(work, chunk.name, file)
+    chunk_file = ChunkFile(StagedSource(file), chunk.name)
+    work.ledger.seal(lease, chunk.name, seal, _skips(chunk_file), _released(chunk, packed))
+    if not packed.member_count:
+        remove_unsealed(work, chunk.name)
+        work.ledger.release_staging(chunk.name)
+    return chunk_file
+
+
+def _skips(chunk_file: ChunkFile) -> Iterator[Skip]:
+    columns = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
+    for row in chunk_file.manifest_rows(columns):
+        if row["skip_reason"] is not None:
+            reason = SkipReason(row["skip_reason"])
+            size_bytes, modified = row["size_bytes"], row["last_modified"]
+            yield Skip(row["key"], row_identity(row), reason, row["skip_detail"], row["etag"], size_bytes, modified)
+
+
+def _released(chunk: Chunk, packed: Packed) -> Iterator[tuple[str, str]]:
+    """Yield the end of the chunk's plan, from the first object that did not fit."""
+    done = packed.member_count + packed.skipped_count
+    for number, planned in enumerate(read_chunk_objects(Path(chunk.plan_folder), chunk.number)):
+        if number >= done:
+            yield planned.object.key.decode(), planned.object.object_version
+
+
+def _seal_report(work: Workplace, chunk: Chunk, chunk_file: ChunkFile | None) -> SealReport:
+    record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0}
+    largest: list[tuple[int, str]] = []
+    skipped: Counter[SkipReason] = Counter()
+    if has_reached(chunk.state, ChunkState.SEALED):
+        chunk_file = chunk_file or open_chunk(work, chunk)
+        for row in chunk_file.manifest_rows(("key", "size_bytes", "skip_reason")):
+            if row["skip_reason"] is not None:
+                skipped[SkipReason(row["skip_reason"])] += 1
+            elif len(largest) < LARGEST_SHOWN:
+                heapq.heappush(largest, (row["size_bytes"], row["key"]))
+            else:
+                heapq.heappushpop(largest, (row["size_bytes"], row["key"]))
+    seconds = float(record["seconds"])
+    return SealReport(
+        chunk=chunk,
+        fill=chunk.caf_size_bytes / work.source_settings.target_size if chunk.member_count else 0.0,
+        seconds=seconds,
+        bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
+        skipped=skipped,
+        largest=[(key, size_bytes) for size_bytes, key in sorted(largest, reverse=True)],
+        resumed_bytes=record.get("resumed_bytes", 0),
+        not_resumed=record.get("not_resumed", ""),
+    )
+
+
+# --- jackal_chunk --------------------------------------------------------------------------------------------------
+
+
+def post_file(work: Workplace, name: str) -> Chunk:
+    """Announce the chunk to the store: sealed → posting → posted.
+
+    Raises:
+        ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has its objects in smaller ones.
+        And what else `ChunkStore.post` raises.
+    """
+    with working_on(work, name) as lease:
+        chunk = _restored(work, lease, _workable(work, name), to_be_posted=True)
+        if chunk.state is ChunkState.SEALED:
+            chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
+            try:
+                # Not beside those that are still packed: each would then wait for the others, and none be posted.
+                _ask_store(work, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
+            except ChunkTooLarge as error:
+                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
+            work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+            chunk = work.ledger.chunk(name)
+        if chunk.state is ChunkState.POSTING:
+            return _post(work, lease, chunk)
+        return chunk
+
+
+def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
+    """Return a sealed chunk with a root of this type, taken of its staged bytes, which stay what they are.
+
+    Raises:
+        IntegrityError: the bytes are not those that were sealed; the next run packs them again.
+    """
+    if chunk.proof_type == proof_type:
+        return chunk
+    path = staged_path(work, chunk.name)
+    sealed, root = merkle_roots(path, proof_type_of(chunk), proof_type)
+    if sealed != chunk.merkle_root:
+        raise IntegrityError(
+            f"the staged file of chunk {chunk.name} is not what was sealed", hint="run the partition again: it is packed again"
+        )
+    work.ledger.record_root(lease, chunk.name, root, proof_type, take_samples(path, chunk.stored_size_bytes, root))
+    return work.ledger.chunk(chunk.name)
+
+
+def _sealed_again(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    """Return a chunk that is to be posted as another type than is set now as sealed, where it is known never to have been posted.
+
+    What was posted goes on as it is.
+    """
+    if chunk.state is not ChunkState.POSTING or chunk.proof_type == work.store.proof_type:
+        return chunk
+    if work.store.posted_already(to_store(work, chunk), work.ledger.transactions(work.holder)) is not None:
+        return chunk
+    work.ledger.move(lease, chunk.name, ChunkState.POSTING, ChunkState.SEALED)
+    return work.ledger.chunk(chunk.name)
+
+
+def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
+    """Withdraw a chunk that no provider takes, before it is posted; return the error that says so."""
+    _withdraw(work, lease, chunk, reason=str(error))
+    return ChunkTooLarge(
+        f"chunk {chunk.name} is withdrawn: {error}",
+        fitting_bytes=error.fitting_bytes,
+        hint=f"its objects are planned again, in chunks that fit ({error.fitting_bytes} bytes), by the next plan",
+    )
+
+
+def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    posting = work.store.post(to_store(work, chunk), work.ledger.transactions(work.holder))
+    work.ledger.record_posting(lease, chunk.name, posting)
+    return work.ledger.chunk(chunk.name)
+
+
+def upload_chunk(work: Workplace, name: str) -> UploadReport:
+    """Bring the stored bytes to the store: posted → uploading."""
+    with working_on(work, name) as lease:
+        chunk = _restored(work, lease, _workable(work, name))
+        seconds = 0.0
+        if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
+            work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
+            started = time.monotonic()
+            put_staged(work, lease, work.ledger.chunk(name), posting_of(chunk))
+            seconds = time.monotonic() - started
+        chunk = work.ledger.chunk(name)
+        return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
+
+
+def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> None:
+    """Bring the chunk's staged file to the store; a lost lease ends the upload.
+
+    Where providers say that it is not what was posted, and it is not, it is packed once more and brought then.
+    """
+
+    def told(size_bytes: int) -> None:
+        lease.check()
+        work.upload_progress(size_bytes)
+
+    try:
+        work.store.put(posting, staged_path(work, chunk.name), told)
+    except RootRefused:
+        if staged_has_root(work, chunk):
+            raise
+        remove_staged(staged_path(work, chunk.name))
+        _repeat_or_abandon(work, lease, chunk)
+        work.store.put(posting, staged_path(work, chunk.name), told)
+
+
+def verify_stored(work: Workplace, name: str) -> VerifyReport:
+    """Believe the store only now: enough copies are listed, and give all samples back: uploading → verified.
+
+    Raises:
+        NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives other bytes.
+    """
+    with working_on(work, name) as lease:
+        chunk = _workable(work, name)
+        if chunk.state is ChunkState.EMPTY:
+            return VerifyReport(chunk, [], 0)
+        posting = posting_of(chunk)
+        copies = work.store.copies(posting)
+        if chunk.state is ChunkState.UPLOADING:
+            findings = []
+            for copy in copies:
+                work.hold(lease.check)
+                findings.append(look_at_copy(work.store, posting, copy, chunk.samples))
+            copies = [finding.copy for finding in findings if finding.good]
+            if len(copies) < work.store.required_copies:
+                raise too_few_copies(chunk, findings, work.store.required_copies)
+            work.ledger.record_copies(lease, name, copies)
+        return VerifyReport(work.ledger.chunk(name), copies, len(chunk.samples))
+
+
+def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
+    """Return a sealed chunk as a store sees it."""
+    if chunk.merkle_root is None or chunk.proof_type is None:
+        raise CafError(f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root", hint="withdraw it; it is planned again")
+    return ChunkToStore(
+        name=chunk.name,
+        archive_id=chunk.archive_id,
+        public=work.source_settings.public,
+        stored_size_bytes=chunk.stored_size_bytes,
+        proof_type=chunk.proof_type,
+        merkle_root=chunk.merkle_root,
+    )
+
+
+def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False) -> Chunk:
+    """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
+
+    Before the post it may come out with other members. After it a plain chunk repeats itself, unless the source has
+    changed; then it cannot be completed, and is abandoned.
+    """
+    chunk = _sealed_again(work, lease, chunk)
+    needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
+    if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
+        return chunk
+    remove_staged(staged_path(work, chunk.name))
+    if chunk.state is ChunkState.SEALED:
+        work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
+        chunk = work.ledger.chunk(chunk.name)
+        pack_anew(work, lease, chunk)
+        _seal(work, lease, chunk)
+        remove_packing(work, chunk.name)
+        return work.ledger.chunk(chunk.name)
+    if chunk.state is ChunkState.POSTING:
+        chunk = _post(work, lease, chunk)
+    _repeat_or_abandon(work, lease, chunk)
+    return chunk
+
+
+def _is_what_was_packed(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the staged file has its root, where it is about to be posted, and paid for, on another run's word.
+
+    A run that packed the file itself has just written it; after the post the provider's own root says as much.
+    """
+    return chunk.state is not ChunkState.SEALED or was_packed_by(work, chunk) == work.holder.run or staged_has_root(work, chunk)
+
+
+def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+    """Pack a posted chunk once more; where that is impossible, it cannot be completed."""
+    if repeat_packing(work, lease, chunk):
+        path = staged_path(work, chunk.name)
+        if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
+            # The samples were taken of a file that was damaged between its packing and the seal.
+            samples = take_samples(path, chunk.stored_size_bytes, chunk.merkle_root)
+            work.ledger.record_samples(lease, chunk.name, samples)
+        return
+    message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
+    if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
+        raise StoreError(message, hint="bring its staged file, or an object as it was, back")
+    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+    work.ledger.release_staging(chunk.name)
+    raise StoreError(message, hint="it is abandoned; its objects are planned again by the next plan")
+
+
+def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
+    """Pack a sealed chunk once more from its source, into its place in staging.
+
+    Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_anew`.
+    """
+    pack_anew(work, lease, chunk)
+    found = read_packed(work, chunk.name)
+    if found is None or found[0].merkle_root != chunk.merkle_root:
+        remove_unsealed(work, chunk.name)
+        return False
+    give_final_name(work, chunk.name, found[1])
+    remove_packing(work, chunk.name)
+    return True
+
+
+# --- file_locations ------------------------------------------------------------------------------------------------
+
+
+def load_locations(work: Workplace, name: str) -> Chunk:
+    """Write one location row for each object: verified → located.
+
+    Raises:
+        NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
+    """
+    with working_on(work, name) as lease:
+        chunk = _workable(work, name)
+        if chunk.state is ChunkState.VERIFIED:
+            _brought_back(work, lease, chunk)
+            work.ledger.load_locations(lease, name, _location_rows(open_chunk(work, chunk)))
+        return work.ledger.chunk(name)
+
+
+def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+    """Have the verified chunk's file in staging: rows are claims, and samples say nothing of each byte of a manifest."""
+    if manifest_is_right(work, chunk):
+        return
+    posting = posting_of(chunk)
+    downloaded, said = download(work, lease, chunk, posting, work.store.holders(posting))
+    if not downloaded:
+        raise NotProven(
+            f"chunk {chunk.name} was verified, its staged file is gone, and nobody gives it back right: {'; '.join(said)}",
+            hint="run the partition again when they answer",
+        )
+
+
+def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
+    columns = ("key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "sha256", "last_modified", "skip_reason")
+    for row in chunk_file.manifest_rows(columns):
+        if row["skip_reason"] is None:
+            yield LocationRow(
+                key=row["key"],
+                object_version=row_identity(row),
+                version_id=row["version_id"],
+                start_byte=row["start_byte"],
+                end_byte=row["end_byte"],
+                etag=row["etag"],
+                last_modified=row["last_modified"],
+                sha256=row["sha256"],
+            )
+
+
+def release_staging(work: Workplace, name: str) -> Chunk:
+    """Remove what a located or empty chunk still has in staging; what the store wants kept stays while there is room."""
+    with working_on(work, name):
+        chunk = _workable(work, name)
+        if chunk.state is ChunkState.LOCATED:
+            let_go(work, name)
+        elif chunk.state is ChunkState.EMPTY:
+            remove_all(work, name)
+        return chunk
+
+
+# --- an operator's turn --------------------------------------------------------------------------------------------
+
+
+def park(work: Workplace, name: str, reason: str) -> Chunk:
+    """Give a chunk up until an operator looks at it; its objects stay claimed."""
+    with held(work, name) as lease:
+        chunk = work.ledger.chunk(name)
+        work.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
+        return work.ledger.chunk(name)
+
+
+def unpark(work: Workplace, name: str) -> Chunk:
+    """Let runs work on a parked chunk again, from the last state that its row proves."""
+    with held(work, name) as lease:
+        chunk = work.ledger.chunk(name)
+        if chunk.start is not None:
+            after = ChunkState.POSTED
+        elif chunk.merkle_root is not None:
+            after = ChunkState.POSTING  # whether a post was sent is the store's to find out
+        else:
+            after = ChunkState.PLANNED
+        work.ledger.move(lease, name, ChunkState.PARKED, after)
+        return work.ledger.chunk(name)
+
+
+def withdraw(work: Workplace, name: str, *, reason: str = "") -> Chunk:
+    """Give a chunk up for good; its objects are planned again.
+
+    Raises:
+        IllegalMove: it was posted, or it is not known yet whether it was.
+    """
+    with held(work, name) as lease:
+        _withdraw(work, lease, work.ledger.chunk(name), reason=reason)
+        return work.ledger.chunk(name)
+
+
+def _withdraw(work: Workplace, lease: Lease, chunk: Chunk, *, reason: str) -> None:
+    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+    remove_all(work, chunk.name)
+
+
+# --- what the steps share ------------------------------------------------------------------------------------------
+
+
+def posting_of(chunk: Chunk) -> Posting:
+    """Return where the store keeps a posted chunk."""
+    if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
+        raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
+    return Posting(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
+
+
+def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
+    """Open a chunk that is sealed or further: the staged file where it is whole, else the stored one by range reads."""
+    path = staged_path(work, chunk.name)
+    if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
+        return ChunkFile(StagedSource(path), chunk.name)
+    return ChunkFile(StoredSource(work.store, posting_of(chunk)), chunk.name)
+
+
+@contextmanager
+def held(work: Workplace, name: str) -> Iterator[Lease]:
+    """Hold the chunk's lease. What the operating system refuses meanwhile, it refuses in staging."""
+    with work.waits.on(name), work.ledger.lease(lease_name(name), work.holder, waits=work.waits) as lease:
+        try:
+            yield lease
+        except (OSError, StagingError) as error:
+            lease.check()  # whoever lost it finds files gone that are another run's by now
+            if isinstance(error, StagingError):
+                raise
+            raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
+
+
+@contextmanager
+def working_on(work: Workplace, name: str) -> Iterator[Lease]:
+    """Hold the chunk's lease for a step, which begins when nothing is paused."""
+    with held(work, name) as lease:
+        work.hold(lease.check)
+        yield lease
+
+
+def _workable(work: Workplace, name: str) -> Chunk:
+    """Return the chunk's row, unless no run has any business with it."""
+    chunk = work.ledger.chunk(name)
+    if chunk.state is ChunkState.PARKED:
+        raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
+    if chunk.state in (ChunkState.WITHDRAWN, ChunkState.ABANDONED):
+        why = f": {chunk.reason}" if chunk.reason else ""
+        raise CafError(f"chunk {name} is {chunk.state}{why}", hint="its objects are planned again by the next plan")
+    return chunk

@@ -1,0 +1,56 @@
+"""Whether a source that the ledger has nothing of may be in the store already, so that a first plan would pay for it again.
+
+An empty home, a ledger that was rebuilt for other sources only, and a source of another name look alike: no chunk is known.
+Not here: cutting the plan (`planning`), bringing such a ledger back (`rebuild`).
+Source: promise 3 in docs/design.md.
+"""
+
+from collections.abc import Mapping
+
+from caf_pipeline.context import Workplace, address_of, archive_id_of
+from caf_pipeline.errors import StoredAlready
+from caf_pipeline.system.plurals import counted
+
+
+def refuse_second_copy(work: Workplace) -> None:
+    """Raise where the ledger has no chunk of the source, and the store has files of its owner that may hold its objects.
+
+    Those are files of the source's archive; of any other archive, unless the ledger or the settings have it as one of another
+    address, since an archive's id changes with the source's name; and files whose note cannot be read. The store is asked only
+    while the ledger has no chunk of the source.
+
+    Raises:
+        StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken for "nothing".
+    """
+    if work.ledger.chunks(work.source):
+        return
+    elsewhere = {archive for archive, address in _known(work).items() if address != work.address}
+    files = {archive: count for archive, count in work.store.archives().items() if archive not in elsewhere}
+    if files:
+        raise _refusal(work, files)
+
+
+def _known(work: Workplace) -> Mapping[str, str]:
+    """Return the addresses of all sources that the ledger or the settings have, by their archives' ids."""
+    set_up = {name: address_of(source) for name, source in work.settings.sources.items()}
+    return {**work.ledger.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
+
+
+def _refusal(work: Workplace, files: Mapping[str | None, int]) -> StoredAlready:
+    source, total = work.source, sum(files.values())
+    others = {*work.ledger.sources(), *work.settings.sources} - {source}
+    same_place = sorted(name for name in others if archive_id_of(name, work.address) in files)
+    if work.archive_id in files:
+        whose = f"{files[work.archive_id]:,} of them of this source"
+        remedy = f"'caf rebuild {source}' restores them into the ledger"
+    elif same_place:
+        whose = f"those of source '{same_place[0]}', which has the same bucket and prefix"
+        remedy = f"name the source '{same_place[0]}' again, and run 'caf rebuild {same_place[0]}' if chunks of it are missing"
+    else:
+        whose = "none of them of a source that the ledger or caf.toml has, so that it may have had another name or address"
+        remedy = "give the source the name, endpoint, bucket and prefix that it was archived with, and run 'caf rebuild'"
+    return StoredAlready(
+        f"the ledger has no chunk of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
+        " nothing was planned, since all of it would be archived and paid for again",
+        hint=f"{remedy}; where a second copy is meant, 'caf run --source {source} --second-copy'",
+    )

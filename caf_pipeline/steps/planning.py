@@ -1,0 +1,437 @@
+"""The steps of a whole source: take an inventory, cut what is new into chunks, account for every object.
+
+    take_inventory → state_current → cut_plan → account_for
+
+A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between
+the two leaves a folder that nobody names, which the next plan removes.
+Not here: listing (`s3`), set arithmetic (`inventory`), cutting (`plan`), one chunk's steps (`archive`).
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import NotLocated, StagingError
+from caf_pipeline.interfaces import InventoryRecord, Lease, ListedIdentity, PlannedChunk, PlanRecord, Skip
+from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
+from caf_pipeline.inventory.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
+from caf_pipeline.inventory.snapshot import (
+    Accounting,
+    S3Object,
+    SkipReason,
+    Snapshot,
+    SnapshotWriter,
+    is_supported,
+    not_yet_archived,
+    percent_encode,
+    read_objects,
+    read_snapshot,
+    require_whole,
+    rewritten_version,
+)
+from caf_pipeline.inventory.snapshot import account_for as account_for_files
+from caf_pipeline.steps.compare_headers import Comparison, compare_headers
+from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.system.atomic_files import sync_file, sync_folder
+from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.plurals import counted
+
+SNAPSHOTS_KEPT: Final = 20
+"""Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""
+
+SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
+LONG_NAME: Final = 12  # where another plan of the source has those
+
+LEAST_TARGET_BYTES: Final = 4096
+"""The least target size that the settings allow, too: a chunk's own members take some of it."""
+
+_CUTTING: Final = ".cutting-"
+_ACCOUNTING: Final = ".accounting-"
+_ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder of that age is a killed run's
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
+
+    `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
+    ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`.
+    """
+
+    snapshot: Snapshot
+    plans: Sequence[PlanRecord]
+    chunks: Sequence[PlannedChunk]
+    accounting: Accounting
+    warning: str = ""
+    comparison: Comparison = field(default_factory=Comparison)
+    exceptions: int = 0
+
+    @property
+    def plan(self) -> PlanRecord | None:
+        """The plan, or the first of several."""
+        return self.plans[0] if self.plans else None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A bounded look at a listing. `next_after` is where the next look goes on; None where the listing's end was reached."""
+
+    new_objects: int
+    new_bytes: int
+    next_after: bytes | None
+
+
+# --- inventories ---------------------------------------------------------------------------------------------------
+
+
+def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None) -> Snapshot:
+    """List the source into a snapshot.
+
+    Args:
+        work: the source.
+        after: only keys greater than this.
+        until: only keys up to and including this; such a snapshot is not complete.
+    """
+    moment = datetime.now(UTC)
+    taken_at = work.objects.clock()  # before the first page: what the listing says was so at this time or later
+    folder = work.inventories()
+    path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+    with (
+        writing_into(folder),
+        SnapshotWriter(path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until) as writer,
+    ):
+        for page in work.objects.list_pages(after=after):
+            writer.add(page if until is None else [obj for obj in page if obj.key <= until])
+            if until is not None and page and page[-1].key > until:
+                break
+        snapshot = writer.finish()
+    _prune(work)
+    return snapshot
+
+
+def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
+    """Return a warning where an inventory of the whole source has no object, "" where it has some."""
+    if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
+        return ""
+    settings = work.source_settings
+    at = settings.endpoint_url or "AWS"
+    if not settings.prefix:
+        return f"bucket '{settings.bucket}' at {at} has no objects"
+    slash = " (few keys begin with '/')" if settings.prefix.startswith("/") else ""
+    return (
+        f"bucket '{settings.bucket}' at {at} has no object whose key begins with '{settings.prefix}':"
+        f" check sources.{work.source}.prefix{slash}"
+    )
+
+
+def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | None:
+    """Return the latest snapshot of the source, or the latest of the whole source; None where there is none."""
+    for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
+        snapshot = read_snapshot(path)
+        if snapshot.complete or not complete:
+            return snapshot
+    return None
+
+
+def open_snapshot(work: Workplace, name: str) -> Snapshot:
+    """Return the snapshot of this name; raises NotLocated where it is gone."""
+    path = work.inventories() / f"{name}.parquet"
+    if not path.exists():
+        raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+    return read_snapshot(path)
+
+
+def _prune(work: Workplace) -> None:
+    paths = sorted(work.inventories().glob("*.parquet"))
+    whole = latest_snapshot(work, complete=True)
+    for path in paths[:-SNAPSHOTS_KEPT]:
+        if whole is None or path != whole.path:
+            path.unlink(missing_ok=True)
+
+
+def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
+    """List at most `max_pages` pages and count the objects that a plan would take."""
+    new_objects = new_bytes = pages = 0
+    last = after
+    for page in work.objects.list_pages(after=after, max_pages=max_pages):
+        if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
+            continue
+        pages += 1
+        last = page[-1].key
+        settled = work.ledger.settled_objects(work.source, [_listed_identity(obj) for obj in page])
+        new = [obj for obj in page if (_recorded_key(obj), obj.object_version) not in settled]
+        new_objects += len(new)
+        new_bytes += sum(obj.size_bytes for obj in new)
+    return Look(new_objects, new_bytes, last if pages == max_pages else None)
+
+
+def _recorded_key(obj: S3Object) -> str:
+    """Return the key as the ledger's tables have it."""
+    return obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
+
+
+def _listed_identity(obj: S3Object) -> ListedIdentity:
+    return ListedIdentity(
+        key=_recorded_key(obj),
+        object_version=obj.object_version,
+        rewritten_version=rewritten_version(obj.object_version, obj.last_modified),
+        last_modified=obj.last_modified,
+        has_version_id=obj.version_id is not None,
+    )
+
+
+# --- what is current -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """A snapshot's objects under their identities, and what was found out for it.
+
+    Attributes:
+        identified: a file of `inventory.SNAPSHOT_SCHEMA`.
+        standing: a file of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
+        comparison: of the headers of objects that were written again.
+        exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
+    """
+
+    identified: Path
+    standing: Path
+    comparison: Comparison
+    exceptions: int
+
+
+def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Path) -> Current:
+    """Let the ledger know what is current by this inventory, unless a later one covers the same keys.
+
+    Args:
+        work: the source.
+        lease: on its plan.
+        snapshot: of the inventory.
+        folder: takes the files, which are the caller's to remove.
+
+    Raises:
+        What `comparing.compare_headers` raises.
+    """
+    inventory = _record_of(snapshot)
+    comparison = Comparison()
+    files, identified = _identify(work, snapshot, folder)
+    if identified.to_compare_count:
+        comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
+        files, identified = _identify(work, snapshot, folder)
+    found = folder / "found.parquet"
+    count = find_exceptions(snapshot, identified.path, *files, found, superseded=work.ledger.later_inventories(inventory))
+    work.ledger.record_exceptions(inventory, read_exceptions(found))
+    return Current(identified.path, files[0], comparison, count)
+
+
+def _record_of(snapshot: Snapshot) -> InventoryRecord:
+    return InventoryRecord(
+        source=snapshot.source, name=snapshot.name, taken_at=snapshot.taken_at, after=snapshot.after, until=snapshot.until
+    )
+
+
+def _identify(work: Workplace, snapshot: Snapshot, folder: Path) -> tuple[tuple[Path, Path], Identified]:
+    """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it."""
+    standing, exceptions = folder / "standing.parquet", folder / "exceptions.parquet"
+    work.ledger.export_standing(work.source, standing)
+    work.ledger.export_exceptions(work.source, exceptions)
+    return (standing, exceptions), identify(snapshot.path, standing, exceptions, folder / "identified.parquet")
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) -> PlanReport:
+    """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
+
+    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
+
+    Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
+    chunk was withdrawn that was larger than what fits now, they have the size that fits.
+
+    Raises:
+        StoredAlready: see `refuse_second_copy`; and what the store raises when it is asked.
+        HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
+    """
+    plans: list[PlanRecord] = []
+    chunks: list[PlannedChunk] = []
+    with plan_lease(work) as lease:
+        require_whole(snapshot.path)
+        if snapshot.object_count and not second_copy:
+            refuse_second_copy(work)
+        target_size, warning = _target_size(work)
+        _remove_unnamed(work)
+        with _workspace(work, _CUTTING) as outer:
+            current = state_current(work, lease, snapshot, outer)
+            more = True
+            while more:
+                with _workspace(work, _CUTTING) as folder:
+                    plan = _write_plan(work, snapshot, current.identified, folder, target_size)
+                    more = plan.leftover_count > 0
+                    if plan.chunks:
+                        record, planned = _register(work, snapshot, plan)
+                        plans.append(record)
+                        chunks.extend(planned)
+    warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
+    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warnings, current.comparison, current.exceptions)
+
+
+def plan_lease(work: Workplace) -> AbstractContextManager[Lease]:
+    """Hold the lease under which plans of the source are cut, and what is current is stated."""
+    return work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits)
+
+
+def _target_size(work: Workplace) -> tuple[int, str]:
+    """Return the size to cut chunks at, and what to say where the store does not take the source's own."""
+    target_size, fitting = int(work.source_settings.target_size), work.store.largest_chunk_bytes()
+    if fitting is None or fitting >= target_size:
+        return target_size, ""
+    withdrawn = work.ledger.chunks(source=work.source, states=[ChunkState.WITHDRAWN])
+    refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
+    cut_at = max(fitting, LEAST_TARGET_BYTES) if refused else target_size
+    return cut_at, (
+        f"source {work.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
+        f" uploaded in the time that providers give; "
+        + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less")
+    )
+
+
+def _other_proof_type(work: Workplace) -> str:
+    """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
+    posted = [chunk for chunk in work.ledger.chunks(work.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    others = sum(chunk.proof_type != work.store.proof_type for chunk in posted)
+    if not others:
+        return ""
+    goes_on = "goes on as it is" if others == 1 else "go on as they are"
+    return f"new chunks have proof type {work.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
+
+
+def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
+    """Put each object of the snapshot into exactly one of located, claimed, skipped, unaccounted, as the ledger is now.
+
+    Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone.
+    """
+    with _workspace(work, _ACCOUNTING) as folder:
+        (standing, _), identified = _identify(work, snapshot, folder)
+        accounting = account_for_files(identified.path, standing)
+    if snapshot.complete:
+        work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
+    return accounting
+
+
+def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, target_size: int) -> Plan:
+    standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
+    work.ledger.export_standing(work.source, standing)
+    delta = not_yet_archived(identified, standing, wanted)
+    work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
+    terms = PlanTerms(
+        source=work.source,
+        archive_id=work.archive_id,
+        target_size_bytes=target_size,
+        snapshot=snapshot.name,
+        inventory_time=snapshot.listed_at,
+    )
+    files = folder / "plan"
+    files.mkdir()
+    plan = write_plan(delta.path, files, terms)
+    work.ledger.record_skips(work.source, map(_too_large, read_listed_apart(files)))
+    return plan
+
+
+def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanRecord, list[PlannedChunk]]:
+    """Give the plan its name and its place, then write it to the ledger with its claims."""
+    generation = 0
+    while work.ledger.find_plan(plan.sha256(generation)):
+        generation += 1
+    sha256 = plan.sha256(generation)
+    name = sha256.hex()[:SHORT_NAME]
+    if work.ledger.plan_name_taken(work.source, name):
+        name = sha256.hex()[:LONG_NAME]
+    folder = work.plans() / name
+    for file in plan.folder.iterdir():
+        sync_file(file)
+    os.replace(plan.folder, folder)
+    sync_folder(folder.parent)
+    record = PlanRecord(
+        source=work.source,
+        sha256=sha256,
+        name=name,
+        snapshot=snapshot.name,
+        folder=str(folder),
+        object_count=plan.object_count,
+        object_bytes=plan.object_bytes,
+    )
+    planned = [
+        PlannedChunk(
+            name=chunk_name(work.source, name, chunk.chunk_number),
+            number=chunk.chunk_number,
+            object_count=chunk.object_count,
+            object_bytes=chunk.object_bytes,
+            expected_size_bytes=chunk.expected_size_bytes,
+        )
+        for chunk in plan.chunks
+    ]
+    work.ledger.register_plan(record, planned, read_identities(folder), ())
+    return record, planned
+
+
+def _unsupported(obj: S3Object) -> Skip:
+    return Skip(
+        key=percent_encode(obj.key),
+        object_version=obj.object_version,
+        reason=SkipReason.UNSUPPORTED_KEY,
+        detail="the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
+        etag=obj.etag,
+        size_bytes=obj.size_bytes,
+        last_modified=obj.last_modified,
+    )
+
+
+def _too_large(obj: S3Object) -> Skip:
+    return Skip(
+        key=obj.key.decode(),
+        object_version=obj.object_version,
+        reason=SkipReason.TOO_LARGE,
+        detail=f"{obj.size_bytes} bytes are more than a chunk can hold",
+        etag=obj.etag,
+        size_bytes=obj.size_bytes,
+        last_modified=obj.last_modified,
+    )
+
+
+@contextmanager
+def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
+    """Give a folder for files that nobody needs afterwards, on the disk of the plans so that a plan can be moved there."""
+    try:
+        with writing_into(work.plans()), tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
+            yield Path(folder)
+    except OSError as error:
+        raise StagingError(
+            f"the folder {work.plans()} cannot take the plan: {error.strerror}", hint="make room there, or set 'home' elsewhere"
+        ) from error
+
+
+def _remove_unnamed(work: Workplace) -> None:
+    """Remove what a crash left: folders of plans that were never registered. Only whoever has the plan's lease may."""
+    for path in work.plans().iterdir():
+        if path.name.startswith(_ACCOUNTING):
+            left = _is_abandoned(path)
+        else:
+            left = path.name.startswith(_CUTTING) or not work.ledger.plan_name_taken(work.source, path.name)
+        if left:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return datetime.now(UTC).timestamp() - path.stat().st_mtime > _ABANDONED_SECONDS
+    except FileNotFoundError:  # the run that accounted there has just ended
+        return False

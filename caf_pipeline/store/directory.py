@@ -1,0 +1,235 @@
+"""A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at home.
+
+    chunks/<merkle root>.caf     the stored bytes
+    posts/<merkle root>.json     owner, start, size, archive, proof type: what the chain would list
+
+Not here: anything of Jackal. A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
+"""
+
+import filecmp
+import json
+import os
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.caf.merkle import MerkleTree
+from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
+from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
+from caf_pipeline.system.atomic_files import sync_folder
+
+PIECE_BYTES: Final = 1 << 20
+OWNER: Final = "directory"
+
+_PART: Final = ".part-"
+_ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
+_ROOT: Final = re.compile(r"(?:[0-9a-f]{2})+")
+
+
+class DirectoryStore:
+    """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole."""
+
+    name = "directory"
+    required_copies = 1
+    proof_type = 3  # the shorter root, and the faster one
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._chunks = folder / "chunks"
+        self._posts = folder / "posts"
+        try:
+            self._chunks.mkdir(parents=True, exist_ok=True)
+            self._posts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"the store's folder {folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
+            ) from error
+
+    def cost(self, stored_size_bytes: int) -> Cost:
+        """Return the bytes themselves, and what the disk has left."""
+        disk = os.statvfs(self.folder)
+        return Cost(charged_bytes=stored_size_bytes, free_bytes=disk.f_bavail * disk.f_frsize, price=None)
+
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        """Refuse what the disk has no room for. `public` is not asked: nothing leaves the folder."""
+        free_bytes = self.cost(0).free_bytes or 0
+        if stored_size_bytes + waiting_bytes > free_bytes:
+            beside = f" beside {waiting_bytes} bytes of chunks that wait" if waiting_bytes else ""
+            raise StoreError(
+                f"the store's folder {self.folder} has {free_bytes} bytes free: too few for {stored_size_bytes} bytes{beside}",
+                hint="make room there, or set store.folder to a folder on a larger disk",
+            )
+
+    def largest_chunk_bytes(self) -> int | None:
+        """Return None: a copy takes the time it takes."""
+        return None
+
+    def staging_hold_seconds(self) -> float:
+        """Return 0: nothing is proven again later."""
+        return 0.0
+
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+        """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
+        path = self._post_path(chunk.merkle_root)
+        if not path.exists():
+            described = {
+                "owner": OWNER,
+                "start": 1,
+                "stored_size_bytes": chunk.stored_size_bytes,
+                "name": chunk.name,
+                "archive": chunk.archive_id,
+                "proof_type": chunk.proof_type,
+            }
+            self._write(path, iter([json.dumps(described).encode()]))
+        return self._posting(chunk.merkle_root)
+
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post, where the folder has one."""
+        return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
+
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+        """Copy the staged file; an existing copy of the same bytes is left as it is.
+
+        Raises:
+            RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.
+        """
+        try:
+            if self.copies(posting) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False):
+                progress(posting.stored_size_bytes)
+                return
+            with staged.open("rb") as file:
+                pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
+                self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
+        except FileNotFoundError as error:
+            raise StoreError(f"the staged file {staged} is gone", hint="pack the chunk again") from error
+
+    def owner(self) -> str:
+        """Return the one owner that there is."""
+        return OWNER
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield what was posted under the archive's id, and what was posted before posts told of one.
+
+        Raises:
+            StoreError: a file among the posts is none.
+        """
+        for listed, archive in self._listed():
+            if archive in (archive_id, None):
+                yield listed
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the posts by their archive; None: of before posts told of one. Raises as `posted`."""
+        return Counter(archive for _, archive in self._listed())
+
+    def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
+        for path in sorted(self._posts.glob("*.json")):
+            try:
+                described = json.loads(path.read_bytes())
+                root = bytes.fromhex(path.stem)
+                posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
+                listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
+                archive = described.get("archive")
+            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                raise StoreError(
+                    f"{path} is not a post of this store: {error}", hint="move it elsewhere, and its chunk with it"
+                ) from error
+            yield listed, None if archive is None else str(archive)
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return the one copy, where its file has the posted length."""
+        path = self._chunk_path(posting)
+        if path.exists() and path.stat().st_size == posting.stored_size_bytes:
+            return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
+        return []
+
+    def half_copies(self) -> Sequence[tuple[bytes, Path]]:
+        """Return the files under way, or left by who was killed at it, each with the Merkle root that it is of."""
+        found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
+        named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
+        return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the folder, where it has the chunk."""
+        return [copy.provider for copy in self.copies(posting)]
+
+    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+        """Return None: a folder proves nothing over time."""
+        return None
+
+    def current_window(self, posting: Posting) -> int | None:
+        """Return None: a folder has no windows."""
+        return None
+
+    def window_ends_in(self, posting: Posting) -> float | None:
+        """Return None: a folder has no windows."""
+        return None
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield the range from the file."""
+        try:
+            with self._chunk_path(posting).open("rb") as file:
+                file.seek(start_byte)
+                left = end_byte - start_byte
+                while left and (piece := file.read(min(left, PIECE_BYTES))):
+                    left -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
+        except OSError as error:
+            raise StoreError(f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}") from error
+        if left:
+            raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
+
+    def _posting(self, merkle_root: bytes) -> Posting:
+        described = json.loads(self._post_path(merkle_root).read_bytes())
+        return Posting(merkle_root, described["owner"], described["start"], described["stored_size_bytes"])
+
+    def _chunk_path(self, posting: Posting) -> Path:
+        return self._chunks / f"{posting.merkle_root.hex()}.caf"
+
+    def _post_path(self, merkle_root: bytes) -> Path:
+        return self._posts / f"{merkle_root.hex()}.json"
+
+    def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
+        # What a killed upload of the same file left. Whoever holds the chunk's lease is the only one who writes it.
+        prefix = f"{_PART}{path.name}-"
+        for left in path.parent.glob(f"{prefix}*"):
+            left.unlink(missing_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except BaseException as error:
+            Path(temporary).unlink(missing_ok=True)
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                raise StoreError(
+                    f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
+                ) from error
+            raise
+
+
+def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:
+    """Pass on pieces that come to this Merkle root, as a provider does; raise RootRefused after the last of others."""
+    tree = MerkleTree(3 if len(merkle_root) == _ROOT_BYTES else 0)
+    for piece in pieces:
+        tree.update(piece)
+        yield piece
+    if tree.root() != merkle_root:
+        raise RootRefused(
+            f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as posted",
+            hint="run the partition again: the chunk is packed anew",
+        )
+
+
+def _told(pieces: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece
+        progress(len(piece))

@@ -1,0 +1,684 @@
+"""What goes to the chain and comes back, as bytes and records: messages, signed transactions, names, answers. No I/O.
+
+The protobuf types are described here by their field numbers, in a pool of their own, so that no generated code is needed.
+Not here: keys (`wallet`), sending (`chain`), when a transaction may be given up (`posting`).
+Source: the tables "Messages", "Transactions" and "Queries" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK 0.45.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from caf_pipeline.errors import ChainUnreachable, StoreError
+from caf_pipeline.store.jackal.wallet import Wallet
+
+DENOM: Final = "ujkl"
+NOTE_MEMBER: Final = "caf_pipeline"
+"""The member of a post's note by which an archive's files are found again on the chain."""
+
+POST_FILE: Final = "/canine_chain.storage.MsgPostFile"
+BUY_STORAGE: Final = "/canine_chain.storage.MsgBuyStorage"
+PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
+
+_F = descriptor_pb2.FieldDescriptorProto
+_SCALARS: Final = {"string": _F.TYPE_STRING, "bytes": _F.TYPE_BYTES, "int64": _F.TYPE_INT64, "uint64": _F.TYPE_UINT64}
+
+_TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
+    # name: {field: (number, type)}; "*" before a type: repeated; a capital: another message
+    "PostFile": {
+        "creator": (1, "string"),
+        "merkle": (2, "bytes"),
+        "file_size": (3, "int64"),
+        "proof_interval": (4, "int64"),
+        "proof_type": (5, "int64"),
+        "max_proofs": (6, "int64"),
+        "expires": (7, "int64"),
+        "note": (8, "string"),
+    },
+    "PostFileResponse": {"provider_ips": (1, "*string"), "start_block": (2, "int64")},
+    "BuyStorage": {
+        "creator": (1, "string"),
+        "for_address": (2, "string"),
+        "duration_days": (3, "int64"),
+        "bytes": (4, "int64"),
+        "payment_denom": (5, "string"),
+        "referral": (6, "string"),
+    },
+    "Any": {"type_url": (1, "string"), "value": (2, "bytes")},
+    "TxBody": {"messages": (1, "*Any"), "memo": (2, "string"), "timeout_height": (3, "uint64")},
+    "Single": {"mode": (1, "uint64")},
+    "ModeInfo": {"single": (1, "Single")},
+    "SignerInfo": {"public_key": (1, "Any"), "mode_info": (2, "ModeInfo"), "sequence": (3, "uint64")},
+    "Coin": {"denom": (1, "string"), "amount": (2, "string")},
+    "Fee": {"amount": (1, "*Coin"), "gas_limit": (2, "uint64")},
+    "AuthInfo": {"signer_infos": (1, "*SignerInfo"), "fee": (2, "Fee")},
+    "SignDoc": {
+        "body_bytes": (1, "bytes"),
+        "auth_info_bytes": (2, "bytes"),
+        "chain_id": (3, "string"),
+        "account_number": (4, "uint64"),
+    },
+    "TxRaw": {"body_bytes": (1, "bytes"), "auth_info_bytes": (2, "bytes"), "signatures": (3, "*bytes")},
+    "PubKey": {"key": (1, "bytes")},
+    "MsgData": {"msg_type": (1, "string"), "data": (2, "bytes")},
+    "TxMsgData": {"data": (1, "*MsgData")},
+}
+
+SIGN_MODE_DIRECT: Final = 1
+
+
+def _message_classes() -> dict[str, type[Message]]:
+    file = descriptor_pb2.FileDescriptorProto(name="caf_pipeline/jackal.proto", package="wire", syntax="proto3")
+    for name, fields in _TYPES.items():
+        described = file.message_type.add(name=name)
+        for field, (number, type_name) in fields.items():
+            kind = type_name.removeprefix("*")
+            label = _F.LABEL_REPEATED if type_name.startswith("*") else _F.LABEL_OPTIONAL
+            one = described.field.add(name=field, number=number, label=label)
+            if kind in _SCALARS:
+                one.type = _SCALARS[kind]
+            else:
+                one.type, one.type_name = _F.TYPE_MESSAGE, f".wire.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"wire.{name}")) for name in _TYPES}
+
+
+_CLASSES: Final = _message_classes()
+
+
+def encode(type_name: str, **fields: Any) -> bytes:  # noqa: ANN401 - a field's type is in `_TYPES`
+    """Return a message's bytes; fields of their default value are left out, as proto3 does."""
+    return _CLASSES[type_name](**fields).SerializeToString(deterministic=True)
+
+
+def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes are made at run time
+    """Return a message of this type.
+
+    Raises:
+        StoreError: these are not its bytes.
+    """
+    message = _CLASSES[type_name]()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise StoreError(f"{len(data)} bytes are no {type_name}: {error}") from error
+    return message
+
+
+# --- messages and transactions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMessage:
+    """A message as a transaction carries it."""
+
+    type_url: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionTerms:
+    """What a transaction is signed for. `fee` in ujkl; the last block that may include it is `timeout_height`."""
+
+    chain_id: str
+    account_number: int
+    sequence: int
+    timeout_height: int
+    gas_limit: int
+    fee: int
+
+
+def post_file(creator: str, merkle_root: bytes, size_bytes: int, *, copies: int, proof_type: int, note: str) -> ChainMessage:
+    """Return the message that announces a file and takes space for all its copies, as long as the plan lasts."""
+    value = encode(
+        "PostFile",
+        creator=creator,
+        merkle=merkle_root,
+        file_size=size_bytes,
+        proof_type=proof_type,
+        max_proofs=copies,
+        note=note,
+    )
+    return ChainMessage(POST_FILE, value)
+
+
+def buy_storage(creator: str, size_bytes: int, days: int) -> ChainMessage:
+    """Return the message that buys space for the wallet itself."""
+    value = encode("BuyStorage", creator=creator, for_address=creator, duration_days=days, bytes=size_bytes, payment_denom=DENOM)
+    return ChainMessage(BUY_STORAGE, value)
+
+
+def archive_note(archive_id: str) -> str:
+    """Return the note of a post: JSON that names the archive and says nothing of what is in it."""
+    return json.dumps({NOTE_MEMBER: archive_id}, separators=(",", ":"))
+
+
+def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: TransactionTerms) -> bytes:
+    """Return the bytes to send (TxRaw), signed in SIGN_MODE_DIRECT."""
+    body = encode(
+        "TxBody",
+        messages=[_CLASSES["Any"](type_url=one.type_url, value=one.value) for one in messages],
+        timeout_height=terms.timeout_height,
+    )
+    signer = _CLASSES["SignerInfo"](
+        public_key=_CLASSES["Any"](type_url=PUBLIC_KEY, value=encode("PubKey", key=wallet.public_key)),
+        mode_info=_CLASSES["ModeInfo"](single=_CLASSES["Single"](mode=SIGN_MODE_DIRECT)),
+        sequence=terms.sequence,
+    )
+    coins = [_CLASSES["Coin"](denom=DENOM, amount=str(terms.fee))] if terms.fee else []
+    auth_info = encode("AuthInfo", signer_infos=[signer], fee=_CLASSES["Fee"](amount=coins, gas_limit=terms.gas_limit))
+    document = encode(
+        "SignDoc",
+        body_bytes=body,
+        auth_info_bytes=auth_info,
+        chain_id=terms.chain_id,
+        account_number=terms.account_number,
+    )
+    return encode("TxRaw", body_bytes=body, auth_info_bytes=auth_info, signatures=[wallet.sign(document)])
+
+
+def transaction_hash(body: bytes) -> str:
+    """Return the name under which the chain will know these bytes."""
+    return hashlib.sha256(body).hexdigest().upper()
+
+
+def transaction_messages(body: bytes) -> list[ChainMessage]:
+    """Return the messages of a transaction's bytes, in order."""
+    raw = decode("TxRaw", body)
+    return [ChainMessage(one.type_url, one.value) for one in decode("TxBody", raw.body_bytes).messages]
+
+
+def transaction_fee(body: bytes) -> int:
+    """Return the fee in ujkl that a transaction's bytes offer, which is paid also where it fails in its block."""
+    raw = decode("TxRaw", body)
+    return sum(int(coin.amount) for coin in decode("AuthInfo", raw.auth_info_bytes).fee.amount if coin.denom == DENOM)
+
+
+def post_starts(data: str) -> list[int]:
+    """Return the start of each post of an included transaction, from its `data` (hex TxMsgData), in order.
+
+    Raises:
+        StoreError: the data is not that.
+    """
+    try:
+        results = decode("TxMsgData", bytes.fromhex(data)).data
+    except ValueError as error:
+        raise StoreError(f"the transaction's data is not hex: {data[:40]!r}") from error
+    return [int(decode("PostFileResponse", one.data).start_block) for one in results if one.msg_type == POST_FILE]
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def root_in_path(merkle_root: bytes) -> str:
+    """Return a root as the chain's paths take it: URL-safe base64 with padding. Hex and quoted base64 are refused there."""
+    return base64.urlsafe_b64encode(merkle_root).decode()
+
+
+def job_id(merkle_root: bytes, sender: str, start: int) -> str:
+    """Return the name of an upload job at a provider, known before any answer."""
+    return hashlib.sha256(merkle_root + sender.encode() + str(start).encode()).hexdigest()
+
+
+def archive_of(note: str) -> str | None:
+    """Return the archive that a post's note names; None where it names none. The inverse of `archive_note`."""
+    try:
+        value = json.loads(note)
+    except (ValueError, RecursionError):
+        return None
+    named = value.get(NOTE_MEMBER) if isinstance(value, dict) else None
+    return named if isinstance(named, str) else None
+
+
+def is_ours(note: str) -> bool:
+    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely another program's."""
+    try:
+        value = json.loads(note)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(value, dict) or NOTE_MEMBER in value
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+NOT_FOUND: Final = 5
+"""The gRPC code by which a node says that it has no such thing; over REST with status 404."""
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+_COIN: Final = re.compile(r"([0-9]{1,20})([a-zA-Z][a-zA-Z0-9/:._-]*)")
+_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+TYPE_3: Final = 3
+TYPE_3_SINCE: Final = (5, 1, 0)
+"""The version of the chain that verifies proofs of type 3; earlier ones list them, and all of them fail."""
+
+_VERSION: Final = re.compile(
+    r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
+)
+_LARGEST: Final = 2**63 - 1
+"""Of int64; the few uint64 among the answers are heights and counts, which never come near it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that is an error: a gRPC code and its sentence."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block's header."""
+
+    chain_id: str
+    height: int
+    time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a transaction of an account is signed for: its number, and the sequence that its next one must have."""
+
+    number: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainParams:
+    """What the chain's storage module is set to. A copy is proven once in each window of `proof_window` blocks."""
+
+    proof_window: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlan:
+    """The space that an account bought, all copies counted."""
+
+    space_bytes: int
+    used_bytes: int
+    ends_at: datetime
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; 0 where more is used than was bought."""
+        return max(0, self.space_bytes - self.used_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A provider as it registered itself: `total_bytes` is what it offers, 0 where it says nothing readable."""
+
+    address: str
+    url: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFile:
+    """A file as the chain lists it: (merkle_root, owner, start) names it.
+
+    Attributes:
+        expires: a block height; 0 for as long as the owner's plan lasts.
+        proof_interval: blocks of one of its proof windows, which begin with its start.
+        max_proofs: the copies that were paid for.
+        proofs: one for each copy that a provider claims: "<provider>/<owner>/<hex root>/<start>/".
+    """
+
+    merkle_root: bytes
+    owner: str
+    start: int
+    expires: int
+    size_bytes: int
+    proof_type: int
+    max_proofs: int
+    note: str
+    proofs: tuple[str, ...]
+    proof_interval: int = 0
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The addresses of those who claim a copy, in the order of the proofs."""
+        return tuple(proof.split("/", 1)[0] for proof in self.proofs)
+
+
+@dataclass(frozen=True, slots=True)
+class FileProof:
+    """What the chain keeps of one copy's proofs.
+
+    Attributes:
+        provider: whose copy it is; "" where the answer does not say.
+        last_proven: block height of the last verified proof, or of the provider's joining, which verifies nothing.
+        next_leaf: the leaf that the next proof is to be of, drawn when a proof was verified. Joining writes 0, which may also
+            be drawn.
+    """
+
+    merkle_root: bytes
+    owner: str
+    start: int
+    last_proven: int
+    provider: str = ""
+    next_leaf: int = 0
+
+    @property
+    def verified(self) -> bool:
+        """Whether `last_proven` is the height of a verified proof for certain: only such a proof draws a leaf other than 0."""
+        return self.next_leaf > 0
+
+
+@dataclass(frozen=True, slots=True)
+class IncludedTransaction:
+    """A transaction in a block. `code` 0: all its messages took effect; `data` is hex, see `post_starts`.
+
+    `moved` is what its messages gave each account in ujkl, less what they took; its fee is not in it. None where no node tells.
+    """
+
+    height: int
+    code: int
+    codespace: str
+    log: str
+    data: str
+    moved: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What a node said to a transaction that it was sent: `code` 0, it is in its mempool."""
+
+    code: int
+    codespace: str
+    log: str
+
+
+class Answer:
+    """One JSON object of an answer, read strictly: what is not as a chain would say it raises ChainUnreachable with the query."""
+
+    def __init__(self, value: object, query: str) -> None:
+        if not isinstance(value, dict):
+            raise _no_answer(query, f"an object was expected, not {_shown(value)}")
+        self._value: Mapping[str, object] = value
+        self._query = query
+
+    def has(self, name: str) -> bool:
+        """Whether there is a member of that name that is not null."""
+        return self._value.get(name) is not None
+
+    def _member(self, name: str, kind: type, wanted: str) -> Any:  # noqa: ANN401 - of `kind`
+        found = self._value.get(name)
+        if not isinstance(found, kind) or isinstance(found, bool):
+            raise _no_answer(self._query, f"'{name}' should be {wanted}, not {_shown(found)}")
+        return found
+
+    def object(self, name: str) -> "Answer":
+        """Return a member that is an object."""
+        return Answer(self._member(name, dict, "an object"), self._query)
+
+    def objects(self, name: str) -> "list[Answer]":
+        """Return a member that is a list of objects; a missing list is no empty one."""
+        return [Answer(one, self._query) for one in self._member(name, list, "a list")]
+
+    def text(self, name: str) -> str:
+        """Return a member that is text."""
+        return self._plain(name, str(self._member(name, str, "text")))
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a member that is a list of texts."""
+        found = self._member(name, list, "a list")
+        if not all(isinstance(one, str) for one in found):
+            raise _no_answer(self._query, f"'{name}' should hold texts only")
+        return tuple(self._plain(name, one) for one in found)
+
+    def _plain(self, name: str, text: str) -> str:
+        # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text takes.
+        if not text.isascii() and _HALF_PAIR.search(text):
+            raise _no_answer(self._query, f"'{name}' is no text: {_shown(text)}")
+        return text
+
+    def number(self, name: str) -> int:
+        """Return a 32-bit integer, which comes as a JSON number."""
+        found = int(self._member(name, int, "a number"))
+        if not 0 <= found < 1 << 32:
+            raise _no_answer(self._query, f"'{name}' should be a number of 32 bits, not {_shown(found)}")
+        return found
+
+    def integer(self, name: str) -> int:
+        """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it elsewhere."""
+        found = self.text(name)
+        if not _INTEGER.fullmatch(found) or abs(int(found)) > _LARGEST:
+            raise _no_answer(self._query, f"'{name}' should be an integer, not {_shown(found)}")
+        return int(found)
+
+    def data(self, name: str) -> bytes:
+        """Return bytes, which come in ordinary base64."""
+        found = self.text(name)
+        try:
+            return base64.b64decode(found, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _no_answer(self._query, f"'{name}' should be base64, not {_shown(found)}") from error
+
+    def time(self, name: str) -> datetime:
+        """Return a time, which comes in RFC 3339 with up to nine decimals."""
+        found = self.text(name)
+        try:
+            time = datetime.fromisoformat(found)
+            return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+        except (ValueError, OverflowError) as error:
+            raise _no_answer(self._query, f"'{name}' should be a time, not {_shown(found)}") from error
+
+
+def quoted(text: str, most: int = 200) -> str:
+    """Return what a stranger said so that it can be part of a sentence: short, on one line, and without control characters."""
+    return "".join(character if character.isprintable() else " " for character in text[:most])
+
+
+def _no_answer(query: str, fault: str) -> ChainUnreachable:
+    return ChainUnreachable(
+        f"{query}: the answer is not one of a chain: {fault}", hint="check that jackal.lcd names REST servers of nodes"
+    )
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)[:60]  # of a deep or large value, only what is shown
+
+
+def parse_refusal(value: object) -> Refusal | None:
+    """Return the error that an answer is; None where it is not of that shape."""
+    if not isinstance(value, dict):
+        return None
+    code, message = value.get("code"), value.get("message")
+    if not isinstance(code, int) or isinstance(code, bool) or not isinstance(message, str):
+        return None
+    return Refusal(code, message)
+
+
+def parse_chain_id(value: object, query: str) -> str:
+    """Read `node_info`."""
+    return Answer(value, query).object("default_node_info").text("network")
+
+
+def parse_version(value: object, query: str) -> str:
+    """Read the version of the chain's software out of `node_info`; "" where it names none."""
+    answer = Answer(value, query)
+    if not answer.has("application_version"):
+        return ""
+    software = answer.object("application_version")
+    return software.text("version") if software.has("version") else ""
+
+
+def verifies_type_3(version: str) -> bool:
+    """Tell whether software of this version verifies proofs of type 3; False for one that is not readable.
+
+    What stands after the numbers makes it an earlier one (5.1.0-rc1), except where it names a build (5.1.0+1).
+    """
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
+        return False
+    numbers = int(match["major"]), int(match["minor"]), int(match["patch"] or 0)
+    return numbers > TYPE_3_SINCE or (numbers == TYPE_3_SINCE and not match["before"])
+
+
+def parse_block(value: object, query: str) -> Block:
+    """Read a block, of which only the header matters here."""
+    header = Answer(value, query).object("block").object("header")
+    return Block(header.text("chain_id"), header.integer("height"), header.time("time"))
+
+
+def parse_account(value: object, query: str) -> Account:
+    """Read an account; those that vest or belong to a module wrap the plain one."""
+    account = Answer(value, query).object("account")
+    for wrapping in ("base_vesting_account", "base_account"):
+        if account.has(wrapping):
+            account = account.object(wrapping)
+    return Account(account.integer("account_number"), account.integer("sequence"))
+
+
+def parse_balance(value: object, query: str) -> int:
+    """Read a balance in one coin."""
+    return Answer(value, query).object("balance").integer("amount")
+
+
+def parse_params(value: object, query: str) -> ChainParams:
+    """Read the storage module's parameters."""
+    return ChainParams(Answer(value, query).object("params").integer("proof_window"))
+
+
+def parse_plan(value: object, query: str) -> StoragePlan:
+    """Read `payment_info`, whose members are in camel case."""
+    plan = Answer(value, query).object("storage_payment_info")
+    return StoragePlan(plan.integer("spaceAvailable"), plan.integer("spaceUsed"), plan.time("end"))
+
+
+def parse_price(value: object, query: str) -> int:
+    """Read `price_check`, in ujkl."""
+    return Answer(value, query).integer("price")
+
+
+def parse_file(value: object, query: str) -> ChainFile:
+    """Read one file."""
+    return _file(Answer(value, query).object("file"))
+
+
+def parse_files(value: object, query: str) -> list[ChainFile]:
+    """Read a page of files."""
+    return [_file(one) for one in Answer(value, query).objects("files")]
+
+
+def _file(one: Answer) -> ChainFile:
+    return ChainFile(
+        merkle_root=one.data("merkle"),
+        owner=one.text("owner"),
+        start=one.integer("start"),
+        expires=one.integer("expires"),
+        proof_interval=one.integer("proof_interval") if one.has("proof_interval") else 0,
+        size_bytes=one.integer("file_size"),
+        proof_type=one.integer("proof_type"),
+        max_proofs=one.integer("max_proofs"),
+        note=one.text("note"),
+        proofs=one.texts("proofs"),
+    )
+
+
+def parse_providers(value: object, query: str) -> list[Provider]:
+    """Read a page of providers. What one of them registered as its space is its own text and need not be a number."""
+    found = []
+    for one in Answer(value, query).objects("providers"):
+        space = one.text("totalspace")
+        found.append(Provider(one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0))
+    return found
+
+
+def parse_active_providers(value: object, query: str) -> list[str]:
+    """Read the addresses of the providers that hold a proof."""
+    return [one.text("address") for one in Answer(value, query).objects("providers")]
+
+
+def parse_proof(value: object, query: str) -> FileProof:
+    """Read one proof."""
+    return _proof(Answer(value, query).object("proof"))
+
+
+def parse_proofs(value: object, query: str) -> list[FileProof]:
+    """Read a page of a provider's proofs."""
+    answer = Answer(value, query)
+    # A chain of version 4 calls the list by the singular.
+    return [_proof(one) for one in answer.objects("proofs" if answer.has("proofs") else "proof")]
+
+
+def _proof(one: Answer) -> FileProof:
+    return FileProof(
+        one.data("merkle"),
+        one.text("owner"),
+        one.integer("start"),
+        one.integer("last_proven"),
+        provider=one.text("prover") if one.has("prover") else "",
+        next_leaf=one.integer("chunk_to_prove") if one.has("chunk_to_prove") else 0,
+    )
+
+
+def parse_next_key(value: object, query: str) -> str | None:
+    """Read where the next page begins, in the form that the query takes back; None after the last page."""
+    answer = Answer(value, query)
+    if not answer.has("pagination"):
+        return None
+    pagination = answer.object("pagination")
+    return (pagination.text("next_key") or None) if pagination.has("next_key") else None
+
+
+def parse_broadcast(value: object, query: str) -> Broadcast:
+    """Read the answer to a transaction that was sent."""
+    response = Answer(value, query).object("tx_response")
+    return Broadcast(response.number("code"), response.text("codespace"), response.text("raw_log"))
+
+
+def parse_transaction(value: object, query: str) -> IncludedTransaction:
+    """Read a transaction that is in a block."""
+    response = Answer(value, query).object("tx_response")
+    height = response.integer("height")
+    if height < 1:
+        raise _no_answer(query, f"height {height} is none of a block")
+    return IncludedTransaction(
+        height,
+        response.number("code"),
+        response.text("codespace"),
+        response.text("raw_log"),
+        response.text("data"),
+        _moved(response),
+    )
+
+
+_MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)}
+"""Events of the bank module: who is named by which attribute, and the sign of the amount that comes after it."""
+
+
+def _moved(response: Answer) -> Mapping[str, int] | None:
+    """Read what messages moved from their logs; the list of all events has the fee's, too. A log that is none tells nothing."""
+    moved: dict[str, int] = {}
+    try:
+        for log in response.objects("logs"):
+            for event in log.objects("events"):
+                if event.text("type") in _MOVES:
+                    _add_moves(moved, event, *_MOVES[event.text("type")])
+    except ChainUnreachable:
+        return None
+    return moved
+
+
+def _add_moves(moved: dict[str, int], event: Answer, names: str, sign: int) -> None:
+    account = ""
+    for attribute in event.objects("attributes"):  # of all events of the type, one after the other
+        key, value = attribute.text("key"), attribute.text("value") if attribute.has("value") else ""
+        if key == names:
+            account = value
+        elif key == "amount":
+            coins = (_COIN.fullmatch(coin) for coin in value.split(","))
+            moved[account] = moved.get(account, 0) + sign * sum(int(coin[1]) for coin in coins if coin and coin[2] == DENOM)

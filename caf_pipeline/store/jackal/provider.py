@@ -1,0 +1,444 @@
+"""One provider's HTTP: what it says of itself, an upload and its job, and ranged downloads.
+
+An upload is a form of known length whose file part comes last, streamed from the staged file with constant memory.
+Not here: sockets and time limits (`exchange`), which provider gets what and what is believed (`uploads`, `reading`).
+Source: "Provider HTTP API" in the notes on Jackal's protocol.
+"""
+
+import contextlib
+import http.client
+import json
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
+
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
+from caf_pipeline.interfaces import Posting
+from caf_pipeline.store.jackal.messages import job_id, quoted
+from caf_pipeline.store.jackal.provider_http import (
+    ANSWER_SECONDS,
+    Answer,
+    AnsweredEarly,
+    Connection,
+    Patience,
+    ask,
+    no_check,
+    parse_address,
+    read_answer,
+    unreachable,
+)
+
+PIECE_BYTES: Final = 1 << 20
+
+PROBE_SECONDS: Final = 10.0
+"""For a provider to say anything at all, before anything is sent to it."""
+
+STALL_SECONDS: Final = 60.0
+"""For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be moved."""
+
+STATUS_SECONDS: Final = 2.0
+"""Between two looks at a job while the answer to an upload is waited for."""
+
+MAX_RESUMED: Final = 3
+LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
+"""Attempts in a row at a download that come no further than this, before it is left to another provider: one that breaks off
+after each byte would else never end."""
+
+RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
+
+MAX_IDLE: Final = 4
+"""Connections kept for the next range read: one object is one read, and a handshake costs more than it."""
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
+_MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
+_NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
+_NO_ROOM: Final = re.compile(r"no space left", re.IGNORECASE)  # what the operating system says to it
+_NOT_ON_CHAIN: Final = re.compile(r"no such file on chain|failed to find file on chain", re.IGNORECASE)
+_ERROR_PREFIX: Final = "Error"
+
+
+# --- what a provider says --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a provider says of an upload. Nothing but `done` and `error` ends it: an error never raises `progress`.
+
+    Attributes:
+        progress: percent.
+        status: its words.
+    """
+
+    progress: float
+    status: str
+
+    @property
+    def done(self) -> bool:
+        """Whether it says that it has stored the file and asked the chain for its proof."""
+        return self.progress >= 100 and not self.error
+
+    @property
+    def error(self) -> str:
+        """What it says went wrong; "" where nothing did."""
+        return self.status if self.status.startswith(_ERROR_PREFIX) else ""
+
+    @property
+    def refuses_bytes(self) -> bool:
+        """Whether it says that the bytes are not those of the root."""
+        return bool(self.error and _MISMATCH.search(self.error))
+
+    @property
+    def finds_no_slot(self) -> bool:
+        """Whether it says that other providers have all copies."""
+        return bool(self.error and _NO_SLOT.search(self.error))
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether it says that its disk is full."""
+        return bool(self.error and _NO_ROOM.search(self.error))
+
+    @property
+    def sees_no_post(self) -> bool:
+        """Whether it says that its chain node does not know the post."""
+        return bool(self.error and _NOT_ON_CHAIN.search(self.error))
+
+
+DONE: Final = Job(100, "done!")
+ACCEPTED: Final = Job(0, "accepted")
+
+
+class Pace(Protocol):
+    """Who watches an upload: may slow it down or end it by raising."""
+
+    def check(self) -> None:
+        """Raise what ends the upload."""
+        ...
+
+    def piece_bytes(self) -> int:
+        """Return how many bytes to send next."""
+        ...
+
+    def sent(self, size_bytes: int) -> None:
+        """Be told that so many were sent; returns when more may be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A file that is sent to a provider.
+
+    Attributes:
+        posting: the file on the chain.
+        staged: the file; `posting.stored_size_bytes` of it are sent.
+        pace: told each piece.
+        proof_type: of the root.
+        answer_seconds: how long a provider reads, and how long to wait for the answer once everything is sent.
+        known_before: the provider was sent this file before, so that a job's end may be that of the last time.
+    """
+
+    posting: Posting
+    staged: Path
+    pace: Pace
+    proof_type: int
+    answer_seconds: float
+    known_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UploadForm:
+    """What stands before and after the file in an upload's body."""
+
+    head: bytes
+    tail: bytes
+    content_type: str
+
+
+def upload_form(posting: Posting, *, proof_type: int | None = None) -> UploadForm:
+    """Return the form of an upload of this file; the field `type` is left out where None."""
+    boundary = secrets.token_hex(24)
+    fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
+    if proof_type is not None:
+        fields["type"] = str(proof_type)
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+    ]
+    parts.append(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{posting.merkle_root.hex()}"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    )
+    return UploadForm("".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}")
+
+
+class _Learned(Exception):
+    """The job's status told the end of an upload before its answer came."""
+
+
+_MOST_PROGRESS: Final = 1e6  # percent; what is far beyond is no progress, and may be no float
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    try:
+        value = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# --- a provider ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ProviderClient:
+    """A provider at an address. Safe for several threads.
+
+    Every method raises StoreUnreachable where the provider does not answer, or not as a provider would.
+
+    Attributes:
+        url: as the provider gave it to the chain.
+        may_be_private: whether its host may stand at an address that is not public.
+    """
+
+    url: str
+    may_be_private: bool = False
+    _idle: list[Connection] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.address = parse_address(self.url, may_be_private=self.may_be_private)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def version(self, check: Callable[[], None] = no_check) -> str:
+        """Ask whether it is there, and for its version; "" where it answers and does not tell.
+
+        Raises:
+            StoreUnreachable: it does not answer, or something before it says that it is down.
+        """
+        answer = ask(self.address, "/version", seconds=PROBE_SECONDS, check=check)
+        if answer.status >= 500:
+            raise StoreUnreachable(f"provider {self.address} answers with {answer.status}")
+        told = _json(answer).get("version")
+        return quoted(told) if isinstance(told, str) else ""
+
+    def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
+        """Ask what room it has; None where it does not tell, or not in time: it goes through all its proofs for that."""
+        try:
+            told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
+        except StoreUnreachable:
+            return None
+        return told if isinstance(told, int) and not isinstance(told, bool) else None
+
+    def job(self, posting: Posting, check: Callable[[], None] = no_check) -> Job | None:
+        """Return what it says of the upload of this file; None where it knows of none, or of a body that is not through."""
+        name = job_id(posting.merkle_root, posting.owner, posting.start)
+        answer = ask(self.address, f"/v2/status/{name}", check=check)
+        if answer.status in (404, 405):
+            return None
+        told = _json(answer)
+        progress = told.get("progress")
+        if answer.status != 200 or not isinstance(progress, int | float) or not abs(progress) <= _MOST_PROGRESS:  # NaN
+            raise StoreUnreachable(f"provider {self.address} says {answer.status} of an upload's status")
+        status = told.get("status")
+        return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
+
+    def upload(self, sending: Sending) -> Job:
+        """Send the file and return what it says of it: done, an error, or accepted, and then `job` tells more.
+
+        Raises:
+            StoreUnreachable: also where the connection broke; whether the file is stored has to be asked then.
+        """
+        answer = self._send("/v2/upload", upload_form(sending.posting), sending)
+        if isinstance(answer, Answer) and answer.status in (404, 405):
+            form = upload_form(sending.posting, proof_type=sending.proof_type)
+            answer = self._send("/upload", form, sending)
+        return self._outcome(answer)
+
+    def _outcome(self, answer: "Answer | Job") -> Job:
+        if isinstance(answer, Job):
+            return answer
+        if answer.status == 202:
+            return ACCEPTED
+        if answer.status == 200:
+            return DONE
+        error = _json(answer).get("error")
+        told = quoted(error, 300) if isinstance(error, str) else ""
+        job = Job(0, f"{_ERROR_PREFIX}: {told}")
+        if answer.status == 500 and (job.refuses_bytes or job.finds_no_slot or job.sees_no_post or job.has_no_room):
+            return job
+        raise StoreUnreachable(f"provider {self.address} answers an upload with {answer.status} {told}".rstrip())
+
+    def _send(self, path: str, form: UploadForm, sending: Sending) -> "Answer | Job":
+        pace, size_bytes = sending.pace, sending.posting.stored_size_bytes
+        headers = {
+            "Content-Type": form.content_type,
+            "Content-Length": str(len(form.head) + size_bytes + len(form.tail)),
+            "Connection": "close",
+        }
+        patience = Patience(STALL_SECONDS, pace.check)
+        connection = Connection(self.address, patience)
+        reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
+        with sending.staged.open("rb", buffering=0) as file, unreachable(self.address):
+            try:
+                connection.send_head("POST", path, headers)
+                try:
+                    connection.send(form.head)
+                    position = 0
+                    while position < size_bytes:
+                        if time.monotonic() > reads_until:
+                            raise TimeoutError("it reads longer than any provider does")
+                        patience.renew(STALL_SECONDS)
+                        end_byte = min(position + pace.piece_bytes(), size_bytes)
+                        connection.wire.send_file(file, position, end_byte)
+                        pace.sent(end_byte - position)
+                        position = end_byte
+                    patience.renew(STALL_SECONDS)
+                    connection.send(form.tail)
+                except (AnsweredEarly, BrokenPipeError, ConnectionResetError):
+                    patience.renew(ANSWER_SECONDS)  # why it does not read on may be there to read
+                else:
+                    patience.renew(sending.answer_seconds)
+                    if not sending.known_before:
+                        patience.check = self._looking_for_end(sending.posting, pace.check)
+                with connection.getresponse() as response:
+                    return read_answer(response, self.address)
+            except _Learned:
+                return DONE
+            finally:
+                connection.close()
+
+    def _looking_for_end(self, posting: Posting, check: Callable[[], None]) -> Callable[[], None]:
+        """Return a check that also asks for the job now and then: an answer may get lost while the file is stored."""
+        due = time.monotonic() + STATUS_SECONDS
+
+        def look() -> None:
+            nonlocal due
+            check()
+            if time.monotonic() < due:
+                return
+            with contextlib.suppress(StoreUnreachable):
+                job = self.job(posting, check)
+                if job and job.done:
+                    raise _Learned
+            due = time.monotonic() + STATUS_SECONDS
+
+        return look
+
+    # --- downloads -----------------------------------------------------------------------------------------------------
+
+    def download(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> Iterator[bytes]:
+        """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
+
+        What breaks off, also without an error, goes on where it broke.
+
+        Raises:
+            StoredChunkMissing: it does not have the root. IntegrityError: its file has another size.
+        """
+        position, in_vain = start_byte, 0
+        while position < end_byte:
+            before = position
+            try:
+                for piece in self._range(posting, position, end_byte, check):
+                    position += len(piece)
+                    yield piece
+            except StoreUnreachable:
+                in_vain = in_vain + 1 if position - before < LEAST_RESUMED_BYTES else 0
+                if in_vain >= MAX_RESUMED:
+                    raise
+                time.sleep(RESUME_SECONDS[in_vain])
+                check()
+
+    def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
+        """Yield what one request gives of the range, or raise where that is nothing."""
+        patience = Patience(ANSWER_SECONDS, check)
+        with unreachable(self.address):
+            connection, response = self._request(posting, start_byte, end_byte, patience)
+            reusable = False
+            try:
+                left, skipped = self._promised(response, posting, start_byte, end_byte)
+                while left:
+                    patience.renew(STALL_SECONDS)
+                    piece = response.read(min(PIECE_BYTES, skipped or left))
+                    if not piece:
+                        raise StoreUnreachable(f"provider {self.address} broke off {left} bytes before the end of a download")
+                    if skipped:
+                        skipped -= len(piece)
+                        continue
+                    left -= len(piece)
+                    yield piece
+                reusable = response.isclosed()
+            finally:
+                if reusable:
+                    self._give_back(connection)
+                else:
+                    response.close()
+                    connection.close()
+
+    def _request(
+        self, posting: Posting, start_byte: int, end_byte: int, patience: Patience
+    ) -> tuple[Connection, http.client.HTTPResponse]:
+        path = f"/download/{posting.merkle_root.hex()}"
+        headers = {"Range": f"bytes={start_byte}-{end_byte - 1}"}
+        while True:
+            kept = self._take_idle()
+            connection = kept or Connection(self.address, patience)
+            connection.be_patient(patience)
+            try:
+                connection.send_head("GET", path, headers)
+                return connection, connection.getresponse()
+            except ConnectionError:
+                connection.close()
+                if not kept:  # a kept one may have been closed at the other end since
+                    raise
+            except BaseException:
+                connection.close()
+                raise
+
+    def _promised(self, response: http.client.HTTPResponse, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
+        """Return how many bytes of the range the answer promises, and how many others come before them."""
+        total: int | None = None
+        if response.status == 206:
+            match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if not match or int(match[1]) != start_byte:
+                raise StoreUnreachable(f"provider {self.address} answers with another range than was asked for")
+            total, promised, skipped = int(match[3]), min(int(match[2]) + 1, end_byte) - start_byte, 0
+        elif response.status == 200:
+            total, promised, skipped = response.length, end_byte - start_byte, start_byte
+        else:
+            self._refused(response)
+        if total is not None and total != posting.stored_size_bytes:
+            raise IntegrityError(
+                f"the file {posting.merkle_root.hex()} has {total} bytes at provider {self.address}"
+                f" instead of {posting.stored_size_bytes}"
+            )
+        return promised, skipped
+
+    def _refused(self, response: http.client.HTTPResponse) -> NoReturn:
+        answer = read_answer(response, self.address)
+        text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
+        if answer.status == 404 or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
+            raise StoredChunkMissing(f"provider {self.address} does not have the file")
+        if answer.status == 416:
+            raise IntegrityError(f"the file at provider {self.address} ends before what the chain says")
+        raise StoreUnreachable(f"provider {self.address} answers a download with {answer.status} {text}".rstrip())
+
+    def _take_idle(self) -> Connection | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if connection.sock is not None and len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()

@@ -1,0 +1,78 @@
+"""When the bought space will end or be full: what comes first, and in how many days. Pure: no clock, no chain, no ledger.
+
+Not here: what the chain says of the plan (`chain`), what is warned about (Dagster's check, the command line).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from caf_pipeline.interfaces import Chunk
+from caf_pipeline.store.jackal.messages import StoragePlan
+
+LATELY: Final = timedelta(days=7)
+"""Over which the rate of archiving is taken: a week, so that quiet nights and weekends count as what they are."""
+
+DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How long the plan lasts.
+
+    Attributes:
+        days_left: until it ends or is full, whichever comes first; 0 where it is over.
+        first: what comes first: "ends" or "fills".
+        ends_in_days: until its end.
+        fills_in_days: until it is full, at the rate of late; None where nothing was charged lately.
+        charged_per_day: bytes a day, every copy counted.
+    """
+
+    days_left: float
+    first: Literal["ends", "fills"]
+    ends_in_days: float
+    fills_in_days: float | None
+    charged_per_day: float
+
+    def warning(self, plan: StoragePlan, warn_days: int, waiting_bytes: int) -> str:
+        """Return what is wrong with the plan in one sentence; "" where it lasts.
+
+        Args:
+            plan: that was looked at.
+            warn_days: it should neither end nor fill within so many days.
+            waiting_bytes: planned and not yet posted, every copy counted.
+        """
+        if self.ends_in_days <= 0:
+            return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
+        if waiting_bytes > plan.free_bytes:
+            return f"What is planned takes {waiting_bytes:,} bytes, copies included; {plan.free_bytes:,} are free."
+        if self.days_left > warn_days:
+            return ""
+        if self.first == "fills":
+            return f"The bought space is full in {self.days_left:.1f} days at the rate of the last week."
+        return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {self.days_left:.1f} days."
+
+
+def charged_per_day(chunks: Iterable[Chunk], copies: int, now: datetime) -> float:
+    """Return the bytes a day, every copy counted, of the chunks that were located lately."""
+    since = now - LATELY
+    stored = sum(chunk.stored_size_bytes for chunk in chunks if chunk.located_at is not None and chunk.located_at >= since)
+    return stored * copies / (LATELY / DAY)
+
+
+def look_ahead(plan: StoragePlan, per_day: float, now: datetime) -> Outlook:
+    """Return how long the plan lasts.
+
+    Args:
+        plan: as the chain has it.
+        per_day: bytes charged a day, every copy counted.
+        now: aware.
+    """
+    ends_in = max(0.0, (plan.ends_at - now) / DAY)
+    fills_in = None if per_day <= 0 else max(0, plan.free_bytes) / per_day
+    if plan.free_bytes <= 0:
+        fills_in = 0.0
+    if fills_in is not None and fills_in < ends_in:
+        return Outlook(fills_in, "fills", ends_in, fills_in, per_day)
+    return Outlook(ends_in, "ends", ends_in, fills_in, per_day)

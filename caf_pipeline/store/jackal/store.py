@@ -1,0 +1,264 @@
+"""The ChunkStore on Jackal: what it costs, what it admits, and the parts that do the work.
+
+Not here: how a post is paid for once (`posting`), copies (`uploads`), reads (`reading`), the order of it all (`archive`).
+Source: docs/jackal.md.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
+from caf_pipeline.interfaces import (
+    ChunkToStore,
+    Copy,
+    Cost,
+    Holder,
+    Ledger,
+    PostedFile,
+    Posting,
+    ProviderRecords,
+    TransactionLog,
+)
+from caf_pipeline.settings import JackalSettings, Settings
+from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
+from caf_pipeline.store.jackal.download import Reading
+from caf_pipeline.store.jackal.messages import DENOM, ChainFile, archive_of, is_ours
+from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
+from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.takers import Takers
+from caf_pipeline.store.jackal.upload import Uploads
+from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
+from caf_pipeline.throttle import Brake
+from caf_pipeline.waits import Waits
+
+PRICE_DAYS: Final = 365
+"""For how long `cost` prices the space; a plan is bought for 30 days or more."""
+
+
+class JackalStore:
+    """Keeps chunks on Jackal. Safe for several threads.
+
+    Attributes:
+        chain: the network's nodes.
+        wallet: who pays and owns.
+        poster: what pays.
+        settings: of the network.
+    """
+
+    name = "jackal"
+
+    def __init__(  # noqa: PLR0917 - the parts, each a type of its own
+        self,
+        settings: JackalSettings,
+        wallet: Wallet,
+        chain: Chain,
+        poster: Poster,
+        records: ProviderRecords,
+        brake: Brake,
+        waits: Waits | None = None,
+    ) -> None:
+        self.settings = settings
+        self.wallet = wallet
+        self.chain = chain
+        self.poster = poster
+        self.required_copies = settings.copies_required
+        self.proof_type: int = settings.proof_type
+        self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
+        self._uploads = Uploads(chain, settings, records, self._roster, brake, waits or Waits())
+        self._takers = Takers(settings, self._roster, self._uploads)
+        self._reading = Reading(chain, records, self._roster, waits)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._roster.close()
+        self.chain.close()
+
+    # --- before anything is sent ---------------------------------------------------------------------------------------
+
+    def cost(self, stored_size_bytes: int) -> Cost:
+        """Return the space that all copies take, what the plan has left, and what that space costs for a year.
+
+        Less than the least that is sold costs as much as that. A post itself takes space that was bought, and a fee.
+        """
+        charged_bytes = stored_size_bytes * self.settings.copies
+        plan = self.chain.plan(self.wallet.address)
+        price = self.chain.price(PRICE_DAYS, max(charged_bytes, LEAST_BYTES))
+        return Cost(charged_bytes=charged_bytes, free_bytes=plan.free_bytes if plan else 0, price=f"{price}{DENOM}")
+
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        """Raise what would keep a chunk of this size from being posted: see `ChunkStore.admit`.
+
+        Raises:
+            MnemonicRefused: there is no wallet, or not one.
+            SettingsError: the chain may not verify proofs of the type that is set.
+        """
+        _require_public(public)
+        self.chain.require_verified(self.proof_type)
+        self._require_uploadable(stored_size_bytes)
+        self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
+        self._require_fee()
+        self._takers.require(stored_size_bytes)
+
+    def _require_uploadable(self, stored_size_bytes: int) -> None:
+        largest = self.largest_chunk_bytes()
+        if largest is not None and stored_size_bytes > largest:
+            raise ChunkTooLarge(
+                f"a chunk of {stored_size_bytes} bytes is not through in the {self.settings.upload_seconds:.0f} s that a provider"
+                f" reads an upload; at the rates measured about {largest} bytes are",
+                fitting_bytes=largest,
+                hint=f"set the source's target_size to {largest} or less",
+            )
+
+    def _require_space(self, needed_bytes: int) -> None:
+        address = self.wallet.address
+        plan = self.chain.plan(address)
+        if plan is None:
+            raise NoStoragePlan(
+                f"{address} has bought no space on Jackal; {needed_bytes} bytes are needed",
+                hint=_to_buy(needed_bytes),
+            )
+        if plan.ends_at <= datetime.now(UTC):
+            raise PlanExpired(
+                f"the space that {address} bought ended on {plan.ends_at:%Y-%m-%d}",
+                hint=_to_buy(plan.used_bytes + needed_bytes),
+            )
+        if needed_bytes > plan.free_bytes:
+            raise PlanTooSmall(
+                f"{needed_bytes} bytes are needed for all copies of what is to be posted, {plan.free_bytes} of {plan.space_bytes}"
+                f" bought bytes of {address} are free",
+                hint=_to_buy(plan.used_bytes + needed_bytes),
+            )
+
+    def _require_fee(self) -> None:
+        fee = math.ceil(math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN) * self.settings.gas_price)
+        balance = self.chain.balance(self.wallet.address)
+        if balance < fee:
+            raise EmptyWallet(
+                f"{self.wallet.address} has {balance}{DENOM}, a post costs a fee of about {fee}{DENOM}",
+                hint="send some JKL to this address",
+            )
+
+    def largest_chunk_bytes(self) -> int | None:
+        """Return what the slowest of the required copies is through with in time; None where fewer providers are measured."""
+        return self._roster.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
+
+    def staging_hold_seconds(self) -> float:
+        """Return how long the set number of proof windows is."""
+        windows = self.settings.keep_staged_windows
+        return windows * self.chain.params().proof_window * self.chain.block_seconds() if windows else 0.0
+
+    # --- a chunk ---------------------------------------------------------------------------------------------------------
+
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+        """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
+        _require_public(chunk.public)
+        return self.poster.post(chunk, log, ready=lambda: self._takers.require(chunk.stored_size_bytes))
+
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
+        return self.poster.found(chunk, log)
+
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+        """Bring the staged file to providers: see `ChunkStore.put`."""
+        self._uploads.put(posting, staged, progress)
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return what the chain lists, with what it keeps of each copy's proofs."""
+        merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
+        file = self.chain.file(merkle_root, owner, start)
+        if file is None:
+            return []
+        copies = []
+        for provider, listed in zip(file.providers, file.proofs, strict=True):
+            proof = self.chain.proof(provider, merkle_root, owner, start)
+            height, verified = (proof.last_proven, proof.verified) if proof else (None, False)
+            copies.append(Copy(provider, listed, height, verified))
+        return copies
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the providers that the chain lists, fastest first, those that failed of late last."""
+        return self._reading.holders(posting)
+
+    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+        """Return the number of the proof window since the post: windows of a file begin with its start."""
+        if copy.last_proven is None:
+            return None
+        return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
+
+    def current_window(self, posting: Posting) -> int | None:
+        """Return the number of the proof window that the file is in now."""
+        return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
+
+    def window_ends_in(self, posting: Posting) -> float | None:
+        """Return how long the blocks that are left of the window take, at the present pace."""
+        blocks = self._window_blocks(posting)
+        passed = max(self.chain.height() - posting.start, 0) % blocks
+        return (blocks - passed) * self.chain.block_seconds()
+
+    def _window_blocks(self, posting: Posting) -> int:
+        """Return how long a window of this file is: it keeps the one that it was posted with."""
+        file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
+        return (file.proof_interval if file else 0) or self.chain.params().proof_window
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield a range of the stored bytes: see `ChunkStore.read`."""
+        return self._reading.read(posting, start_byte, end_byte, provider=provider)
+
+    def owner(self) -> str:
+        """Return the wallet's address."""
+        return self.wallet.address
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield what the chain lists under the archive's note, of any owner."""
+        for file in self.chain.files_of_archive(None, archive_id):
+            posting = Posting(file.merkle_root, file.owner, file.start, file.size_bytes)
+            yield PostedFile(posting, file.proof_type)
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
+        return Counter(archive_of(file.note) for file in self.chain.files_of_owner(self.wallet.address) if is_ours(file.note))
+
+    def listed(self, archive_id: str) -> Iterator[ChainFile]:
+        """Yield what the chain lists for this owner and archive."""
+        return self.chain.files_of_archive(self.wallet.address, archive_id)
+
+
+def _to_buy(size_bytes: int) -> str:
+    least = max(size_bytes, LEAST_BYTES)
+    return (
+        f"'caf jackal price SOURCE' tells what all of it takes; 'caf jackal buy --bytes {least} --days {LEAST_DAYS}' is the least"
+    )
+
+
+def _require_public(public: bool) -> None:
+    if not public:
+        raise NotPublic(
+            "what is stored on Jackal can be read by anybody, and this source is not marked as public",
+            hint="set public = true for the source if every byte of it may be read by anybody",
+        )
+
+
+def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> JackalStore:
+    """Open the store that the settings describe. The wallet is opened when something is to be paid: reading needs none.
+
+    Raises:
+        SettingsError: no LCD is set.
+    """
+    jackal = settings.jackal
+    given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
+    wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
+    log = ledger.transactions(holder)
+    brake = Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    chain = Chain(
+        jackal.lcd,
+        jackal.chain_id,
+        seen_height=lambda: log.seen_height(jackal.chain_id),
+        see_height=lambda height: log.see_height(jackal.chain_id, height),
+        waits=waits,
+    )
+    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.hold, waits=waits)
+    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake, waits)

@@ -1,0 +1,131 @@
+"""The wallet: a key from its mnemonic, the address that the chain knows it by, and its signatures.
+
+The words and the key are never shown: not by repr, not in an error. Not here: what is signed (`messages`).
+Source: BIP-39, BIP-32, SLIP-44 coin type 118; "Transactions" in the notes on Jackal's protocol.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import bech32
+from bip32 import BIP32
+from coincurve import PrivateKey
+from Crypto.Hash import RIPEMD160
+from mnemonic import Mnemonic
+
+from caf_pipeline.errors import MnemonicRefused, UsageError
+from caf_pipeline.system.plurals import counted
+
+KEY_PATH: Final = "m/44'/118'/0'/0/0"
+ADDRESS_PREFIX: Final = "jkl"
+MNEMONIC_VARIABLE: Final = "JACKAL_MNEMONIC"
+SETTING_VARIABLE: Final = "CAF_JACKAL__MNEMONIC"  # which the settings read, and which comes first
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Wallet:
+    """One account's key."""
+
+    def __init__(self, mnemonic: str | Callable[[], str]) -> None:
+        """Derive the key: from words at once, from a function that gives them when the key is first needed.
+
+        Raises:
+            MnemonicRefused: these are not the words of a mnemonic.
+        """
+        self._mnemonic = mnemonic
+        if isinstance(mnemonic, str):
+            self.address  # noqa: B018 - derives it
+
+    def __repr__(self) -> str:
+        return "Wallet(…)" if callable(self._mnemonic) else f"Wallet({self.address})"
+
+    @cached_property
+    def _key(self) -> PrivateKey:
+        given = self._mnemonic() if callable(self._mnemonic) else self._mnemonic
+        words = " ".join(given.split())
+        if not Mnemonic("english").check(words):
+            raise MnemonicRefused(
+                f"the mnemonic is not valid: {_what_is_wrong(words)}",
+                hint="give the 12 to 24 English words of the wallet, in order",
+            )
+        return PrivateKey(BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH))
+
+    @cached_property
+    def public_key(self) -> bytes:
+        """33 bytes, compressed."""
+        return self._key.public_key.format(compressed=True)
+
+    @cached_property
+    def address(self) -> str:
+        """The account's, `jkl1…`."""
+        return address_of(self.public_key)
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of the message's SHA-256: r and s, 32 bytes each, s low; the same each time (RFC 6979)."""
+        return self._key.sign_recoverable(message)[:64]
+
+
+def address_of(public_key: bytes) -> str:
+    """Return the account address of a compressed public key."""
+    digest = RIPEMD160.new(hashlib.sha256(public_key).digest()).digest()
+    return str(bech32.bech32_encode(ADDRESS_PREFIX, bech32.convertbits(digest, 8, 5) or []))
+
+
+def require_address(text: str) -> str:
+    """Return an account's address, `jkl1…`, as it was given.
+
+    Raises:
+        UsageError: it is none; its checksum tells of a mistyped letter.
+    """
+    prefix, words = bech32.bech32_decode(text)
+    digest = bech32.convertbits(words, 5, 8, False) if words else None
+    if prefix != ADDRESS_PREFIX or digest is None or len(digest) != RIPEMD160.digest_size or text != text.lower():
+        raise UsageError(
+            f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal account' shows it."
+        )
+    return text
+
+
+def words_named(given: str | None, file: Path | None) -> Sequence[str]:
+    """Return where words are named: environment variables and a file's path. `read_mnemonic` takes the first and no other."""
+    variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
+    return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
+
+
+def read_mnemonic(given: str | None, file: Path | None) -> str:
+    """Return the words: those given, else those of the environment, else those in the file.
+
+    Raises:
+        MnemonicRefused: there are none, or the file cannot be read or is open to others.
+    """
+    if words := given or os.environ.get(MNEMONIC_VARIABLE):
+        return words
+    if file is None:
+        raise MnemonicRefused(
+            "there is no wallet",
+            hint=f"set {MNEMONIC_VARIABLE}, or jackal.mnemonic_file to a file of mode 600 that holds the words",
+        )
+    try:
+        if file.stat().st_mode & _OTHERS:
+            raise MnemonicRefused(f"{file} can be read by others than its owner", hint=f"chmod 600 {file}")
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise MnemonicRefused(f"{file} cannot be read: {reason}", hint="set jackal.mnemonic_file to the wallet's words") from None
+
+
+def _what_is_wrong(words: str) -> str:
+    """Say it without a word of it."""
+    known = set(Mnemonic("english").wordlist)
+    given = words.split()
+    if len(given) not in (12, 15, 18, 21, 24):
+        return f"it has {counted(len(given), 'word')}"
+    unknown = [str(number) for number, word in enumerate(given, 1) if word not in known]
+    if unknown:
+        return f"word {', '.join(unknown)} is not in the English list"
+    return "its checksum does not fit: two words are exchanged, or one is another"

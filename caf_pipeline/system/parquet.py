@@ -1,0 +1,193 @@
+"""Parquet files that are whole or not there at all, and DuckDB over them in bounded memory.
+
+Not here: what is asked of the files (`inventory`).
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from glob import escape as glob_escape
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from caf_pipeline.errors import IntegrityError, StagingError
+from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.folder_lock import writing_into
+
+ROWS_PER_GROUP: Final = 65_536
+"""Rows of a row group, which are held in memory at once: some 10 MB with keys of 100 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBudget:
+    """What a sort or join may take at once. Beyond `memory_bytes` it spills into a folder beside the file that it is for."""
+
+    memory_bytes: int = 256 << 20
+    threads: int = 2
+
+
+DEFAULT_BUDGET: Final = QueryBudget()
+
+
+@contextlib.contextmanager
+def told_apart(path: Path) -> Iterator[None]:
+    """Translate what files and DuckDB raise while `path` is worked on: StagingError, or IntegrityError for a bad input."""
+    try:
+        yield
+    except duckdb.IOException as error:
+        if "No files found" in str(error):  # DuckDB's words for a file that is not there
+            raise IntegrityError(f"a file is missing: {_first_line(error)}", hint="take the inventory again") from error
+        raise _no_room(path, _first_line(error)) from error
+    except duckdb.OutOfMemoryException as error:
+        raise _no_room(path, _first_line(error)) from error
+    except (duckdb.Error, pa.ArrowInvalid) as error:
+        raise IntegrityError(
+            f"what {path} is made of is not what it should be: {_first_line(error)}", hint="take the inventory again"
+        ) from error
+    except OSError as error:
+        raise _no_room(path, error.strerror or _first_line(error)) from error
+
+
+def _no_room(path: Path, reason: str) -> StagingError:
+    return StagingError(
+        f"{path} cannot be written: {reason}",
+        hint="make room on that disk (sorts and joins spill beside the file) or mend the folder's permissions",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class WholeParquet:
+    """A Parquet file while it is written: counted, and under a temporary name until it is published."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.tmp")
+        self.row_count = 0
+        self._schema = schema
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._file = self.temporary.open("wb")
+        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows; a row group is held in memory."""
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self.row_count += batch.num_rows
+        if self._waiting_rows >= ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting, self._waiting_rows = [], 0
+        self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """End the temporary file, durably, with this metadata."""
+        self._flush()
+        self._writer.add_key_value_metadata(dict(metadata))
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def publish(self) -> None:
+        """Give the closed file its name, durably."""
+        os.replace(self.temporary, self.path)
+        sync_folder(self.path.parent)
+
+    def abort(self) -> None:
+        """Remove the temporary file; does nothing after `publish`."""
+        with contextlib.suppress(OSError, ValueError):  # a full disk fails the last flush too; the bytes are being removed
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def write_whole(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema) -> WholeParquet:
+    """Write batches (their columns in any order, more are dropped) as one file, or leave nothing."""
+    file = WholeParquet(path, schema)
+    try:
+        for batch in batches:
+            file.write(batch.select(schema.names).cast(schema))
+        file.close({})
+        file.publish()
+    finally:
+        file.abort()
+    return file
+
+
+def sum_of(batch: pa.RecordBatch, column: str) -> int:
+    """Return the sum of a column of integers."""
+    return int(pc.sum(batch.column(column)).as_py() or 0)
+
+
+class Query:
+    """DuckDB over Parquet files, within a budget, spilling into a folder beside `path` that is removed at the end.
+
+    Args:
+        path: what the query is for.
+        budget: bounds the memory.
+        functions: for SQL, by name.
+        macros: `name(…) AS …`.
+    """
+
+    def __init__(
+        self, path: Path, budget: QueryBudget, *, functions: Mapping[str, Callable[[bytes], str]], macros: Iterable[str]
+    ) -> None:
+        self._path = path
+        self._budget = budget
+        self._functions = functions
+        self._macros = macros
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(writing_into(self._path.parent))  # who tidies up there leaves the folder alone meanwhile
+            spill = stack.enter_context(tempfile.TemporaryDirectory(prefix=".caf-spill-", dir=self._path.parent))
+            config: dict[str, str | bool | int | float | list[str]] = {
+                "memory_limit": f"{max(1, self._budget.memory_bytes >> 20)}MiB",
+                "threads": self._budget.threads,
+                "temp_directory": spill,
+            }
+            self.connection = stack.enter_context(duckdb.connect(":memory:", config=config))
+            for name, function in self._functions.items():
+                self.connection.create_function(name, function, ["BLOB"], "VARCHAR")
+            for macro in self._macros:
+                self.connection.execute(f"CREATE MACRO {macro}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def table(self, name: str, path: Path) -> None:
+        """Give the Parquet file at `path` a name. Its path may hold any character, also those of glob patterns."""
+        literal = glob_escape(str(path)).replace("'", "''")
+        self.view(name, f"SELECT * FROM read_parquet('{literal}')")
+
+    def view(self, name: str, sql: str) -> None:
+        """Give a query a name, which may have stood for another before."""
+        self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
+
+    def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the order of the query, in batches as they come."""
+        # DuckDB 2.0 warns that `execute(…).to_arrow_reader` copies all rows first; `sql` streams. DuckDB's setting
+        # `preserve_insertion_order` stays on: without it, sorted rows came out of order here.
+        yield from self.connection.sql(sql).to_arrow_reader(ROWS_PER_GROUP)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return all rows of a small result."""
+        return self.connection.execute(sql).fetchall()

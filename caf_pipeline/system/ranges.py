@@ -1,0 +1,453 @@
+"""Ranges of a file named on the command line: a local path, an http(s) URL, or an s3:// URL.
+
+Every source answers for one state of its file: a remote one that changes between two reads is refused by its ETag.
+Broken connections are resumed where they broke. No message names a URL's user, password or query, which may be secrets.
+
+Not here: what is in the ranges (`caf`), objects of a configured source (`s3`).
+"""
+
+import contextlib
+import os
+import re
+import stat
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from caf_pipeline.errors import (
+    ArchiveError,
+    BucketMissing,
+    CafError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+    UsageError,
+)
+from caf_pipeline.system.unreachable import Reason, reason_of
+
+if TYPE_CHECKING:
+    import httpx
+
+PIECE_BYTES: Final = 1 << 20
+CONNECT_SECONDS: Final = 10
+READ_SECONDS: Final = 60
+MAX_WHOLE_BYTES: Final = 64 << 20
+"""A web server that knows no ranges sends the whole file; one of up to this size is taken and kept in memory."""
+
+_BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)  # before each further try of a read that came no further
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_EMPTY_RANGE: Final = re.compile(r"bytes \*/(\d{1,18})")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+MAX_REDIRECTS: Final = 5
+"""As many as a public file service takes at most: a name that moved, https, a signed address at its store."""
+
+Result = TypeVar("Result")
+
+
+class FileRanges(ABC):
+    """A `caf.StreamingSource` that has a name for messages and can be closed."""
+
+    name: str
+
+    @abstractmethod
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+
+    @abstractmethod
+    def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
+        """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """Return exactly `[start_byte, end_byte)`, or raise."""
+        return b"".join(self.stream(start_byte, end_byte, PIECE_BYTES))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the file or the connections."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_ranges(address: str) -> FileRanges:
+    """Open a file by path, `http://`, `https://` or `s3://bucket/key`. A local file of that very name comes first.
+
+    Raises:
+        UsageError: an address of another kind. ArchiveError: no such local file. Remote files are asked for at the first read.
+    """
+    scheme, separator, _ = address.partition("://")
+    if not separator or os.path.lexists(address):
+        return LocalFile(Path(address))
+    if scheme in ("http", "https"):
+        return HttpFile(address)
+    if scheme == "s3":
+        return S3File(address)
+    raise UsageError(f"Addresses of the kind {scheme}:// are not known.", hint="Give a path, http(s):// or s3://bucket/key.")
+
+
+# --- local files ---------------------------------------------------------------------------------------------------
+
+
+class LocalFile(FileRanges):
+    """A regular file, held open."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it; raises ArchiveError where that is not possible."""
+        self.name = str(path)
+        try:
+            # A pipe must be refused, not waited for.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise ArchiveError(f"There is no file {self.name!r}.") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ArchiveError(f"The file {self.name!r} cannot be opened: {reason}.") from error
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise ArchiveError(f"{self.name!r} is not a regular file.", hint="An archive is read from its end.")
+        self._size_bytes = status.st_size
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """See `FileRanges`."""
+        return self.read(max(0, self._size_bytes - size_bytes), self._size_bytes), self._size_bytes
+
+    def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
+        """See `FileRanges`."""
+        while start_byte < end_byte:
+            piece = self._pread(min(piece_bytes, end_byte - start_byte), start_byte)
+            start_byte += len(piece)
+            yield piece
+
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """See `FileRanges`."""
+        piece = self._pread(end_byte - start_byte, start_byte) if end_byte > start_byte else b""
+        if len(piece) == end_byte - start_byte:
+            return piece
+        return piece + super().read(start_byte + len(piece), end_byte)  # Linux reads at most 2 GiB a call
+
+    def close(self) -> None:
+        """See `FileRanges`."""
+        os.close(self._descriptor)
+
+    def _pread(self, size_bytes: int, start_byte: int) -> bytes:
+        try:
+            piece = os.pread(self._descriptor, size_bytes, start_byte)
+        except OSError as error:
+            raise ArchiveError(f"The file {self.name!r} cannot be read: {error.strerror}.") from error
+        if not piece:
+            raise ArchiveError(f"The file {self.name!r} was cut off at byte {start_byte} while it was read.")
+        return piece
+
+
+# --- remote files --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether that is the whole file."""
+
+    first_byte: int
+    size_bytes: int
+    whole: bool
+    pieces: Callable[[int], Iterator[bytes]]
+
+
+class _RemoteFile(FileRanges):
+    """Ranges by requests. `_request` raises SourceUnreachable for what another try may mend."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._whole: bytes | None = None
+
+    @abstractmethod
+    def _request(self, wanted: str) -> AbstractContextManager[_Answer]:
+        """Ask for a range in the words of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
+
+    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        """See `FileRanges`."""
+        return _retried(lambda: self._suffix(size_bytes))
+
+    def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
+        """See `FileRanges`."""
+        if self._whole is not None:
+            yield from (self._whole[at : min(at + piece_bytes, end_byte)] for at in range(start_byte, end_byte, piece_bytes))
+            return
+        position, failures = start_byte, 0
+        while position < end_byte:
+            try:
+                with self._request(f"bytes={position}-{end_byte - 1}") as answer:
+                    self._expect_part(answer, position)
+                    for piece in answer.pieces(piece_bytes):
+                        wanted = piece[: end_byte - position]
+                        position, failures = position + len(wanted), 0
+                        yield wanted
+                        if position == end_byte:  # the server may go on for ever
+                            break
+                if position < end_byte:
+                    raise SourceUnreachable(f"{self.name}: the answer ended at byte {position} of {end_byte}.")
+            except SourceUnreachable:
+                if failures == len(_BACK_OFF_SECONDS):
+                    raise
+                time.sleep(_BACK_OFF_SECONDS[failures])
+                failures += 1
+
+    def _suffix(self, size_bytes: int) -> tuple[bytes, int]:
+        with self._request(f"bytes=-{size_bytes}") as answer:
+            if answer.whole and answer.size_bytes <= MAX_WHOLE_BYTES:
+                return self._keep_whole(answer)[-size_bytes:], answer.size_bytes
+            suffix = b"" if answer.whole else _at_most(size_bytes, answer.pieces(PIECE_BYTES))
+        if answer.whole:  # some servers know only ranges that have a beginning
+            return self.read(max(0, answer.size_bytes - size_bytes), answer.size_bytes), answer.size_bytes
+        if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
+            raise SourceUnreachable(f"{self.name}: the answer ended after {len(suffix)} bytes.")
+        return suffix, answer.size_bytes
+
+    def _keep_whole(self, answer: _Answer) -> bytes:
+        whole = _at_most(answer.size_bytes, answer.pieces(PIECE_BYTES))
+        if len(whole) != answer.size_bytes:
+            raise SourceUnreachable(f"{self.name}: the answer ended after {len(whole)} of {answer.size_bytes} bytes.")
+        self._whole = whole
+        return whole
+
+    def _expect_part(self, answer: _Answer, first_byte: int) -> None:
+        if answer.whole:
+            raise ArchiveError(
+                f"{self.name}: the server sends the whole file where a part is asked for.",
+                hint="Download it, and give the local file.",
+            )
+        if answer.first_byte != first_byte:
+            raise SourceError(f"{self.name}: asked for byte {first_byte}, the server sent from byte {answer.first_byte} on.")
+
+
+def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
+    """Return all of the pieces, or what is more than `size_bytes`: an answer may be longer than it says, and have no end."""
+    taken = bytearray()
+    for piece in pieces:
+        taken += piece
+        if len(taken) > size_bytes:
+            break
+    return bytes(taken)
+
+
+def _retried(call: Callable[[], Result]) -> Result:
+    for seconds in _BACK_OFF_SECONDS:
+        with contextlib.suppress(SourceUnreachable):
+            return call()
+        time.sleep(seconds)
+    return call()
+
+
+def _refused(name: str, status: int, detail: str = "") -> CafError:
+    """Translate an HTTP status that is neither 200, 206 nor 416."""
+    said = f"{status} {detail}".strip()
+    if status in (401, 403):
+        return SourceDenied(f"{name}: access is denied ({said}).", hint="Check the credentials and what they allow.")
+    if status in (404, 410):
+        return ArchiveError(f"There is no file {name} ({said}).")
+    if status == 412:
+        return ArchiveError(f"{name} was replaced while it was read.", hint="Run the command again.")
+    if status in (408, 425, 429) or status >= 500:
+        return SourceUnreachable(f"{name}: the server cannot answer now ({said}).", hint="Try again later.")
+    return SourceError(f"{name}: the server answered {said}.")
+
+
+def _parse_range(name: str, content_range: str) -> tuple[int, int]:
+    """Return the first byte and the file's size."""
+    if match := _CONTENT_RANGE.fullmatch(content_range):
+        return int(match[1]), int(match[3])
+    raise SourceError(f"{name}: the server sent a part without saying which: Content-Range is {content_range!r}.")
+
+
+class HttpFile(_RemoteFile):
+    """A file behind an http(s) URL.
+
+    The URL may name any host, on this machine or its network, too. Redirects are followed, five at most, and only to the public
+    network or to an address of the named host itself: see `redirects`.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Prepare a client; raises UsageError where the URL is none."""
+        import httpx  # noqa: PLC0415  a sixth of a second that only URLs need
+
+        from caf_pipeline.system.redirects import NamedHost  # noqa: PLC0415
+
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"This is not a URL: {error}.") from error
+        if not self._url.host:
+            raise UsageError("The URL names no host.")
+        super().__init__(str(self._url.copy_with(userinfo=b"", query=None, fragment=None)))
+        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
+        self._client = httpx.Client(follow_redirects=False, timeout=timeout)
+        NamedHost(self._client, self._url.raw_host.decode())
+        # InvalidURL by way of a redirect, the last two from names and ports that the resolver cannot take.
+        self._broken = (httpx.RequestError, httpx.InvalidURL, UnicodeError, OverflowError)
+        self._etag = ""
+
+    def close(self) -> None:
+        """See `FileRanges`."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _request(self, wanted: str) -> Iterator[_Answer]:
+        # An encoded answer would be a range of other bytes.
+        headers = {"Range": wanted, "Accept-Encoding": "identity"}
+        if self._etag:
+            headers["If-Match"] = self._etag
+        with contextlib.ExitStack() as stack:
+            try:
+                response = self._led_to(headers, stack)
+            except self._broken as error:
+                raise self._unreachable(error) from error
+            answer = self._answer(response)
+            etag = response.headers.get("etag", "")
+            if not self._etag and not etag.startswith("W/"):  # a weak one may not stand in If-Match
+                self._etag = etag
+            yield answer
+
+    def _led_to(self, headers: Mapping[str, str], stack: contextlib.ExitStack) -> "httpx.Response":
+        """Follow redirects to the answer. Not httpx's own following: it reads what a redirect says, which may have no end."""
+        request = self._client.build_request("GET", self._url, headers=headers)
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._client.send(request, stream=True)
+            if response.next_request is None:
+                stack.callback(response.close)
+                return response
+            response.close()
+            request = response.next_request
+        raise SourceError(f"{self.name}: the server leads on more than {MAX_REDIRECTS} times.")
+
+    def _answer(self, response: "httpx.Response") -> _Answer:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise SourceError(f"{self.name}: the server compresses the file on its way, so ranges of it have no meaning.")
+
+        def pieces(piece_bytes: int) -> Iterator[bytes]:
+            try:
+                for chunk in response.iter_raw():  # as it comes: what httpx gathered would be lost with the connection
+                    yield from (chunk[at : at + piece_bytes] for at in range(0, len(chunk), piece_bytes))
+            except self._broken as error:
+                raise self._unreachable(error) from error
+
+        content_range = response.headers.get("content-range", "")
+        if response.status_code == 206:
+            first_byte, size_bytes = _parse_range(self.name, content_range)
+            return _Answer(first_byte, size_bytes, False, pieces)
+        if response.status_code == 416 and (match := _EMPTY_RANGE.fullmatch(content_range)) and int(match[1]) == 0:
+            return _Answer(0, 0, False, lambda _: iter(()))
+        if response.status_code == 200:
+            length = response.headers.get("content-length", "")
+            if not _LENGTH.fullmatch(length):
+                raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
+            return _Answer(0, int(length), True, pieces)
+        raise _refused(self.name, response.status_code, response.reason_phrase)
+
+    def _unreachable(self, error: Exception) -> SourceUnreachable:
+        return _unreachable(self.name, error, str(self._url), hint="Check the address.")
+
+
+def _unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:
+    reason = reason_of(error, url)
+    said = f"{reason}: {error or type(error).__name__}" if reason is Reason.OTHER else str(reason)
+    return SourceUnreachable(f"{name} {said}.", hint=hint)
+
+
+# --- S3 ------------------------------------------------------------------------------------------------------------
+
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+class S3File(_RemoteFile):
+    """An object by `s3://bucket/key`, with boto3's credentials from the environment, or anonymous where there are none."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare a client; raises UsageError where the URL lacks bucket or key."""
+        self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
+        if not self._bucket or not self._key:
+            raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")
+        super().__init__(url)
+        import boto3  # noqa: PLC0415  half a second that only s3:// needs
+        from botocore.config import Config  # noqa: PLC0415
+        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415
+
+        self._refused_by_boto, self._answered, self._failed = ParamValidationError, ClientError, BotoCoreError
+        try:
+            session = boto3.Session()
+            # Many S3-compatible servers have no host name for each bucket, and know none of the newer checksums.
+            has_endpoint = any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
+            config = Config(
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"addressing_style": "path" if has_endpoint else "auto"},
+                signature_version=None if session.get_credentials() else _unsigned(),
+            )
+            self._client: Any = session.client("s3", config=config)
+            if has_endpoint:
+                self._client.meta.events.register("before-parameter-build.s3", _stay)
+        except (BotoCoreError, ValueError) as error:
+            raise SourceError(f"{self.name}: no client can be made: {error}.", hint="Check the AWS_ variables.") from error
+        self._conditions: Mapping[str, str] = {}
+
+    def close(self) -> None:
+        """See `FileRanges`."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _request(self, wanted: str) -> Iterator[_Answer]:
+        try:
+            response = self._client.get_object(Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions)
+        except self._refused_by_boto as error:
+            raise UsageError(f"{self.name} cannot be asked for: {error}.") from error
+        except self._answered as error:
+            if _code(error) == "InvalidRange":  # only an empty object has no last bytes
+                yield _Answer(0, 0, False, lambda _: iter(()))
+                return
+            raise self._translated(error) from error
+        except self._failed as error:
+            raise _unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
+        self._conditions = self._conditions or {"IfMatch": response["ETag"]}
+        with contextlib.closing(response["Body"]) as body:
+            yield self._answer(response, body)
+
+    def _answer(self, response: Mapping[str, Any], body: Any) -> _Answer:  # noqa: ANN401  botocore's are made at run time
+        def pieces(piece_bytes: int) -> Iterator[bytes]:
+            try:
+                yield from body.iter_chunks(piece_bytes)
+            except self._failed as error:
+                raise SourceUnreachable(f"{self.name}: the connection broke: {error}.") from error
+
+        if "ContentRange" not in response:
+            return _Answer(0, response["ContentLength"], True, pieces)
+        first_byte, size_bytes = _parse_range(self.name, response["ContentRange"])
+        return _Answer(first_byte, size_bytes, False, pieces)
+
+    def _translated(self, error: Any) -> CafError:  # noqa: ANN401  botocore's ClientError, whose import is late
+        code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code == "NoSuchBucket":
+            return BucketMissing(f"There is no bucket {self._bucket!r}.", hint="Check the name and AWS_ENDPOINT_URL.")
+        return _refused(self.name, status, code)
+
+
+def _code(error: Any) -> str:  # noqa: ANN401
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _stay(context: dict[str, Any], **_: object) -> None:
+    """Take a redirect as an answer: a server that is not AWS has no regions, and botocore would ask it for one without end."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _unsigned() -> Any:  # noqa: ANN401
+    from botocore import UNSIGNED  # noqa: PLC0415
+
+    return UNSIGNED

@@ -1,0 +1,142 @@
+"""Joins steps and adapters: opens the ledger, the store and a source as the settings say.
+
+What takes long to load (boto3, the chain's messages) is loaded where it is opened, so that a command that needs none of it
+starts at once. Not here: settings (`settings`), what is done with the parts (`planning`, `archive`, `retrieve`).
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import LedgerError, SettingsError
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
+from caf_pipeline.ledger.database import describe_database, open_database
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.settings import Settings
+from caf_pipeline.throttle import Brake
+from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
+
+if TYPE_CHECKING:
+    from caf_pipeline.store.jackal.store import JackalStore
+
+
+def open_ledger(settings: Settings, waits: Waits | None = None) -> PostgresLedger:
+    """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
+    with (waits or Waits()).waiting(
+        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+    ):
+        return PostgresLedger(open_database(settings))
+
+
+def open_brake(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Brake:
+    """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
+    jackal = settings.jackal
+    return Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+
+
+def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
+    """Open the store that the settings name; `close_store` gives back what it holds."""
+    if settings.store.kind == "jackal":
+        return open_jackal(settings, ledger, holder, waits)
+    from caf_pipeline.store.directory import DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
+
+    return DirectoryStore(settings.store.folder)
+
+
+def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> "JackalStore":
+    """Open the store on Jackal.
+
+    Raises:
+        SettingsError: the settings keep chunks elsewhere, or lack what the network needs.
+    """
+    _require_jackal(settings)
+    from caf_pipeline.store.jackal.store import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
+
+    return open_jackal_store(settings, ledger, holder, waits)
+
+
+def jackal_of(work: Workplace) -> "JackalStore":
+    """Return the workplace's store, as what it is on Jackal.
+
+    Raises:
+        SettingsError: the settings keep chunks elsewhere.
+    """
+    _require_jackal(work.settings)
+    return cast("JackalStore", work.store)
+
+
+def _require_jackal(settings: Settings) -> None:
+    if settings.store.kind != "jackal":
+        raise SettingsError(
+            f"store.kind is '{settings.store.kind}': nothing here is kept on Jackal",
+            hint='set store.kind = "jackal" in caf.toml; docs/jackal.md says what else it takes',
+        )
+
+
+def close_store(store: ChunkStore) -> None:
+    """Close a store's connections, where it has some."""
+    close = getattr(store, "close", None)
+    if close is not None:
+        close()
+
+
+def open_workplace(
+    settings: Settings,
+    source: str,
+    *,
+    run: str,
+    ledger: Ledger | None = None,
+    client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
+    objects: ObjectSource | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    upload_progress: Callable[[int], None] | None = None,
+    waiting: Listener | None = None,
+) -> Workplace:
+    """Open everything that the steps of one source need.
+
+    Args:
+        settings: all settings.
+        source: the source's name.
+        run: who works, e.g. a Dagster run id.
+        ledger: an open ledger to use.
+        client: a boto3 S3 client to use.
+        objects: an open source to use, so that nothing of S3 is opened.
+        progress: see `Workplace`.
+        upload_progress: see `Workplace`.
+        waiting: told what is waited for, beside the ledger, which every process can ask.
+    """
+    opened: Ledger = ledger or open_ledger(settings)
+    holder = this_process(run)
+    waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))
+    if objects is None:
+        from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
+
+        attempts = settings.packing.request_attempts
+        objects = open_s3_source(source, settings.source(source), attempts=attempts, client=client, waits=waits)
+    told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}
+    work = Workplace(
+        source=source,
+        settings=settings,
+        objects=objects,
+        store=open_store(settings, opened, holder, waits),
+        ledger=opened,
+        holder=holder,
+        brake=open_brake(settings, opened, waits),
+        waits=waits,
+        **{name: listener for name, listener in told.items() if listener},
+    )
+    work.ledger.register_source(source, work.archive_id, work.address)
+    return work
+
+
+def _recorder(ledger: Ledger, holder: Holder, source: str) -> Listener:
+    """Return what writes a run's waits to the ledger."""
+
+    def record(waits: Sequence[Wait]) -> None:
+        # A ledger that is away shows no waits; the work that needs it says so itself.
+        with contextlib.suppress(LedgerError):
+            ledger.record_waits(holder, source, waits)
+
+    return record

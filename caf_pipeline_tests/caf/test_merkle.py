@@ -1,0 +1,100 @@
+"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import blake3
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.caf.merkle import BLOCK_BYTES, MerkleTree, merkle_root
+from caf_pipeline.errors import ArchiveError, UsageError
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())["vectors"]
+SIZES = st.integers(0, 3 * BLOCK_BYTES) | st.sampled_from([64, 65, 130, 200]).map(lambda blocks: blocks * BLOCK_BYTES + 5)
+
+
+def sample(size_bytes: int) -> bytes:
+    period = bytes((i * 31 + 7) % 256 for i in range(256))
+    return (period * (size_bytes // 256 + 1))[:size_bytes]
+
+
+def root_by_the_book(content: bytes, proof_type: int) -> bytes:
+    """Compute the root level by level, with everything in memory."""
+    block_hash, tree_hash, width = {
+        0: (lambda data: hashlib.sha256(data).digest(), lambda data: hashlib.sha3_512(data).digest(), 64),
+        3: (lambda data: blake3.blake3(data).digest(), lambda data: blake3.blake3(data).digest(), 32),
+    }[proof_type]
+    blocks = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
+    level = [tree_hash(block_hash(f"{n}{block.hex()}".encode())) for n, block in enumerate(blocks)]
+    while len(level) & (len(level) - 1):
+        level.append(bytes(width))
+    while len(level) > 1:
+        level = [tree_hash(level[n] + level[n + 1]) for n in range(0, len(level), 2)]
+    return level[0]
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda v: f"{v['size']}-type{v['proof_type']}")
+def test_the_root_is_the_chains(vector, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(sample(vector["size"]))
+    if vector["merkle"] is None:
+        with pytest.raises(ArchiveError):
+            merkle_root(path, vector["proof_type"])
+    else:
+        assert merkle_root(path, vector["proof_type"]).hex() == vector["merkle"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(SIZES, st.lists(st.integers(1, 800_000), max_size=6), st.sampled_from([0, 3]))
+def test_any_split_of_the_bytes_gives_the_root_of_the_whole(size_bytes, pieces, proof_type):
+    content, tree, position = sample(size_bytes + 1), MerkleTree(proof_type), 0
+    for piece in [*pieces, len(content)]:
+        tree.update(memoryview(content)[position : position + piece])
+        position += piece
+    assert tree.root() == root_by_the_book(content, proof_type)
+    assert tree.size_bytes == len(content)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SIZES, SIZES, st.sampled_from([0, 3]))
+def test_a_tree_goes_on_from_its_state(first, second, proof_type):
+    content = sample(first + second + 1)
+    tree = MerkleTree(proof_type)
+    tree.update(content[:first])
+    resumed = MerkleTree.from_state(tree.state())
+    for each in (tree, resumed):
+        each.update(content[first:])
+        assert each.root() == root_by_the_book(content, proof_type)
+
+
+def test_asking_for_the_root_does_not_end_the_tree():
+    content, tree = sample(50_000), MerkleTree(3)
+    tree.update(content[:15_000])
+    assert tree.root() == root_by_the_book(content[:15_000], 3)
+    tree.update(content[15_000:])
+    assert tree.root() == root_by_the_book(content, 3)
+
+
+def test_a_copy_is_independent():
+    tree = MerkleTree(0)
+    tree.update(sample(30_000))
+    copy = tree.copy()
+    copy.update(b"more")
+    assert tree.root() == root_by_the_book(sample(30_000), 0)
+    assert copy.size_bytes == 30_004
+
+
+@pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s + b"x", lambda s: b"", lambda s: b"x" + s[1:]])
+def test_a_damaged_state_is_refused(damage):
+    tree = MerkleTree(3)
+    tree.update(sample(50_000))
+    with pytest.raises(ArchiveError):
+        MerkleTree.from_state(damage(tree.state()))
+
+
+def test_an_unknown_proof_type_is_refused():
+    with pytest.raises(UsageError):
+        MerkleTree(1)

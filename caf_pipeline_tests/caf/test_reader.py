@@ -1,0 +1,216 @@
+"""The CAF reader: few reads, strictness beyond the vectors, lenience, dead bytes, bounded memory."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.caf.archive import SUFFIX_BYTES, CafReader
+from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound
+from caf_pipeline_tests.support.memory_ranges import MemoryRanges, caf_bytes, index_of
+
+MEMBER = '{"start_byte":0,"end_byte":4}'
+
+
+def opened(content: bytes, *, lenient: bool = False) -> CafReader:
+    return CafReader.open(MemoryRanges(content), name="x.caf", lenient=lenient)
+
+
+def with_files(files: str) -> bytes:
+    return caf_bytes(b"0123456789", f'{{"format_version":"1.0","files":{{{files}}}}}'.encode())
+
+
+def test_a_small_archive_takes_one_read():
+    source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4))))
+    reader = CafReader.open(source)
+    assert (reader.read("a"), b"".join(reader.stream("a", 3)), source.reads) == (b"0123", b"0123", 1)
+
+
+def test_a_member_of_a_large_archive_takes_two_reads():
+    source = MemoryRanges(caf_bytes(b"head" + bytes(1 << 20), index_of(("a", 0, 4))))
+    assert CafReader.open(source).read("a") == b"head"
+    assert source.reads == 2
+
+
+def test_a_member_beside_a_long_index_takes_three_reads():
+    members = [(f"{n:06}", n, n + 1) for n in range(5000)]
+    source = MemoryRanges(caf_bytes(bytes(5000), index_of(*members)))
+    reader = CafReader.open(source)
+    assert len(reader) == 5000
+    assert reader.read("000007") == b"\0"
+    assert source.reads == 3
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(1, SUFFIX_BYTES))
+def test_every_member_is_read_right_wherever_the_first_read_cuts(sizes, piece_bytes):
+    bodies = {str(n): bytes([n]) * size for n, size in enumerate(sizes)}
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    index = index_of(*((str(n), start, start + sizes[n]) for n, start in enumerate(starts)))
+    reader = opened(caf_bytes(b"".join(bodies.values()), index))
+    assert {key: reader.read(key) for key in bodies} == bodies
+    assert {key: b"".join(reader.stream(key, piece_bytes)) for key in bodies} == bodies
+    assert {member.key: b"".join(body) for member, body in reader.read_many(reader.members)} == bodies
+
+
+def test_small_neighbours_share_a_read():
+    source = MemoryRanges(caf_bytes(bytes(1 << 20), index_of(*((str(n), n * 100, n * 100 + 100) for n in range(1000)))))
+    reader = CafReader.open(source)
+    before = source.reads
+    assert sum(len(b"".join(body)) for _, body in reader.read_many(reader.members)) == 100_000
+    assert source.reads == before + 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        f'"a":{MEMBER},"b":{MEMBER},"a":{MEMBER}',
+        f'"a":{MEMBER},"\\u0061":{MEMBER}',
+        '"a":{"start_byte":0,"end_byte":4,"end_byte":4}',
+        '"a":{"start_byte":0,"end_byte":4,"st\\u0061rt_byte":0}',
+        # A key twice and a field spelt with an escape, so that the plain names are as many as the members.
+        f'"a":{MEMBER},"b":{MEMBER},"a":{{"st\\u0061rt_byte":0,"end\\u005fbyte":4}}',
+        '"a":{"Start_byte":0,"end_byte":4}',
+        '"a":{"start_byte":0.0,"end_byte":4}',
+        '"a":{"start_byte":0,"end_byte":4e0}',
+        '"a":{"start_byte":"0","end_byte":"4"}',
+        '"a":{"start_byte":false,"end_byte":true}',
+        '"a":{"start_byte":null,"end_byte":4}',
+        '"a":{"start_byte":0,"end_byte":NaN}',
+        '"a":{"start_byte":4,"end_byte":3}',
+        '"a":{"start_byte":0,"end_byte":11}',
+        f'"a":{{"start_byte":0,"end_byte":{"9" * 5000}}}',
+        f'"a":{MEMBER},',
+        '"a":{"start_byte":0,"end_byte":4,"x":' + "[" * 20_000 + "]" * 20_000 + "}",
+    ],
+)
+def test_what_two_readers_could_read_differently_is_refused(files):
+    with pytest.raises(MalformedArchive):
+        opened(with_files(files))
+
+
+@pytest.mark.parametrize("order", [("files", "files", "format_version"), ("format_version", "files", "format_version")])
+def test_a_top_level_field_twice_is_refused_even_where_it_changes_nothing(order):
+    values = {"files": "{}", "format_version": '"1.0"'}
+    raw = "{" + ",".join(f'"{name}":{values[name]}' for name in order) + "}"
+    for lenient in (False, True):
+        with pytest.raises(MalformedArchive):
+            opened(caf_bytes(b"", raw.encode()), lenient=lenient)
+
+
+@pytest.mark.parametrize("key", ["files", "start_byte", "format_version", 'a"start_byte":1', "\\u0061"])
+def test_keys_that_look_like_fields_are_only_keys(key):
+    reader = opened(caf_bytes(b"0123", index_of((key, 0, 4), ("b", 0, 0))))
+    assert reader.read(key) == b"0123"
+
+
+def test_white_space_and_unknown_fields_of_any_shape_are_accepted():
+    index = {"x": [{"start_byte": 1, "end_byte": 2}], **index_of(("a", 0, 4)), "y": None}
+    index["files"]["a"]["more"] = {"deep": [1.5, "é"]}
+    assert opened(caf_bytes(b"0123", json.dumps(index, indent=3).encode())).read("a") == b"0123"
+
+
+@pytest.mark.parametrize("version", ['"format_version":"2.0",', ""])
+def test_another_version_is_read_only_when_asked(version):
+    content = caf_bytes(b"0123", f'{{{version}"files":{{"a":{MEMBER}}}}}'.encode())
+    with pytest.raises(MalformedArchive):
+        opened(content)
+    reader = opened(content, lenient=True)
+    assert (reader.read("a"), len(reader.warnings)) == (b"0123", 1)
+
+
+def test_lenience_replaces_each_bad_byte_and_says_so():
+    content = caf_bytes(b"0123", b'{"format_version":"1.0","files":{"\xe2\x80\xff":' + MEMBER.encode() + b"}}")
+    reader = opened(content, lenient=True)
+    assert [member.key for member in reader.members] == ["\ufffd\ufffd\ufffd"]
+    assert "UTF-8" in reader.warnings[0]
+
+
+def test_lenience_takes_the_last_of_equal_keys_and_says_so():
+    reader = opened(with_files('"a":{"start_byte":0,"end_byte":1},"a":{"start_byte":1,"end_byte":3}'), lenient=True)
+    assert reader.read("a") == b"12"
+    assert len(reader.warnings) == 1
+
+
+@pytest.mark.parametrize(("footer", "error"), [(0, MalformedArchive), (4000, MalformedArchive), (0xFFFFFFFF, MalformedArchive)])
+def test_a_footer_that_the_file_does_not_cover_is_refused_without_another_read(footer, error):
+    source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4)), footer=footer))
+    with pytest.raises(error):
+        CafReader.open(source)
+    assert source.reads == 1
+
+
+def test_an_index_of_gigabytes_is_refused_before_it_is_read():
+    class Sparse:
+        def read(self, start_byte, end_byte):
+            raise AssertionError("the index was read")
+
+        def read_suffix(self, size_bytes):
+            return bytes(size_bytes - 4) + struct.pack("<I", 3 << 30), 4 << 30
+
+    with pytest.raises(ArchiveLimitReached):
+        CafReader.open(Sparse())
+
+
+def test_a_source_that_sends_too_little_is_an_error():
+    class Short(MemoryRanges):
+        def read(self, start_byte, end_byte):
+            return super().read(start_byte, end_byte)[:-1]
+
+    reader = CafReader.open(Short(caf_bytes(bytes(1 << 20), index_of(("a", 0, 4)))))
+    with pytest.raises(ArchiveError):
+        reader.read("a")
+
+
+def test_a_missing_member_is_named():
+    with pytest.raises(MemberNotFound, match="'nope'"):
+        opened(with_files(f'"a":{MEMBER}')).read("nope")
+
+
+def test_dead_bytes_and_overlaps_are_told():
+    index = index_of(("a", 2, 4), ("b", 3, 5), ("empty", 4, 4), ("c", 7, 9), ("d", 7, 9))
+    reader = opened(caf_bytes(bytes(10), index))
+    assert list(reader.gaps()) == [(0, 2), (5, 7), (9, 10)]
+    assert (reader.dead_bytes, reader.overlap_count()) == (5, 2)
+
+
+MILLION = """
+import sys
+from caf_pipeline_tests.support.peak_memory import peak_bytes
+from caf_pipeline.caf.archive import CafReader
+from caf_pipeline.system.ranges import LocalFile
+before = peak_bytes()
+reader = CafReader.open(LocalFile(__import__("pathlib").Path(sys.argv[1])))
+assert reader["objects/of/a/prefix/00000999999.bin"].end_byte == 1_000_000
+print(len(reader), peak_bytes() - before >> 20)
+"""
+
+BUILD_MILLION = """
+import sys
+from caf_pipeline_tests.support.peak_memory import peak_bytes
+from caf_pipeline.caf.index import IndexBuilder
+before = peak_bytes()
+index = IndexBuilder()
+for n in range(1_000_000):
+    index.add(f"objects/of/a/prefix/{n:011}.bin", n, n + 1)
+with open(sys.argv[1], "wb") as file:
+    file.truncate(1_000_000)
+    file.seek(1_000_000)
+    for piece in index.iter_index():
+        file.write(piece)
+    file.write(index.footer())
+print(index.member_count, peak_bytes() - before >> 20)
+"""
+
+
+def test_a_million_members_are_indexed_and_opened_in_bounded_memory(tmp_path):
+    path = str(tmp_path / "million.caf")
+    for program, limit_mib in ((BUILD_MILLION, 256), (MILLION, 512)):
+        run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+        count, peak_mib = map(int, run.stdout.split())
+        assert count == 1_000_000
+        assert peak_mib < limit_mib

@@ -1,0 +1,166 @@
+"""The CAF writer: exact sizes, limits, refusals that leave no trace, atomic finishing, Go's escapes."""
+
+import json
+import os
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.caf.archive import CafReader, CafWriter, Limits
+from caf_pipeline.caf.index import (
+    EMPTY_INDEX_SIZE_BYTES,
+    FOOTER_SIZE_BYTES,
+    IndexBuilder,
+    escaped_key_size_bytes,
+    index_entry_size_bytes,
+)
+from caf_pipeline.errors import ArchiveLimitReached, MemberRefused
+from caf_pipeline_tests.support.memory_ranges import MemoryRanges
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def built(ranges: dict[str, tuple[int, int]]) -> tuple[IndexBuilder, bytes]:
+    index = IndexBuilder()
+    for key, (start_byte, end_byte) in ranges.items():
+        index.add(key, start_byte, end_byte)
+    return index, b"".join(index.iter_index())
+
+
+@settings(deadline=None)
+@given(st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted)))
+@example({"\"\\\b\f\n\r\t\x00\x1f<>&/'\x7f\x80\u2028\u2029\ufeff\U0001f600": (0, 0)})
+def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges):
+    index, raw = built(ranges)
+    entries = sum(index_entry_size_bytes(key, *ends) for key, ends in ranges.items())
+    assert len(raw) == index.index_size_bytes == EMPTY_INDEX_SIZE_BYTES + entries + max(0, len(ranges) - 1)
+    assert json.loads(raw) == {
+        "format_version": "1.0",
+        "files": {key: {"start_byte": start, "end_byte": end} for key, (start, end) in ranges.items()},
+    }
+    assert list(json.loads(raw)["files"]) == sorted(ranges, key=str.encode)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(KEYS, st.binary(max_size=40), max_size=8))
+def test_what_is_written_is_read_back(tmp_path_factory, bodies):
+    path = tmp_path_factory.mktemp("archive") / "round.caf"
+    with CafWriter(path) as writer:
+        for key, body in bodies.items():
+            foretold = writer.size_with(key, len(body))
+            writer.add(key, len(body), [body[:3], memoryview(body)[3:]])
+            assert writer.size_bytes == foretold
+        writer.finish()
+    assert path.stat().st_size == writer.size_bytes
+    reader = CafReader.open(MemoryRanges(path.read_bytes()))
+    assert {member.key: reader.read(member.key) for member in reader.members} == bodies
+
+
+def test_control_characters_are_escaped_as_go_does():
+    key = '"\\\b\f\n\r\t\x00\x1f<>&\u2028\u2029' + "/'\x7f\x80\ufeff\U0001f600"
+    escaped = rb"\"\\\b\f\n\r\t\u0000\u001f\u003c\u003e\u0026\u2028\u2029" + "/'\x7f\x80\ufeff\U0001f600".encode()
+    assert b'{"' + escaped + b'":' in built({key: (0, 1)})[1]
+    assert escaped_key_size_bytes(key) == len(escaped)
+
+
+@pytest.mark.parametrize("chunks", [[b"abc"], [b"abcde"], [b"ab", b"cd", b"e"], []])
+def test_a_wrong_declared_length_leaves_the_archive_as_it_was(tmp_path, chunks):
+    with CafWriter(tmp_path / "a.caf") as writer, CafWriter(tmp_path / "b.caf") as untouched:
+        for each in (writer, untouched):
+            each.add("first", 2, [b"11"])
+        with pytest.raises(MemberRefused):
+            writer.add("wrong", 4, chunks)
+        for each in (writer, untouched):
+            each.add("wrong", 3, [b"333"])
+            each.finish()
+    assert (tmp_path / "a.caf").read_bytes() == (tmp_path / "b.caf").read_bytes()
+
+
+def test_a_body_that_breaks_off_leaves_the_archive_as_it_was(tmp_path):
+    def broken():
+        yield b"half"
+        raise ConnectionError("gone")
+
+    with CafWriter(tmp_path / "a.caf") as writer:
+        with pytest.raises(ConnectionError):
+            writer.add("broken", 8, broken())
+        assert writer.add("whole", 1, [b"x"]) == (0, 1)
+        writer.finish()
+    assert CafReader.open(MemoryRanges((tmp_path / "a.caf").read_bytes())).read("whole") == b"x"
+
+
+@pytest.mark.parametrize("key", ["twice", "lone \ud800"])
+def test_a_refused_key_is_refused_before_a_byte_is_asked_for(tmp_path, key):
+    def untouchable():
+        raise AssertionError("a byte was asked for")
+        yield b""
+
+    with CafWriter(tmp_path / "a.caf") as writer:
+        writer.add("twice", 0, [])
+        with pytest.raises(MemberRefused):
+            writer.add(key, 1, untouchable())
+
+
+def exact_limits(**changed) -> Limits:
+    """Return limits that two members of ten bytes meet exactly."""
+    index_bytes = EMPTY_INDEX_SIZE_BYTES + index_entry_size_bytes("a", 0, 10) + 1 + index_entry_size_bytes("b", 10, 20)
+    size_bytes = 20 + index_bytes + FOOTER_SIZE_BYTES
+    return Limits(**{"max_members": 2, "max_index_bytes": index_bytes, "max_bytes": size_bytes} | changed)
+
+
+def test_an_archive_may_meet_its_limits_exactly(tmp_path):
+    with CafWriter(tmp_path / "a.caf", limits=exact_limits()) as writer:
+        writer.add("a", 10, [bytes(10)])
+        assert writer.fits("b", 10)
+        writer.add("b", 10, [bytes(10)])
+        writer.finish()
+    assert (tmp_path / "a.caf").stat().st_size == exact_limits().max_bytes
+
+
+@pytest.mark.parametrize("limit", ["max_members", "max_index_bytes", "max_bytes"])
+def test_one_over_a_limit_is_refused_before_a_byte_is_written(tmp_path, limit):
+    limits = exact_limits(**{limit: getattr(exact_limits(), limit) - 1})
+    with CafWriter(tmp_path / "a.caf", limits=limits) as writer:
+        writer.add("a", 10, [bytes(10)])
+        before = writer.size_bytes
+        assert not writer.fits("b", 10)
+        with pytest.raises(ArchiveLimitReached):
+            writer.add("b", 10, [bytes(10)])
+        assert writer.size_bytes == before
+
+
+def test_an_exception_leaves_nothing_behind(tmp_path):
+    def fail_inside(writer):
+        with writer:
+            writer.add("a", 1, [b"x"])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_inside(CafWriter(tmp_path / "a.caf"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_older_archive_stands_until_the_new_one_is_whole(tmp_path):
+    (tmp_path / "a.caf").write_bytes(b"older")
+    with CafWriter(tmp_path / "a.caf") as writer:
+        writer.add("a", 1, [b"x"])
+        writer.seal()
+        assert (tmp_path / "a.caf").read_bytes() == b"older"
+        writer.publish()
+    assert (tmp_path / "a.caf").stat().st_size == writer.size_bytes
+    assert os.listdir(tmp_path) == ["a.caf"]
+
+
+def test_members_added_out_of_order_are_indexed_in_byte_order():
+    keys = ["b", "a/b", "\U00010000", "a", "\uffee", "a-b", "B", "a.b"]
+    _, raw = built({key: (n, n + 1) for n, key in enumerate(keys)})
+    assert list(json.loads(raw)["files"]) == ["B", "a", "a-b", "a.b", "a/b", "b", "\uffee", "\U00010000"]
+
+
+def test_a_range_that_is_none_is_refused():
+    index = IndexBuilder()
+    for start_byte, end_byte in ((2, 1), (-1, 1)):
+        with pytest.raises(MemberRefused):
+            index.add("a", start_byte, end_byte)
+    assert index.member_count == 0

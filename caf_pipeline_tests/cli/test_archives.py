@@ -1,0 +1,374 @@
+"""The commands on CAF files, from arguments to exit status, on real files and a real server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from caf_pipeline.caf.archive import CafReader, CafWriter, Limits
+from caf_pipeline.cli import creating, main
+from caf_pipeline.cli.terminal import parse_size, printable
+from caf_pipeline.errors import UsageError
+from caf_pipeline_tests.support.memory_ranges import MemoryRanges, caf_bytes, index_of
+from caf_pipeline_tests.support.range_server import Site, serving
+
+CAF = [sys.executable, "-c", "import sys; from caf_pipeline.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory of its own, with a small tree in `d`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d" / "a").mkdir(parents=True)
+    for name, body in {"d/a/x": b"hello", "d/a.b": b"", "d/Z": b"z" * 1000, "d/ü": b"u"}.items():
+        (tmp_path / name).write_bytes(body)
+    return tmp_path
+
+
+def keys_of(path) -> list[str]:
+    return [member.key for member in CafReader.open(MemoryRanges(path.read_bytes())).members]
+
+
+def write_archive(path, bodies: dict[str, bytes]) -> str:
+    with CafWriter(path) as writer:
+        for key, body in bodies.items():
+            writer.add(key, len(body), [body])
+        writer.finish()
+    return str(path)
+
+
+def tree(folder) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- create --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_that_is_packed_and_extracted_is_the_same(here):
+    assert main(["create", "o.caf", "d"]) == 0
+    assert main(["extract", "o.caf", "-C", "out"]) == 0
+    assert tree(here / "out") == {name: body for name, body in tree(here).items() if name.startswith("d/")}
+
+
+def test_keys_are_relative_to_the_folder_and_in_byte_order(here):
+    assert main(["create", "o.caf", "-C", "d", "."]) == 0
+    assert keys_of(here / "o.caf") == ["Z", "a.b", "a/x", "ü"]
+    bodies_in_order = b"z" * 1000 + b"hello" + b"u"
+    assert (here / "o.caf").read_bytes().startswith(bodies_in_order)
+
+
+@pytest.mark.parametrize("path", ["a/x", "a/../a/x", "../d/a/x", "ABSOLUTE"])
+def test_a_path_may_be_written_in_any_way_that_leads_below_the_folder(here, path):
+    assert main(["create", "o.caf", "-C", "d", path.replace("ABSOLUTE", str(here / "d" / "a" / "x"))]) == 0
+    assert keys_of(here / "o.caf") == ["a/x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (["-C", "d", ".."], 2, "not below"),
+        (["-C", "d/a", "../Z"], 2, "not below"),
+        (["d", "d/Z"], 4, "'d/Z'"),
+        (["missing"], 1, "missing"),
+        (["-C", "missing", "d"], 2, "missing"),
+        (["--target-size", "30GB", "d"], 2, "30GB"),
+        (["--target-size", "0", "d"], 2, "--target-size"),
+        (["--target-size", "33GiB", "d"], 2, "--target-size"),
+        ([], 2, "PATH"),
+    ],
+)
+def test_what_cannot_be_packed_is_told_and_leaves_nothing(here, capsys, arguments, status, named):
+    assert main(["create", "o.caf", *arguments]) == status
+    assert named in capsys.readouterr().err
+    assert sorted(os.listdir(here)) == ["d"]
+
+
+def make_dangling(path):
+    path.symlink_to("nowhere")
+
+
+def make_loop(path):
+    path.symlink_to(path.name)
+
+
+def make_unnamed(path):
+    open(os.fsencode(path) + b"\xff", "wb").close()
+
+
+@pytest.mark.parametrize("make", [make_dangling, make_loop, os.mkfifo, make_unnamed])
+def test_what_is_no_readable_file_is_told_and_leaves_nothing(here, capsys, make):
+    make(here / "d" / "odd")
+    assert main(["create", "o.caf", "d"]) != 0
+    error = capsys.readouterr().err
+    assert error.startswith("caf: error: ")
+    assert "odd" in error
+    assert sorted(os.listdir(here)) == ["d"]
+
+
+def test_links_are_followed_but_not_round_in_circles(here, capsys):
+    (here / "d" / "link").symlink_to("a/x")
+    (here / "d" / "a" / "up").symlink_to("..")
+    assert main(["create", "o.caf", "d/a", "d/link"]) == 0
+    assert keys_of(here / "o.caf") == ["d/a/up/Z", "d/a/up/a.b", "d/a/up/link", "d/a/up/ü", "d/a/x", "d/link"]
+    assert "d/a/up/a" in capsys.readouterr().err
+
+
+def test_an_archive_in_the_tree_does_not_hold_itself(here):
+    for _ in range(2):
+        assert main(["create", "d/o.caf", "d"]) == 0
+    assert keys_of(here / "d" / "o.caf") == ["d/Z", "d/a.b", "d/a/x", "d/ü"]
+
+
+def test_a_file_that_grows_while_it_is_packed_is_an_error(here):
+    files = creating.find_files([here / "d"], here, here / "o.caf")
+    (here / "d" / "Z").write_bytes(b"z" * 1001)
+    with pytest.raises(creating.CafError, match="changed"):
+        creating.write_archives([files], [here / "o.caf"], lambda size_bytes: None)
+    assert os.listdir(here) == ["d"]
+
+
+def test_what_does_not_fit_one_archive_becomes_a_series(here, capsys):
+    assert main(["create", "--json", "o.caf", "-C", "d", ".", "--target-size", "200"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    names = ["o-00001.caf", "o-00002.caf"]
+    assert [line["path"] for line in lines] == [str(here / name) for name in names]
+    assert [line["size_bytes"] for line in lines] == [(here / name).stat().st_size for name in names]
+    assert [keys_of(here / name) for name in names] == [["Z"], ["a.b", "a/x", "ü"]]
+    assert not (here / "o.caf").exists()
+
+
+def test_the_target_is_met_exactly(here):
+    main(["create", "whole.caf", "d"])
+    size_bytes = (here / "whole.caf").stat().st_size
+    assert main(["create", "o.caf", "d", "--target-size", str(size_bytes)]) == 0
+    assert (here / "o.caf").read_bytes() == (here / "whole.caf").read_bytes()
+    assert main(["create", "p.caf", "d", "--target-size", str(size_bytes - 1)]) == 0
+    assert (here / "p-00002.caf").exists()
+
+
+def test_hard_limits_begin_another_archive(here):
+    files = creating.find_files([here / "d"], here, here / "o.caf")
+    assert [len(volume) for volume in creating.cut_into_archives(files, 1 << 30, Limits(max_members=3))] == [3, 1]
+
+
+def test_a_longer_series_that_is_in_the_way_is_told(here, capsys):
+    (here / "o-00003.caf").write_bytes(b"older")
+    assert main(["create", "o.caf", "d", "--target-size", "200"]) == 2
+    assert "o-00003.caf" in capsys.readouterr().err
+    assert sorted(os.listdir(here)) == ["d", "o-00003.caf"]
+
+
+@pytest.mark.parametrize(("out", "status"), [("missing/o.caf", 8), ("d", 2), ("pipe", 2)])
+def test_an_archive_that_cannot_be_written_is_told(here, capsys, out, status):
+    os.mkfifo(here / "pipe")
+    assert main(["create", out, "d"]) == status
+    assert out in capsys.readouterr().err
+
+
+# --- list, cat, verify, merkle -------------------------------------------------------------------------------------
+
+
+def test_list_prints_one_object_a_line(here, capsys):
+    path = write_archive(here / "o.caf", {"b": b"123", "a\n\x1b[31m": b""})
+    assert main(["list", "--json", path]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"key": "a\n\x1b[31m", "start_byte": 3, "end_byte": 3},
+        {"key": "b", "start_byte": 0, "end_byte": 3},
+    ]
+
+
+def test_list_cannot_move_the_cursor(here, capsys):
+    path = write_archive(here / "o.caf", {"a\n\x1b[31m\x9b\u202e\\": b"x"})
+    assert main(["list", path]) == 0
+    assert capsys.readouterr().out.split(maxsplit=1)[1] == "a\\n\\x1b[31m\\x9b\\u202e\\\\\n"
+
+
+def test_cat_writes_the_bytes(here, capfdbinary):
+    path = write_archive(here / "o.caf", {"a": bytes(range(256)) * 5000})
+    assert main(["cat", path, "a"]) == 0
+    assert capfdbinary.readouterr().out == bytes(range(256)) * 5000
+
+
+def test_cat_of_a_missing_member_fails(here, capsys):
+    assert main(["cat", write_archive(here / "o.caf", {}), "nope"]) == 4
+    assert "'nope'" in capsys.readouterr().err
+
+
+def test_verify_tells_dead_bytes_and_overlaps(here, capsys):
+    (here / "o.caf").write_bytes(caf_bytes(bytes(10), index_of(("a", 0, 4), ("b", 2, 6))))
+    assert main(["verify", "--json", "o.caf"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["members"], report["data_bytes"], report["dead_bytes"], report["gaps"], report["overlaps"]) == (2, 10, 4, 1, 1)
+
+
+@pytest.mark.parametrize("command", [["list"], ["extract"], ["cat", "KEY"], ["verify"]])
+def test_a_malformed_archive_is_told_by_every_command(here, capsys, command):
+    (here / "o.caf").write_bytes(b"this is no archive")
+    assert main([command[0], "o.caf", *command[1:]]) == 4
+    assert capsys.readouterr().err.startswith("caf: error: o.caf: ")
+
+
+def test_lenience_is_asked_for_and_told(here, capsys):
+    entry = b'"a":{"start_byte":0,"end_byte":1}'
+    (here / "o.caf").write_bytes(caf_bytes(b"x", b'{"format_version":"1.0","files":{' + entry + b"," + entry + b"}}"))
+    assert main(["list", "o.caf"]) == 4
+    assert main(["list", "--lenient", "o.caf"]) == 0
+    assert "warning" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["list"], ["cat", "d/a/x"], ["verify"], ["merkle"]])
+def test_a_url_does_as_well_as_a_path(here, capfd, command):
+    main(["create", "o.caf", "d"])
+    capfd.readouterr()
+    with serving(Site((here / "o.caf").read_bytes())) as site:
+        outputs = []
+        for address in ("o.caf", site.url):
+            assert main([command[0], address, *command[1:]]) == 0
+            outputs.append(capfd.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("proof_type", "size_bytes"), [("0", 64), ("3", 32)])
+def test_merkle_prints_the_root_in_hex(here, capsys, proof_type, size_bytes):
+    assert main(["merkle", "--proof-type", proof_type, "d/Z"]) == 0
+    assert len(bytes.fromhex(capsys.readouterr().out)) == size_bytes
+
+
+def test_an_empty_file_has_no_root(here, capsys):
+    assert main(["merkle", "d/a.b"]) == 4
+    assert "empty" in capsys.readouterr().err
+
+
+# --- extract -------------------------------------------------------------------------------------------------------
+
+UNHOLDABLE = ["", "/abs", "../up", "a/../../up", "dir/", ".", "..", "a//b", "./c", "n\0l", "x" * 300, "good/below"]
+
+
+def test_a_key_that_cannot_be_a_path_is_told_and_the_rest_goes_on(here, capsys):
+    path = write_archive(here / "o.caf", {"good": b"1"} | dict.fromkeys(UNHOLDABLE, b"evil") | {"zz/last": b"2"})
+    assert main(["extract", path, "-C", "out"]) == 1
+    assert tree(here / "out") == {"good": b"1", "zz/last": b"2"}
+    assert not (here / "up").exists()
+    errors = capsys.readouterr().err
+    assert all(repr(key) in errors for key in UNHOLDABLE)
+    assert f"{len(UNHOLDABLE)} of {len(UNHOLDABLE) + 2} members" in errors
+
+
+def test_links_inside_the_folder_do_not_lead_out(here):
+    (here / "outside").mkdir()
+    (here / "out").mkdir()
+    (here / "out" / "folder").symlink_to(here / "outside")
+    (here / "out" / "file").symlink_to(here / "outside" / "file")
+    path = write_archive(here / "o.caf", {"folder/x": b"evil", "file": b"replaces the link"})
+    assert main(["extract", "--force", path, "-C", "out"]) == 1
+    assert os.listdir(here / "outside") == []
+    assert (here / "out" / "file").read_bytes() == b"replaces the link"
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(here):
+    path = write_archive(here / "o.caf", {"d/Z": b"new", "d/other": b"new"})
+    assert main(["extract", path]) == 1
+    assert ((here / "d/Z").read_bytes(), (here / "d/other").read_bytes()) == (b"z" * 1000, b"new")
+    assert main(["extract", path, "--force"]) == 0
+    assert (here / "d/Z").read_bytes() == b"new"
+
+
+def test_a_folder_is_never_replaced_by_a_file(here, capsys):
+    assert main(["extract", "--force", write_archive(here / "o.caf", {"d": b"1"})]) == 1
+    assert "'d' was not extracted: a folder stands there" in capsys.readouterr().err
+    assert (here / "d" / "Z").exists()
+
+
+def test_only_the_members_asked_for_are_extracted(here, capsys):
+    path = write_archive(here / "o.caf", {"a": b"1", "b": b"2", "c": b"3"})
+    assert main(["extract", "--json", path, "c", "a", "missing", "-C", "out"]) == 1
+    assert tree(here / "out") == {"a": b"1", "c": b"3"}
+    assert [json.loads(line)["key"] for line in capsys.readouterr().out.splitlines()] == ["a", "c"]
+
+
+def test_a_large_member_and_neighbours_are_extracted_right(here):
+    bodies = {"big": os.urandom(9 << 20), "small": b"s", "zero": b""}
+    assert main(["extract", write_archive(here / "o.caf", bodies), "-C", "out"]) == 0
+    assert tree(here / "out") == bodies
+
+
+# --- the process ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(here):
+    path = write_archive(here / "o.caf", {f"key {n:06}": b"" for n in range(20_000)})
+    with subprocess.Popen([*CAF, "list", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_ctrl_c_ends_the_command_with_130_and_leaves_nothing(here):
+    big = here / "d" / "big"
+    big.touch()
+    os.truncate(big, 8 << 30)
+    with subprocess.Popen([*CAF, "create", "o.caf", "d"], stderr=subprocess.PIPE) as process:
+        while not any(name.endswith(".partial") for name in os.listdir(here)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+    assert os.listdir(here) == ["d"]
+
+
+def test_a_full_device_is_one_sentence(here):
+    path = write_archive(here / "o.caf", {"a": b"1"})
+    with open("/dev/full", "wb") as full:
+        run = subprocess.run([*CAF, "list", path], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 8
+    assert run.stderr == "caf: error: No space left on device.\n"
+
+
+def test_listing_loads_nothing_heavy(here):
+    path = write_archive(here / "o.caf", {"a": b"1"})
+    program = (
+        "import sys; from caf_pipeline.cli import main; main(['list', sys.argv[1]]);"
+        "print([name for name in ('dagster', 'boto3', 'pyarrow', 'numpy', 'httpx', 'sqlalchemy') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["list"], ["list", "--nonsense", "x"], ["merkle", "--proof-type", "1", "x"]]
+)
+def test_wrong_arguments_end_with_2(arguments, capsys):
+    assert main(arguments) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["create", "list", "extract", "cat", "verify", "merkle"])
+def test_the_help_of_each_command_has_examples_and_exit_statuses(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"caf {command} " in text.partition("Examples:")[2]
+    assert "Exit statuses: 0 " in text
+
+
+def test_the_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("caf ")
+
+
+@pytest.mark.parametrize(("text", "size_bytes"), [("30GiB", 30 << 30), ("64MiB", 64 << 20), ("1000000", 10**6), ("7 KiB", 7168)])
+def test_sizes_are_read(text, size_bytes):
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "30GB", "-1", "1.5GiB", "GiB", "٣"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(UsageError):
+        parse_size(text)
+
+
+def test_printable_text_is_left_alone():
+    assert printable("plain/ü 日本.txt") == "plain/ü 日本.txt"

@@ -1,0 +1,231 @@
+"""`caf doctor`, as an operator meets it: what it says, its exit statuses, bad input, and what a killed `caf run` leaves."""
+
+import json
+import os
+import time
+
+import psycopg
+import pytest
+
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.crashes import everything, killed, started
+from caf_pipeline_tests.support.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.tiers import sampled
+
+KEPT = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "1000"}  # windows of this network pass in seconds
+LONG = "600"  # seconds of a lease that does not run out while a test runs
+
+EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "2"))
+"""Every how many of the states a `caf run` is killed once; 1 tries them all."""
+
+
+def fill(bucket):
+    for number in range(20):
+        bucket.put(f"key-{number:02d}", os.urandom(100_000))
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket) -> CommandLine:
+    """A command line whose source `src` is three chunks, nothing of it archived yet."""
+    fill(new_bucket)
+    caf = CommandLine(tmp_path, S3_KEYS | {"CAF_DATABASE_URL": database_url})
+    caf.settings(source_text(s3_server, new_bucket.name))
+    return caf
+
+
+def lines(done):
+    return done.out.decode().splitlines()
+
+
+def records(done):
+    return [json.loads(line) for line in lines(done)]
+
+
+def test_nothing_to_find_is_said_and_is_no_failure(caf):
+    done = caf("doctor")
+    assert (done.status, lines(done)) == (0, ["nothing was found"])
+    archive_source(caf)
+    done = caf("doctor", "src")
+    assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
+
+
+def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(caf, tmp_path, database_url):
+    assert caf("doctor").status == 0  # opening a folder store makes its folder
+    killed("lease", database_url, "plan/src", LONG)
+    before = everything(tmp_path, database_url)
+    done = caf.process("doctor", "--dry-run")
+    assert done.status == 1
+    told, closing = lines(done)
+    assert told.startswith("lease  plan/src: run run-child (process ")
+    assert told.endswith("is dead and did not give it back; would be given back")
+    assert closing == "1 thing found: 1 not mended"
+    assert everything(tmp_path, database_url) == before
+    done = caf("doctor")
+    assert done.status == 0
+    assert lines(done)[0].endswith("is dead and did not give it back; given back")
+    assert lines(done)[1] == "1 thing found: 1 mended"
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_json_is_an_object_a_line(caf, database_url):
+    killed("lease", database_url, "plan/src", LONG)
+    (told,) = records(caf("doctor", "--dry-run", "--json"))
+    assert (told["kind"], told["name"], told["turn"], told["done"]) == ("lease", "plan/src", "doctor", None)
+    (done,) = records(caf("doctor", "--json"))
+    assert (done["turn"], done["done"], done["error"]) == ("mended", "given back", None)
+    assert caf("doctor", "--json").out == b""
+
+
+def test_what_needs_an_operator_is_status_1_and_a_sentence(caf):
+    archive_source(caf)
+    next(caf.folder.rglob("chunks/*.caf")).unlink()
+    done = caf("doctor")
+    one_sentence(done, 1, "1 thing needs an operator")
+    assert "marked as damaged; 'caf jackal repair" in lines(done)[0]
+    one_sentence(caf("doctor"), 1, "1 thing needs an operator")
+
+
+def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
+    archive_source(caf)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE caf_files SET state = 'uploading' WHERE number = 1")
+        connection.execute(
+            "INSERT INTO claims SELECT l.source_id, file_path, object_version, caf_file_id FROM file_locations AS l"
+            " JOIN caf_files USING (caf_file_id) WHERE number = 1"
+        )
+    done = caf("doctor")
+    assert done.status == 0, done.err
+    assert any("a run left it as 'uploading'; 'caf run --source src' uploads what is missing" in line for line in lines(done))
+    assert caf("run").status == 0
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_a_source_that_nobody_knows_is_one_sentence(caf):
+    one_sentence(caf("doctor", "nobody"), 3, "there is no source 'nobody'")
+
+
+def test_a_database_that_is_away_is_one_sentence(caf):
+    one_sentence(caf("doctor", CAF_DATABASE_URL="postgresql://localhost:9/none"), 6, "localhost:9")
+
+
+def test_a_source_that_only_the_ledger_has_is_looked_at_too(caf, database_url):
+    archive_source(caf)
+    caf.settings("")
+    killed("lease", database_url, "plan/src", LONG)
+    done = caf("doctor", "src")
+    assert done.status == 0, done.err
+    assert "given back" in lines(done)[0]
+    assert "caf.toml does not have this source" in lines(done)[1]
+
+
+def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):  # noqa: F811
+    text = (caf.folder / "caf.toml").read_text()
+    caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
+    for source in ("src", "other"):
+        archive_source(caf, source)
+    fresh = new_ledger()
+    caf.environment["CAF_DATABASE_URL"] = fresh.url
+    assert caf("rebuild", "src").status == 0
+    done = caf("doctor", "--dry-run")
+    assert done.status == 1, done.err
+    assert fresh.sources() == ["src"]
+    done = caf("doctor")
+    assert done.status == 0, done.err
+    assert fresh.account("other").located_objects == 10
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_a_source_of_the_settings_that_the_ledger_does_not_know_has_nothing_to_find(caf):
+    done = caf("doctor", "src")
+    assert (done.status, lines(done)) == (0, ["nothing was found"])
+
+
+def test_s3_is_not_needed(caf, database_url):
+    archive_source(caf)
+    killed("lease", database_url, "plan/src", LONG)
+    # Another endpoint would be another source to the ledger; so nobody is behind the proxy that leads to it.
+    done = caf("doctor", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
+    assert (done.status, lines(done)[-1]) == (0, "1 thing found: 1 mended"), done.err
+
+
+# --- on Jackal -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
+    """The same as two chunks, kept on Jackal."""
+    fill(new_bucket)
+    words = wallet_with_space(network).words
+    caf = jackal_command_line(tmp_path, network, words, CAF_DATABASE_URL=database_url, **KEPT)
+    caf.settings(source_text(s3_server, new_bucket.name, target_size="1200KiB") + "public = true\n")
+    return caf
+
+
+def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(on_jackal):
+    archive_source(on_jackal)
+    done = on_jackal("doctor", "--dry-run")
+    assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
+    over = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "0"}
+    done = on_jackal("doctor", "--dry-run", **over)
+    assert done.status == 0, done.err
+    assert all("the store wants it no longer; would be removed" in line for line in lines(done)[:-1])
+    assert lines(done)[-1].endswith("for the next run")
+    assert all(line.endswith("; removed") for line in lines(on_jackal("doctor", **over))[:-1])
+    assert lines(on_jackal("doctor", "--dry-run", **over)) == ["nothing was found"]
+
+
+def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, network, database_url):
+    killed("lease", database_url, "plan/src", LONG)
+    network.kill()
+    done = on_jackal("doctor")
+    assert done.status == 7
+    assert any("is dead and did not give it back; given back" in line for line in lines(done))
+    assert any(line.startswith("not looked at  what the store lists of src: ") for line in lines(done))
+    one_sentence(done, 7, "127.0.0.1")
+
+
+def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, database_url):
+    killed("lease", database_url, "plan/src", LONG)
+    done = on_jackal("doctor", JACKAL_MNEMONIC="")
+    assert any("given back" in line for line in lines(done))
+    assert done.status == 3
+    assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
+
+
+@pytest.mark.parametrize("reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2))
+def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal, network, database_url, reached):
+    run = on_jackal.start("run")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        while not connection.execute("SELECT 1 FROM caf_files WHERE state = %s", (reached,)).fetchone():
+            assert run.poll() is None, run.communicate()[1].decode()
+            time.sleep(0.01)
+    run.kill()
+    run.communicate()
+    done = on_jackal("doctor")
+    assert done.status == 0, done.err
+    assert on_jackal("run").status == 0
+    assert lines(on_jackal("doctor")) == ["nothing was found"]
+    account = next(one for one in records(on_jackal("status", "--json")) if "located_objects" in one)
+    assert (account["located_objects"], account["claimed_objects"]) == (20, 0)
+    roots = [file["merkle"] for file in network.state()["files"]]
+    assert len(roots) == len(set(roots))
+
+
+@pytest.mark.thorough  # `test_a_live_holder_is_left_alone` is a sample
+def test_beside_a_live_run_nothing_of_it_is_touched(on_jackal, database_url):
+    run = on_jackal.start("run")
+    doctors = []
+    while run.poll() is None:
+        doctors.append(on_jackal("doctor"))
+    assert run.wait() == 0, run.communicate()[1].decode()
+    run.communicate()
+    assert doctors
+    assert [done.status for done in doctors] == [0] * len(doctors), [done.err for done in doctors]
+    assert [line for done in doctors for line in lines(done) if "given back" in line or "removed" in line] == []
+
+
+def test_a_live_holder_is_left_alone(caf, database_url):
+    with started("lease", database_url, "plan/src", LONG):
+        assert lines(caf("doctor")) == ["nothing was found"]

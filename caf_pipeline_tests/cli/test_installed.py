@@ -1,0 +1,70 @@
+"""Every command of the installed `caf`, as a process of its own; all other tests of commands may run them in theirs."""
+
+import pytest
+
+from caf_pipeline.cli.app import app
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+
+COMMANDS = {
+    "create": ("create", "made.caf", "folder"),
+    "list": ("list", "made.caf"),
+    "cat": ("cat", "made.caf", "folder/file"),
+    "verify": ("verify", "made.caf"),
+    "merkle": ("merkle", "made.caf"),
+    "extract": ("extract", "made.caf", "-C", "extracted"),
+    "run": ("run",),
+    "get": ("get", "src", "key"),
+    "status": ("status",),
+    "unpark": ("unpark", "src-00000000-00001"),
+    "withdraw": ("withdraw", "src-00000000-00001"),
+    "safe-to-delete": ("safe-to-delete", "src"),
+    "doctor": ("doctor",),
+    "rebuild": ("rebuild", "--dry-run"),
+    "jackal account": ("jackal", "account"),
+    "jackal price": ("jackal", "price", "1TB"),
+    "jackal buy": ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
+    "jackal files": ("jackal", "files"),
+    "jackal prove": ("jackal", "prove", "src"),
+    "jackal repair": ("jackal", "repair", "src"),
+    "jackal limit": ("jackal", "limit", "--bandwidth", "20MiB/s"),
+    "jackal pause": ("jackal", "pause"),
+    "jackal resume": ("jackal", "resume"),
+}
+"""In an order in which each finds what it needs."""
+
+STATUS = {"unpark": 11, "withdraw": 11, "safe-to-delete": 1}
+"""Of those that say something else than 0: there is no such chunk; nothing was proven in two windows yet."""
+
+SAID = {"cat": b"bytes", "get": b"body", "jackal price": b"ujkl", "status": b"located", "list": b"folder/file"}
+
+
+def names(of, before=()):
+    for command in of.registered_commands:
+        yield " ".join((*before, command.name or command.callback.__name__.replace("_", "-")))
+    for group in of.registered_groups:
+        yield from names(group.typer_instance, (*before, group.name or group.typer_instance.info.name))
+
+
+def test_no_command_is_left_out_here():
+    assert sorted(names(app)) == sorted(COMMANDS)
+
+
+@pytest.mark.thorough
+def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, database_url, s3_server, new_bucket):
+    new_bucket.put("key", b"body" * 10_000)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"bytes")
+    caf = jackal_command_line(tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    for name, arguments in COMMANDS.items():
+        done = caf.process(*arguments)
+        assert done.status == STATUS.get(name, 0), (name, done.err)
+        assert SAID.get(name, b"") in done.out, name
+    assert (tmp_path / "extracted" / "folder" / "file").read_bytes() == b"bytes"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"])
+def test_a_process_says_what_the_same_command_says_here(tmp_path, arguments):
+    caf = CommandLine(tmp_path, {})
+    assert caf.process(*arguments) == caf(*arguments)

@@ -1,0 +1,371 @@
+"""`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists, orders, proofs and repairs."""
+
+import json
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
+from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
+
+pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
+
+GB = 10**9
+COINS = 10_000_000
+
+
+@pytest.fixture
+def caf(tmp_path, network, database_url) -> CommandLine:
+    """A command line whose wallet has coins and space."""
+    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+    caf.settings("")
+    return caf
+
+
+@pytest.fixture
+def source(caf, network, s3_server, new_bucket) -> CommandLine:
+    """The same with a wallet of its own and a source `src` of three chunks, nothing archived yet."""
+    caf = with_wallet(caf, wallet_with_space(network).words)
+    for number in range(20):
+        new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return caf
+
+
+@pytest.fixture
+def archived(source) -> CommandLine:
+    """The same once everything is archived."""
+    archive_source(source)
+    return source
+
+
+def of(done) -> dict[str, object]:
+    """The one JSON object that a command printed."""
+    assert done.status == 0, done.err
+    return json.loads(done.out)
+
+
+def funded(network, coins: int = COINS):
+    wallet = new_wallet()
+    network.fund(wallet.address, coins)
+    return wallet
+
+
+# --- the wallet and its space ----------------------------------------------------------------------------------------
+
+
+def test_the_account_shows_address_coins_and_space(caf):
+    shown = of(caf("jackal", "account", "--json"))
+    assert (shown["address"], shown["chain_id"], shown["spent_ujkl"]) == (ADDRESS, "loopback-1", 0)
+    assert shown["balance_ujkl"] > 0
+    assert shown["plan"]["free_bytes"] == shown["plan"]["space_bytes"] - shown["plan"]["used_bytes"]
+    assert ADDRESS in caf("jackal", "account").out.decode()
+
+
+def test_an_empty_wallet_is_shown_as_such(caf):
+    wallet = new_wallet()
+    shown = of(with_wallet(caf, wallet.words)("jackal", "account", "--json"))
+    assert (shown["address"], shown["balance_ujkl"], shown["plan"]) == (wallet.address, 0, None)
+    assert "none bought" in with_wallet(caf, wallet.words)("jackal", "account").out.decode()
+
+
+def test_a_chain_that_is_away_is_one_sentence(caf):
+    one_sentence(caf("jackal", "account", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
+
+
+def test_a_wrong_mnemonic_is_refused_without_a_word_of_it(caf):
+    done = with_wallet(caf, WORDS.replace("about", "zebra"))("jackal", "account")
+    one_sentence(done, 3, "the mnemonic is not valid")
+    assert not {"abandon", "zebra"} & set(done.err.split())
+
+
+def test_without_a_wallet_it_is_said_where_one_is_taken_from(caf):
+    one_sentence(with_wallet(caf, "")("jackal", "account"), 3, "JACKAL_MNEMONIC")
+
+
+def test_the_account_says_where_its_words_come_from_and_which_are_not_used(caf, tmp_path):
+    file = tmp_path / "words"
+    file.write_text(WORDS)
+    file.chmod(0o600)
+    shown = of(caf("jackal", "account", "--json"))
+    assert (shown["words_from"], shown["words_not_used"]) == ("JACKAL_MNEMONIC", [])
+    both = {"CAF_JACKAL__MNEMONIC_FILE": str(file), "CAF_JACKAL__MNEMONIC": WORDS}
+    shown = of(caf("jackal", "account", "--json", **both))
+    assert (shown["words_from"], shown["words_not_used"]) == ("CAF_JACKAL__MNEMONIC", ["JACKAL_MNEMONIC", str(file)])
+    told = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in told
+    told = caf("jackal", "account", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from {file}\n" in told
+
+
+def test_chunks_in_a_folder_have_no_account(caf):
+    one_sentence(caf("jackal", "account", CAF_STORE__KIND="directory"), 3, "store.kind", "directory")
+
+
+# --- prices and purchases --------------------------------------------------------------------------------------------
+
+
+def test_a_price_counts_every_copy(caf):
+    shown = of(caf("jackal", "price", "2GB", "--days", "60", "--json"))
+    assert (shown["copies"], shown["charged_bytes"], shown["days"]) == (3, 6 * GB, 60)
+    assert shown["price_ujkl"] > 0
+    assert shown["missing_bytes"] == 0
+
+
+def test_the_price_of_a_source_is_that_of_what_is_planned(source):
+    one_sentence(source("jackal", "price", "src"), 11, "no inventory")
+    source("run", CAF_STAGING="/dev/null/nowhere")
+    shown = of(source("jackal", "price", "src", "--json"))
+    assert shown["size_bytes"] > 2_000_000
+    assert shown["charged_bytes"] == 3 * shown["size_bytes"]
+
+
+def test_nothing_is_left_to_pay_for_once_all_is_archived(archived):
+    assert of(archived("jackal", "price", "src", "--json"))["charged_bytes"] == 0
+
+
+def test_neither_a_source_nor_a_size_has_no_price(caf):
+    one_sentence(caf("jackal", "price", "much"), 3, "'much'")
+
+
+def test_space_is_bought_once_its_price_was_shown(caf, network):
+    wallet = funded(network)
+    caf = with_wallet(caf, wallet.words)
+    done = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
+    assert done.status == 0, done.err
+    assert "ujkl" in done.err
+    shown = of(caf("jackal", "account", "--json"))
+    assert shown["plan"]["space_bytes"] == 2 * GB
+    assert 0 < COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
+
+
+def test_what_was_spent_is_what_the_wallet_has_less(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    for size in ("2GB", "3GB"):
+        bought = caf("jackal", "buy", "--bytes", size, "--days", "30", "--yes")
+        assert bought.out.decode().startswith("bought for "), bought.err
+        assert "at most" not in bought.out.decode()
+    shown = of(caf("jackal", "account", "--json"))
+    assert (COINS - shown["balance_ujkl"], 0) == (shown["spent_ujkl"], shown["purchases_at_list_price"])
+
+
+def test_a_purchase_that_no_node_tells_of_is_said_to_count_at_list_price(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    for lcd in (0, 1):
+        network.misbehave(lcd=lcd, index_off=True)
+    bought = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
+    assert bought.out.decode().startswith("bought for at most "), bought.err
+    told = caf("jackal", "account").out.decode()
+    assert "at most: 1 purchase at list price, since it is not known what the chain took" in told
+
+
+def test_nothing_is_bought_where_nobody_can_answer(caf):
+    one_sentence(caf("jackal", "buy", "--bytes", "1TB", "--days", "30"), 2, "--yes")
+
+
+@pytest.mark.parametrize(("size", "days"), [("999999999", "30"), ("1GB", "29"), ("much", "30")])
+def test_less_than_the_chain_sells_is_refused(caf, size, days):
+    one_sentence(caf("jackal", "buy", "--bytes", size, "--days", days, "--yes"), 2)
+
+
+def test_an_empty_wallet_buys_nothing(caf):
+    one_sentence(with_wallet(caf, new_wallet().words)("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "ujkl")
+
+
+def test_the_spend_cap_holds_for_a_purchase(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    assert caf("jackal", "limit", "--spend-cap", "10").status == 0
+    one_sentence(caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl")
+
+
+def test_a_purchase_that_was_killed_is_seen_through_and_not_made_twice(caf, network, ledger):
+    wallet = funded(network)
+    caf = with_wallet(caf, wallet.words)
+    network.misbehave(halted=True)
+    process = caf.start("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")
+    log = ledger.transactions(this_process("a test"))
+    while not log.pending(f"{network.chain_id}/{wallet.address}"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    network.well_behaved()
+    done = caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")
+    assert done.status == 0, done.err
+    assert "an earlier purchase is pending" in done.err
+    shown = of(caf("jackal", "account", "--json"))
+    assert COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
+
+
+# --- what the chain lists --------------------------------------------------------------------------------------------
+
+
+def test_the_chain_and_the_ledger_name_the_same_files(archived):
+    done = archived("jackal", "files", "src", "--json")
+    assert done.status == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert lines
+    assert not any(line["missing"] or line["foreign"] or line["short"] or line["expiring"] for line in lines)
+    assert all(len(line["providers"]) == 3 for line in lines)
+    assert "0 missing" in archived("jackal", "files").out.decode()
+
+
+def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, network):
+    urls = dict(zip(network.provider_addresses, network.providers, strict=True))
+    done = archived("jackal", "files", "src", "--json")
+    for line in map(json.loads, done.out.splitlines()):
+        assert len(line["downloads"]) == 3 < len(urls)
+        assert line["downloads"] == [f"{urls[one]}/download/{line['merkle_root']}" for one in line["providers"]]
+        for url in line["downloads"]:
+            assert httpx.get(url, headers={"Range": "bytes=0-0"}).is_success
+
+
+def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, database):
+    from sqlalchemy import text
+
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET start = start + 1 WHERE number = 1"))
+    done = archived("jackal", "files", "src", "--json")
+    one_sentence(done, 7, "1 chunk of the ledger is not on the chain")
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert [line["missing"] for line in lines].count(True) == 1
+    assert [line["foreign"] for line in lines].count(True) == 1
+
+
+def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it_is(source, ledger):
+    assert source("run", CAF_SOURCES__SRC__TARGET_SIZE="32MiB").status == 0
+    (chunk,) = ledger.chunks()
+    assert "proofs     type 3\n" in source("jackal", "account").out.decode()
+    changed = {"CAF_JACKAL__PROOF_TYPE": "0", "CAF_SOURCES__SRC__TARGET_SIZE": "32MiB"}
+    shown = of(source("jackal", "account", "--json", **changed))
+    assert (shown["proof_type"], shown["posted_by_proof_type"]) == (0, {"3": 1})
+    said = "1 chunk posted with another type goes on as it is"
+    assert said in source("jackal", "account", **changed).out.decode()
+    done = source("run", **changed)
+    assert done.status == 0, done.err
+    assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(done.err.split())
+    assert ledger.chunks() == [chunk]
+    assert "src: 1 chunk on the chain, 0 missing" in source("jackal", "files", **changed).out.decode()
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_ordered_lifted_and_taken_back(caf):
+    assert of(caf("jackal", "limit", "--bandwidth", "20MiB/s", "--spend-cap", "5000", "--json")) == {
+        "paused": None,
+        "bandwidth": 20 << 20,
+        "spend_cap": 5000,
+    }
+    lifted = of(caf("jackal", "limit", "--bandwidth", "none", "--spend-cap", "none", "--json", CAF_JACKAL__SPEND_CAP="7"))
+    assert (lifted["bandwidth"], lifted["spend_cap"]) == (None, None)
+    back = caf("jackal", "limit", "--spend-cap", "default", "--json", CAF_JACKAL__SPEND_CAP="7")
+    assert of(back)["spend_cap"] == 7
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--bandwidth", "fast"), ("--bandwidth", "0"), ("--spend-cap", "-1"), ("--spend-cap", "1.5")]
+)
+def test_what_is_no_limit_is_refused(caf, arguments):
+    one_sentence(caf("jackal", "limit", *arguments), 2)
+
+
+def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
+    assert source("jackal", "pause", "moving house").status == 0
+    assert of(source("jackal", "limit", "--json"))["paused"] == "moving house"
+    process = source.start("run")
+    while not any("moving house" in each.wait.what for each in ledger.waits()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    assert not ledger.chunks(states=[ChunkState.LOCATED])
+    assert source("jackal", "resume").status == 0
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+
+
+def test_no_space_is_bought_for_proofs_that_a_node_says_the_chain_does_not_verify(caf, network):
+    network.misbehave(lcd=1, version="5.0.1")
+    before = network.state()["broadcasts"]
+    done = caf("jackal", "buy", "--bytes", str(GB), "--days", "30", "--yes")
+    one_sentence(done, 3, "proof_type is 3", "'5.0.1'", "set jackal.proof_type = 0")
+    assert network.state()["broadcasts"] == before
+
+
+# --- proofs and repairs ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_server, new_bucket):
+    new_bucket.put("tiny", b"tiny")
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    assert caf("run").status == 0
+    done = caf("jackal", "prove", "src")
+    one_sentence(done, 1, "1 unverified: src-", "next proof window")
+    assert "proven" not in done.out.decode() + done.err
+    shown = json.loads(caf("jackal", "prove", "src", "--json").out)
+    assert (shown["verdict"], shown["proven"], shown["state"]) == ("unverified", False, "located")
+    assert {copy["verified"] for copy in shown["copies"]} == {False}
+
+
+def test_where_no_chunk_is_located_nothing_is_called_proven(source):
+    done = source("jackal", "prove", "src")
+    assert (done.status, "proven" in done.out.decode(), "nothing of 'src' was looked at" in done.out.decode()) == (0, False, True)
+
+
+def test_stored_chunks_are_proven(archived, ledger):
+    lines = [json.loads(line) for line in archived("jackal", "prove", "src", "--json").out.splitlines()]
+    assert len(lines) == len(ledger.chunks())
+    assert all(line["proven"] and len(line["copies"]) == 3 for line in lines)
+    assert len(archived("jackal", "prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
+
+
+def test_damage_is_found_told_and_repaired(archived, ledger, network):
+    first = ledger.chunks()[0]
+    holder = ledger.known_copies(first.name)[0].provider
+    network.drop_proofs(first.merkle_root, network.provider_addresses.index(holder))
+    one_sentence(archived("jackal", "prove", "src"), 1, first.name)
+    assert first.name in archived("status").out.decode()
+    shown = [json.loads(line) for line in archived("status", "src", "--json").out.splitlines()]
+    (damaged,) = [line for line in shown if line.get("state") == "damaged"]
+    assert damaged["reason"]
+    done = archived("jackal", "repair", "src")
+    assert done.status == 0, done.err
+    assert ledger.chunk(first.name).state is ChunkState.LOCATED
+    assert archived("jackal", "prove", "src").status == 0
+
+
+def test_there_is_nothing_to_repair_in_a_sound_source(archived):
+    done = archived("jackal", "repair", "src")
+    assert done.status == 0
+    assert "no chunk of 'src' is damaged" in done.err
+
+
+def test_an_unknown_chunk_cannot_be_repaired(caf):
+    one_sentence(caf("jackal", "repair", "src-00000000-00001"), 11, "src-00000000-00001")
+
+
+# --- a run, and what ends it -----------------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_not_public_is_refused_before_it_is_packed(source, s3_server, new_bucket, ledger):
+    source.settings(source_text(s3_server, new_bucket.name))
+    done = source("run")
+    assert done.status == 12
+    assert "not marked as public" in done.err
+    assert {chunk.state for chunk in ledger.chunks()} <= {ChunkState.PLANNED, ChunkState.PACKING}
+    assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
+
+
+def test_a_wallet_without_space_ends_the_run_at_its_first_chunk(source, network, ledger):
+    source = with_wallet(source, funded(network).words)
+    done = source("run")
+    assert done.status == 12
+    assert "caf jackal buy" in done.err
+    assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1

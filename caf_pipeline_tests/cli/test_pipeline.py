@@ -1,0 +1,317 @@
+"""`caf run`, `get`, `status` and an operator's commands, as a user meets them; bad input above all."""
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from caf_pipeline import wiring
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import LedgerError
+from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
+from caf_pipeline_tests.support.s3_server import Bucket, make_bucket, s3_error
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "hush-hush",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+
+def fill(bucket):
+    """Put some objects into a bucket; return their bodies."""
+    bodies = {f"some/key-{number:02d}": os.urandom(100_000) for number in range(25)} | {"empty": b"", "a/": b""}
+    for key, body in bodies.items():
+        bucket.put(key, body)
+    return bodies
+
+
+@pytest.fixture
+def caf(tmp_path, database_url):
+    return CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+
+
+@pytest.fixture
+def filled(caf, s3_server, new_bucket):
+    """A command line whose source has some objects, and their bodies."""
+    bodies = fill(new_bucket)
+    caf.settings(source_text(s3_server, new_bucket.name))
+    return caf, bodies
+
+
+@dataclass(frozen=True)
+class Archived:
+    """A source that `caf run` has archived, with the embedded ledger, and what the command said."""
+
+    caf: CommandLine
+    bucket: Bucket
+    bodies: dict[str, bytes]
+    said: Done
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory, s3_server):
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS)
+    bucket = make_bucket(s3_server)
+    bodies = fill(bucket)
+    caf.settings(source_text(s3_server, bucket.name))
+    return Archived(caf, bucket, bodies, caf("run", "--source", "src"))
+
+
+def one_sentence(done, status, *words):
+    """The command ended with this status, and said why in one sentence and a hint, without a traceback."""
+    assert done.status == status, done.err
+    errors = [line for line in done.err.splitlines() if line.startswith("caf: error: ")]
+    assert len(errors) == 1, done.err
+    for word in words:
+        assert word in done.err
+    assert "Traceback" not in done.err
+    assert "hush" not in done.err
+
+
+def test_a_run_says_what_it_did_and_no_secret(archived):
+    assert archived.said.status == 0, archived.said.err
+    assert "27 objects" in archived.said.err
+    assert "hush" not in archived.said.err + archived.said.out.decode()
+
+
+def test_what_was_run_can_be_got(archived):
+    for key in ("some/key-07", "empty", "a/"):
+        assert archived.caf("get", "src", key).out == archived.bodies[key]
+    assert archived.caf("get", "src", "some/key-00", "-o", "out").status == 0
+    assert (archived.caf.folder / "out").read_bytes() == archived.bodies["some/key-00"]
+
+
+def test_the_status_shows_the_source_and_every_chunk(archived):
+    source, *chunks = [json.loads(line) for line in archived.caf("status", "--json").out.splitlines()]
+    assert source["located_objects"] == len(archived.bodies)
+    assert {chunk["state"] for chunk in chunks} == {"located"}
+    shown = archived.caf("status").out.decode()
+    assert all(chunk["chunk"] in shown for chunk in chunks)
+
+
+def test_a_second_run_archives_only_what_is_new(archived):
+    chunks = len(archived.caf("status", "--json").out.splitlines())
+    archived.bucket.put("later", b"later")
+    assert archived.caf("run").status == 0
+    archived.bucket.delete("later")
+    assert len(archived.caf("status", "--json").out.splitlines()) == chunks + 1
+    assert archived.caf("get", "src", "later").out == b"later"
+
+
+def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
+    one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
+
+
+def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
+    body = archived.bodies["some/key-03"]
+    (file,) = [path for path in archived.caf.folder.glob(".caf/store/chunks/*.caf") if body in path.read_bytes()]
+    data = file.read_bytes()
+    file.write_bytes(data.replace(body, body[:50] + bytes([body[50] ^ 0xFF]) + body[51:]))
+    try:
+        one_sentence(archived.caf("get", "src", "some/key-03", "-o", "damaged"), 9, "SHA-256")
+    finally:
+        file.write_bytes(data)
+    assert not (archived.caf.folder / "damaged").exists()
+
+
+def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
+    caf, bodies = filled
+    process = caf.start("run", "--source", "src")
+    while not any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert caf("run", "--source", "src").status == 0
+    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+    assert ledger.account("src").located_objects == len(bodies)
+
+
+def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
+    caf, bodies = filled
+    process = caf.start("run", "--source", "src")
+    while not ledger.chunks():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 130, err
+    assert b"Traceback" not in err
+    assert caf("run", "--source", "src").status == 0
+    assert ledger.account("src").located_objects == len(bodies)
+
+
+def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
+    def interrupted(*_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise LedgerError("the statement under way was broken off")
+
+    monkeypatch.setattr(wiring, "open_ledger", interrupted)
+    caf.settings("")
+    done = caf("status")
+    assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")
+
+
+def test_no_such_bucket(caf, s3_server):
+    caf.settings(source_text(s3_server, "there-is-no-such-bucket"))
+    one_sentence(caf("run", "--source", "src"), 5, "there-is-no-such-bucket")
+
+
+def test_wrong_credentials(caf, scripted_s3):
+    scripted_s3.answer = lambda request: s3_error(403, "InvalidAccessKeyId")
+    caf.settings(source_text(scripted_s3.endpoint, "b"))
+    one_sentence(caf("run", "--source", "src"), 5)
+
+
+def test_an_unreachable_endpoint(caf):
+    caf.settings("[packing]\nrequest_attempts = 1\n" + source_text("http://127.0.0.1:9", "b"))
+    one_sentence(caf("run", "--source", "src"), 5, "127.0.0.1:9")
+
+
+def test_a_database_that_is_away(caf, s3_server):
+    caf.settings(source_text(s3_server, "b"))
+    for arguments in (("run",), ("status",), ("get", "src", "a")):
+        one_sentence(caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1")
+
+
+def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
+    monkeypatch.setattr(wiring, "UNANSWERED_SECONDS", 0.1)
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = caf("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
+    one_sentence(done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time")
+    assert done.err.startswith("caf: waiting since ")
+
+
+def test_a_bad_setting(caf):
+    caf.settings('[sources.src]\nbucket = "b"\ntarget_size = "1XB"\n')
+    for arguments in (("run",), ("status",), ("get", "src", "a")):
+        one_sentence(caf(*arguments), 3, "sources.src.target_size")
+
+
+ON_A_SOURCE = [
+    ("run", "--source", "scr"),
+    ("get", "scr", "key"),
+    ("status", "scr"),
+    ("safe-to-delete", "scr"),
+    ("doctor", "scr"),
+    ("rebuild", "scr"),
+    ("jackal", "files", "scr"),
+    ("jackal", "prove", "scr"),
+    ("jackal", "repair", "scr"),
+    ("jackal", "price", "scr"),
+]
+
+
+@pytest.mark.parametrize("arguments", ON_A_SOURCE, ids=" ".join)
+def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    done = caf(*arguments)
+    one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
+    assert not done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("jackal", "prove", "src", "--limit", "x"), "'--limit': it must be a whole number"),
+        (("jackal", "prove", "src", "--limit", "0"), "'--limit': it must be at least 1"),
+        (("jackal", "price", "1TB", "--days", "40000"), "'--days': it must be at most 36500"),
+        (("merkle", "file", "--proof-type", "7"), "'--proof-type': '7' is not one of '0', '3'"),
+    ],
+)
+def test_a_bad_argument_is_told_in_our_words(caf, arguments, words):
+    one_sentence(caf(*arguments), 2, words)
+
+
+WITH_SETTINGS = [
+    *ON_A_SOURCE,
+    ("run",),
+    ("status",),
+    ("doctor",),
+    ("rebuild",),
+    ("unpark", "c"),
+    ("withdraw", "c"),
+    ("jackal", "account"),
+    ("jackal", "price", "1TB"),
+    ("jackal", "buy", "--bytes", "1TB", "--days", "30", "--yes"),
+    ("jackal", "files"),
+    ("jackal", "pause"),
+    ("jackal", "resume"),
+    ("jackal", "limit"),
+]
+
+
+@pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
+def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(tmp_path, arguments):
+    done = CommandLine(tmp_path, KEYS)(*arguments)
+    one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_on_local_files_need_no_settings(tmp_path):
+    (tmp_path / "file").write_bytes(b"bytes")
+    caf = CommandLine(tmp_path, KEYS)
+    assert caf("create", "archive.caf", "file").status == 0
+    assert b"file" in caf("list", "archive.caf").out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.caf", "file"]
+
+
+def test_a_source_of_which_nothing_is_archived_yet_is_told(caf):
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    one_sentence(caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run --source src")
+
+
+def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
+    (version,) = archived.bucket.client.list_objects_v2(Bucket=archived.bucket.name, Prefix="some/key-07")["Contents"]
+    done = archived.caf("get", "src", "some/key-07", "--object-version", "v0")
+    etag = version["ETag"].strip('"')
+    one_sentence(
+        done, 11, "not archived as version 'v0'", f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)"
+    )
+    one_sentence(archived.caf("get", "src", "nowhere", "--object-version", "v0"), 11, "'nowhere' of source src is not archived")
+
+
+def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket):
+    caf, _bodies = filled
+    caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
+    done = caf("run", "--source", "src")
+    said = f"bucket '{new_bucket.name}' at {s3_server} has no object whose key begins with '/some': check sources.src.prefix"
+    assert said in " ".join(done.err.split())
+    assert done.status == 0
+
+
+def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
+    caf, _bodies = filled
+    caf.settings(f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB"))
+    done = caf("run", "--source", "src")
+    assert done.status == 12
+    assert f"failed: the staging folder {small_disk} cannot take the chunk" in done.err
+    assert "make room there" in done.err
+    assert list(small_disk.iterdir()) == []
+    caf.settings(source_text(s3_server, new_bucket.name, target_size="3MiB"))
+    assert caf("run", "--source", "src").status == 0
+
+
+def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
+    caf, bodies = filled
+    caf("run", CAF_STAGING="/dev/null/nowhere")
+    for chunk in ledger.chunks():
+        assert caf("withdraw", chunk.name).status == 0
+    assert caf("run").status == 0
+    assert ledger.account("src").located_objects == len(bodies)
+
+
+def test_an_unknown_chunk_is_said_to_be_unknown(caf):
+    caf.settings("")
+    one_sentence(caf("unpark", "src-00000000-00001"), 11, "src-00000000-00001")

@@ -1,0 +1,267 @@
+"""`caf rebuild` on a Jackal network, as an operator meets it whose database is gone: the way back, and what lies beside it."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.maintenance import rebuild
+from caf_pipeline.maintenance.rebuild import FindingKind
+from caf_pipeline.settings import SourceSettings, load_settings
+from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.chain_user import ChainUser, random_content
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+def lines_of(done):
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+# --- by hand, in this process ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_work(tmp_path, network):
+    """Opens the same source on any ledger, as a run does; `bucket` makes an archive of its own."""
+    opened = []
+
+    def make(ledger, bodies=(), *, bucket, **changes):
+        sources = {"src": {"bucket": bucket, "target_size": "1MiB", "public": True} | changes}
+        jackal = jackal_settings(network, proof_seconds=8)
+        work = a_workplace(tmp_path, MemorySource(dict(bodies)), ledger, store=open_jackal_store, jackal=jackal, sources=sources)
+        opened.append(work.store)
+        return work
+
+    network.grant(ADDRESS, SPACE)
+    yield make
+    for store in opened:
+        store.close()
+
+
+def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_gives_no_row(ledger, open_work, network):
+    work = open_work(ledger, bucket="spoofed")
+    note = archive_note(work.archive_id)
+    stranger = new_wallet()
+    network.fund(stranger.address, 10**9)
+    network.grant(stranger.address, 10**9)
+    with httpx.Client() as client:
+        foreign = ChainUser(network, client, stranger.words).post(random_content(3000), note=note)
+        ours = ChainUser(network, client)
+        noise = ours.post(random_content(4000), note=note)
+        for provider in range(3):
+            ours.upload(noise, provider)
+        network.wait_for(lambda state: any(one["start"] == noise.start and one["providers"] for one in state["files"]))
+        empty = ours.post(random_content(5000), note=note)
+        ours.post(random_content(6000), note=archive_note("f" * 32))
+    found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(work)}
+    assert {start: outcome.finding.kind for start, outcome in found.items()} == {
+        foreign.start: FindingKind.FOREIGN,
+        noise.start: FindingKind.NO_CHUNK,
+        empty.start: FindingKind.NOT_UPLOADED,
+    }
+    assert stranger.address in found[foreign.start].finding.why
+    assert work.ledger.chunks() == []
+
+
+def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledger, new_ledger, open_work, network):  # noqa: F811
+    body = {"a": os.urandom(50_000)}
+    before = open_work(ledger, body, bucket="lied-about")
+    archive_everything(before)
+    liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
+    network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
+    work = open_work(new_ledger(), body, bucket="lied-about")
+    (outcome,) = rebuild.rebuild(work)
+    assert outcome.finding.kind is FindingKind.DIFFERING
+    assert liar in outcome.finding.why
+    assert work.ledger.chunks() == []
+    network.well_behaved()
+    (outcome,) = rebuild.rebuild(work)
+    assert outcome.rows == 1
+
+
+@pytest.mark.parametrize("nonsense", ["html", "short", "huge"])
+def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_work, network, nonsense):  # noqa: F811
+    bucket = f"nonsense-{nonsense}"
+    before = open_work(ledger, {"a": os.urandom(50_000)}, bucket=bucket)
+    archive_everything(before)
+    liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
+    network.misbehave(provider=network.provider_addresses.index(liar), nonsense=nonsense)
+    work = open_work(new_ledger(), bucket=bucket)
+    (outcome,) = rebuild.rebuild(work)
+    assert outcome.rows == 1
+    assert liar not in outcome.finding.chunk.read_from
+    assert len(outcome.finding.chunk.read_from) == 2
+
+
+def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_work, monkeypatch):  # noqa: F811
+    bodies = {f"key-{number}": os.urandom(8 << 20) for number in range(3)}
+    archive_everything(open_work(ledger, bodies, bucket="large", target_size="64MiB"))
+    work = open_work(new_ledger(), bucket="large", target_size="64MiB")
+    read = []
+    whole = type(work.store).read
+
+    def counted(self, posting, start_byte, end_byte, *, provider=None):
+        read.append(end_byte - start_byte)
+        return whole(self, posting, start_byte, end_byte, provider=provider)
+
+    monkeypatch.setattr(type(work.store), "read", counted)
+    (outcome,) = rebuild.rebuild(work)
+    assert outcome.rows == 3
+    copies = 3
+    assert sum(read) < copies * outcome.finding.file.posting.stored_size_bytes / 10
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archived(tmp_path, network, database_url, s3_server, new_bucket):
+    """A command line that has archived a source, and its bucket."""
+    network.grant(ADDRESS, SPACE)
+    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+    for number in range(20):
+        new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    archive_source(caf)
+    return caf
+
+
+def on(caf: CommandLine, ledger, **more: str) -> CommandLine:
+    """The same command line on another database, without a wallet."""
+    environment = {name: value for name, value in caf.environment.items() if name != "JACKAL_MNEMONIC"}
+    return dataclasses.replace(caf, environment=environment | {"CAF_DATABASE_URL": ledger.url} | more)
+
+
+def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived, ledger, new_ledger, network):  # noqa: F811
+    fresh = new_ledger()
+    caf = on(archived, fresh)
+    keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
+    assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks())
+    assert fresh.chunks() == []
+    done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
+    assert done.status == 0, done.err
+    *chunks, end = lines_of(done)
+    assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks()}
+    assert end["files"] == {"chunk": len(chunks)}
+    assert "transactions" in end["not_known"]
+    before = rows_of(ledger)
+    assert rows_of(fresh) == before
+    charged = network.state()["charged"][ADDRESS]
+    again = with_wallet(caf, WORDS)
+    done = again("run")
+    assert done.status == 0, done.err
+    assert rows_of(fresh)["file_locations"] == before["file_locations"]
+    assert network.state()["charged"][ADDRESS] == charged
+    assert len(fresh.chunks()) == len(chunks)
+    assert again("jackal", "prove", "src").status == 0
+    assert len(again("get", "src", "key-03").out) == 100_000
+
+
+def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):  # noqa: F811
+    fresh = new_ledger()
+    caf = on(archived, fresh)
+    for chunks in (1, 2):
+        process = caf.start("rebuild", "--owner", ADDRESS)
+        while len(fresh.chunks()) < chunks and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    done = caf("rebuild", "--owner", ADDRESS)
+    assert done.status == 0, done.err
+    assert "What no chunk tells" in done.out.decode()
+    assert "50 blocks" in done.err
+    assert rows_of(fresh) == rows_of(ledger)
+    assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
+
+
+@pytest.fixture
+def caf(tmp_path, network, database_url):
+    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(NOWHERE, "never-archived") + "public = true\n")
+    return caf
+
+
+def test_nothing_listed_is_nothing_to_restore(caf):
+    caf.settings(source_text(NOWHERE, "of-no-other-test") + "public = true\n")
+    done = caf("rebuild", "src")
+    assert done.status == 0, done.err
+    assert "src: nothing is listed" in done.out.decode()
+
+
+@pytest.mark.parametrize(
+    "address", ["jkl1", ADDRESS[:-1] + ("q" if ADDRESS[-1] != "q" else "p"), ADDRESS.upper(), "cosmos1" + ADDRESS[4:], ""]
+)
+def test_what_is_no_address_is_refused(caf, address):
+    one_sentence(caf("rebuild", "src", "--owner", address), 2, "is not the address of a wallet")
+
+
+def test_without_wallet_and_owner_it_is_said_what_to_give(caf):
+    one_sentence(caf("rebuild", "src", JACKAL_MNEMONIC=""), 3, "--owner")
+
+
+def test_an_unknown_source_is_one_sentence(caf):
+    one_sentence(caf("rebuild", "other"), 3, "there is no source 'other'")
+
+
+def test_a_chain_that_is_away_is_one_sentence(caf):
+    one_sentence(caf("rebuild", "src", CAF_JACKAL__LCD=json.dumps([NOWHERE])), 7, "127.0.0.1:9")
+
+
+def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
+    settings = type("S", (), {"source": lambda self, name: SourceSettings(bucket="never-archived", endpoint_url=NOWHERE)})()
+    work = Workplace("src", settings, None, None, None, None)  # type: ignore[arg-type]
+    with httpx.Client() as client:
+        network.grant(ADDRESS, SPACE)
+        user = ChainUser(network, client)
+        post = user.post(random_content(1000), note=archive_note(work.archive_id))
+    done = caf("rebuild", "src", "--json")
+    one_sentence(done, 1, "1 file")
+    assert lines_of(done)[0]["kind"] == "not_uploaded"
+    assert lines_of(done)[0]["start"] == post.start
+
+
+def test_with_the_address_of_another_wallet_it_is_said_that_nothing_is_its(caf, network):
+    caf.settings(source_text(NOWHERE, "of-another-wallet") + "public = true\n")
+    with caf.surroundings():
+        settings = load_settings()
+    archive_id = Workplace("src", settings, None, None, None, None).archive_id  # type: ignore[arg-type]
+    with httpx.Client() as client:
+        network.grant(ADDRESS, SPACE)
+        ChainUser(network, client).post(random_content(1000), note=archive_note(archive_id))
+    done = caf("rebuild", "src", "--owner", new_wallet().address)
+    assert "src: 1 foreign" in done.out.decode()
+    assert f"it is owned by {ADDRESS}" in done.out.decode()
+    assert "nothing that is listed has this owner" in done.err
+
+
+def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  # noqa: F811
+    work = a_workplace(tmp_path, MemorySource({f"key-{number}": os.urandom(1000) for number in range(9)}), ledger)
+    archive_everything(work)
+    fresh = new_ledger()
+    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")})
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    done = caf("rebuild")
+    assert done.status == 0, done.err
+    assert "9 objects, 0 skipped, read from 1 of 1 listed copy" in done.out.decode()
+    assert rows_of(fresh) == rows_of(ledger)
+    assert lines_of(caf("rebuild", "--json"))[0]["kind"] == "known"
+
+
+def test_an_owner_means_nothing_to_a_folder(caf):
+    one_sentence(caf("rebuild", "src", "--owner", ADDRESS, CAF_STORE__KIND="directory"), 2, "--owner")

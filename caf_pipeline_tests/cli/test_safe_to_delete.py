@@ -1,0 +1,238 @@
+"""`caf safe-to-delete`, as an operator meets it: sentences, exit statuses, and what is left when it is killed."""
+
+import csv
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import close_store, open_workplace
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.loopback.network import LoopbackNetwork
+from caf_pipeline_tests.maintenance.test_safe_to_delete import next_window
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line
+from caf_pipeline_tests.support.jackal_network import ADDRESS, BLOCK_SECONDS, FUNDS, SPACE, WORDS
+from caf_pipeline_tests.support.s3_server import Bucket
+from caf_pipeline_tests.support.workplaces import archive_everything
+
+KEYS = [f"some/key-{number:02d}" for number in range(12)]
+
+
+@dataclass
+class Archived:
+    """A bucket of two chunks that is archived on Jackal, and the command line for it."""
+
+    caf: CommandLine
+    bucket: Bucket
+    network: LoopbackNetwork
+    work: Workplace
+
+    def __call__(self, *arguments, **more):
+        return self.caf("safe-to-delete", *arguments, **more)
+
+    @property
+    def ledger(self):
+        return self.work.ledger
+
+    def pass_window(self) -> None:
+        """Let the chunks be looked at, and be proven in the window after."""
+        for chunk in self.ledger.chunks("src", [ChunkState.LOCATED]):
+            assert prove_chunk(self.work, chunk.name).proven
+        next_window(self.work, self.network)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    """A network whose windows outlast the start of several commands, on a busy machine, too: each has to see the window."""
+    folder = tmp_path_factory.mktemp("jackal")
+    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 1200, "no_zero_draws": 1}
+    with LoopbackNetwork(folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as running:
+        yield running
+
+
+@pytest.fixture
+def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
+    """A command line with a source `src` of nothing yet."""
+    caf = jackal_command_line(tmp_path, network, WORDS, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return caf
+
+
+@pytest.fixture
+def archived(caf, network, ledger, new_bucket, monkeypatch):
+    for key in KEYS:
+        new_bucket.put(key, os.urandom(100_000))
+    for name, value in caf.environment.items():
+        monkeypatch.setenv(name, value)
+    work = open_workplace(load_settings(caf.folder / "caf.toml"), "src", run="test", ledger=ledger)
+    try:
+        archive_everything(work)
+        yield Archived(caf, new_bucket, network, work)
+    finally:
+        close_store(work.store)
+
+
+@pytest.fixture
+def safe(archived) -> Archived:
+    archived.pass_window()
+    return archived
+
+
+def listed(file) -> list[list[str]]:
+    with file.open(encoding="ascii", newline="") as opened:
+        return list(csv.reader(opened))
+
+
+def test_a_list_is_written_when_everything_is_safe(safe):
+    done = safe("src")
+    assert done.status == 0, done.err
+    assert listed(safe.caf.folder / "src-safe-to-delete.csv") == [[safe.bucket.name, key] for key in KEYS]
+    out = done.out.decode()
+    assert "src: 12 of 12 objects are safe to delete (1.1 MiB of 1.1 MiB)" in out
+    assert "listed in src-safe-to-delete.csv, columns Bucket,Key" in out
+    assert "by a stranger who posts and deletes the same root" in out
+    assert "reading back 2 chunks" in done.err
+    again = safe("src", "--json", "--no-read-back", "-o", "again.csv")
+    assert again.status == 0, again.err
+    shown = json.loads(again.out)
+    assert (shown["safe_objects"], shown["objects"], shown["chunks_read_back"], shown["list"]) == (12, 12, 0, "again.csv")
+    assert shown["columns"] == ["Bucket", "Key"]
+    assert "stranger" in shown["caution"]
+
+
+def test_what_is_not_safe_is_told_by_reason_and_the_rest_is_listed(safe):
+    safe.bucket.put(KEYS[3], bytes(100_000))
+    safe.bucket.put("new\x1b[31m", b"new")
+    safe.bucket.delete(KEYS[5])
+    done = safe("src", "--report", "rest.csv")
+    one_sentence(done, 1, "2 of 12 objects of 'src' are not safe to delete", "caf run --source src")
+    assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == 10
+    out = done.out.decode()
+    assert "1 object (97.7 KiB) changed in S3 since they were archived:\n  some/key-03" in out
+    assert "1 object (3 B) not archived: no plan has them yet:\n  new\\x1b[31m" in out
+    assert "1 archived key gone from S3 already, nothing to delete: some/key-05" in out
+    header, *rest = listed(safe.caf.folder / "rest.csv")
+    assert [(line[0], line[header.index("reason")]) for line in rest] == [("new%1B%5B31m", "not_planned"), (KEYS[3], "changed")]
+    lines = [json.loads(line) for line in safe("src", "--json").out.splitlines()]
+    assert [line.get("reason") for line in lines] == [None, "changed", "not_planned"]
+    assert lines[1]["examples"] == [{"key": KEYS[3], "detail": None}]
+
+
+def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived):
+    done = archived("src")
+    one_sentence(done, 1, "12 of 12 objects", "run the command again in the next proof window")
+    out = done.out.decode()
+    assert "none of 12 objects is safe to delete; no list was written" in out
+    assert re.search(
+        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* ends) in about \d+ (s|minutes)",
+        out,
+    )
+    assert "… and 7 more" in out
+    assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
+
+
+def test_chunks_in_a_folder_are_never_safe(archived):
+    one_sentence(archived("src", CAF_STORE__KIND="directory"), 3, "a folder proves nothing over time", 'store.kind = "jackal"')
+
+
+def test_a_chain_that_is_away_writes_nothing(archived):
+    old = archived.caf.folder / "src-safe-to-delete.csv"
+    old.write_text(f"{archived.bucket.name},old\n")
+    one_sentence(archived("src", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
+    assert old.read_text() == f"{archived.bucket.name},old\n"
+
+
+def test_a_source_that_is_away_writes_nothing(archived):
+    more = {"CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9", "CAF_PACKING__REQUEST_ATTEMPTS": "1"}
+    one_sentence(archived("src", **more), 6, "is http://127.0.0.1")  # another address is another source
+    archived.bucket.client.delete_objects(Bucket=archived.bucket.name, Delete={"Objects": [{"Key": key} for key in KEYS]})
+    archived.bucket.client.delete_bucket(Bucket=archived.bucket.name)
+    one_sentence(archived("src"), 5, archived.bucket.name)
+    assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
+
+
+def test_files_that_cannot_be_written_or_are_others_are_refused_at_once(archived):
+    theirs = archived.caf.folder / "theirs.csv"
+    theirs.write_text("name,age\n")
+    one_sentence(archived("src", "-o", "theirs.csv"), 2, "theirs.csv exists")
+    one_sentence(archived("src", "--report", "theirs.csv"), 2, "theirs.csv exists")
+    one_sentence(archived("src", "--report", "rest.txt"), 2, "Parquet or CSV")
+    one_sentence(archived("src", "-o", "no/such/list.csv"), 2, "no/such/list.csv")
+    assert theirs.read_text() == "name,age\n"
+
+
+def test_an_unknown_source_is_refused(archived):
+    one_sentence(archived("other"), 3, "'other'")
+
+
+def test_a_source_of_which_nothing_was_archived_yet_says_so(caf, new_bucket):
+    done = caf("safe-to-delete", "src")
+    assert done.status == 0, done.err
+    assert "there is nothing to delete" in done.out.decode()
+    new_bucket.put("a", b"a")
+    one_sentence(caf("safe-to-delete", "src"), 1, "1 of 1 object", "caf run --source src")
+
+
+def test_killed_while_it_reads_back_it_goes_on_with_the_next_chunk(safe):
+    first, second = safe.ledger.chunks("src", [ChunkState.LOCATED])
+    (safe.caf.folder / "src-safe-to-delete.csv").write_text(f"{safe.bucket.name},old\n")
+    for number in range(4):
+        safe.network.misbehave(provider=number, download_rate=400_000)
+    process = safe.caf.start("safe-to-delete", "src")
+    while not safe.ledger.chunk(first.name).read_back_at:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert safe.ledger.chunk(second.name).read_back_at is None
+    assert listed(safe.caf.folder / "src-safe-to-delete.csv") == [[safe.bucket.name, "old"]]
+    read_at = safe.ledger.chunk(first.name).read_back_at
+    safe.network.well_behaved()
+    done = safe("src")
+    assert done.status == 0, done.err
+    assert "reading back 1 chunk," in done.err
+    assert safe.ledger.chunk(first.name).read_back_at == read_at
+    assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
+    left = {path.name for path in safe.caf.folder.iterdir() if path.name.endswith(".part")}
+    assert left == set()
+
+
+def test_interrupted_it_leaves_nothing_and_can_be_run_again(safe):
+    for number in range(4):
+        safe.network.misbehave(provider=number, download_rate=200_000)
+    process = safe.caf.start("safe-to-delete", "src", "--report", "rest.parquet")
+    assert process.stderr
+    for line in process.stderr:
+        if b"reading back" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    safe.network.well_behaved()
+    assert not [path for path in safe.caf.folder.iterdir() if "safe-to-delete" in path.name or "rest" in path.name]
+    assert safe("src").status == 0
+
+
+def test_of_two_commands_at_once_one_is_told_of_the_other(safe):
+    for number in range(4):
+        safe.network.misbehave(provider=number, download_rate=50_000)
+    first = safe.caf.start("safe-to-delete", "src")
+    assert first.stderr
+    for line in first.stderr:
+        if b"reading back" in line:
+            break
+    one_sentence(safe("src", "-o", "second.csv"), 10, "deletion/src")
+    safe.network.well_behaved()
+    first.communicate()
+    assert first.returncode == 0
+    assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
+    assert not (safe.caf.folder / "second.csv").exists()

@@ -1,0 +1,15 @@
+"""The tests' own store of several providers is one, too."""
+
+import pytest
+
+from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+
+
+@pytest.fixture
+def store(tmp_path):
+    return SeveralFolders(tmp_path / "store")
+
+
+class TestSeveralFolders(ChunkStoreContract):
+    """Passes the contract."""

@@ -1,0 +1,244 @@
+"""What every ChunkStore does. A test class of an implementation inherits it and gives the fixture `store`.
+
+It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by default.
+"""
+
+import hashlib
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.errors import IntegrityError, LeaseLost, LedgerError, StoredChunkMissing, StoreError
+from caf_pipeline.interfaces import ChunkToStore, Posting, SignedTransaction, WaitingPost
+
+MAY_BE_INCLUDED = (None, "included")
+
+
+@dataclass
+class MemoryLease:
+    """The right to an account's sequence, until the context that gave it ends."""
+
+    name: str
+    epoch: int
+    good: bool = True
+
+    def check(self):
+        if not self.good:
+            raise LeaseLost(f"{self.name} is in other hands")
+
+
+class MemoryLog:
+    """A transaction log that forgets when the test ends, and refuses what the ledger's refuses."""
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[str, str], WaitingPost] = {}
+        self.transactions: dict[str, SignedTransaction] = {}
+        self.chunks: dict[str, list[str]] = {}
+        self.outcomes: dict[str, str | None] = {}
+        self.starts: dict[str, tuple[int, ...]] = {}
+        self.heights: dict[str, int] = {}
+        self._epoch = 0
+
+    @contextmanager
+    def own(self, account):
+        self._epoch += 1
+        lease = MemoryLease(f"account/{account}", self._epoch)
+        try:
+            yield lease
+        finally:
+            lease.good = False
+
+    def ask(self, account, chunk, message, charged_bytes):
+        if not self._open(account, chunk):
+            self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
+
+    def waiting(self, account):
+        return [post for (owner, chunk), post in self.asked.items() if owner == account and not self._open(account, chunk)]
+
+    def pending(self, account):
+        mine = [one for one in self._of(account) if self.outcomes[one.hash] is None]
+        return sorted(mine, key=lambda one: one.sequence)
+
+    def commit(self, lease, transaction, chunks):
+        lease.check()
+        taken = [one for one in self._of(transaction.account) if self.outcomes[one.hash] in (None, "included", "failed")]
+        if any(one.sequence == transaction.sequence for one in taken):
+            raise LedgerError(f"sequence {transaction.sequence} has a transaction")
+        if any(self._open(transaction.account, chunk) for chunk in chunks):
+            raise LedgerError("a chunk is in a transaction that is or may be included")
+        self.transactions[transaction.hash] = transaction
+        self.chunks[transaction.hash] = list(chunks)
+        self.outcomes[transaction.hash] = None
+
+    def settle(self, lease, hash, outcome, *, starts=(), cost=None):
+        lease.check()
+        if hash not in self.transactions or self.outcomes[hash] not in (None, outcome):
+            raise LedgerError(f"{hash} is not known, or was settled as {self.outcomes.get(hash)}")
+        if outcome == "included" and len(starts) != len(self.chunks[hash]):
+            raise LedgerError("each post of an included transaction has a start")
+        self.outcomes[hash] = outcome
+        self.starts[hash] = tuple(starts)
+
+    def start_of(self, account, chunk):
+        included = [one.hash for one in self._of(account) if self.outcomes[one.hash] == "included"]
+        found = [self.starts[hash][self.chunks[hash].index(chunk)] for hash in included if chunk in self.chunks[hash]]
+        return max(found, default=None)
+
+    def spent(self, account):
+        return sum(one.cost for one in self._of(account) if self.outcomes[one.hash] in (None, "included", "failed"))
+
+    def seen_height(self, chain_id):
+        return self.heights.get(chain_id, 0)
+
+    def see_height(self, chain_id, height):
+        self.heights[chain_id] = max(height, self.seen_height(chain_id))
+
+    def _of(self, account):
+        return [one for one in self.transactions.values() if one.account == account]
+
+    def _open(self, account, chunk):
+        return any(chunk in self.chunks[one.hash] and self.outcomes[one.hash] in MAY_BE_INCLUDED for one in self._of(account))
+
+
+def staged_file(folder: Path, data: bytes) -> Path:
+    path = folder / "staged.caf"
+    path.write_bytes(data)
+    return path
+
+
+def to_store(store, path: Path, *, public=True, name="src-00000000-00001") -> ChunkToStore:
+    root = merkle_root(path, store.proof_type)
+    return ChunkToStore(name, "0" * 32, public, path.stat().st_size, store.proof_type, root)
+
+
+def stored(store, path: Path, log=None) -> Posting:
+    posting = store.post(to_store(store, path), log or MemoryLog())
+    store.put(posting, path, lambda _: None)
+    return posting
+
+
+class ChunkStoreContract:
+    """The contract: see `interfaces.ChunkStore`. Bytes are random: a store may outlive a test and knows each root for ever."""
+
+    @pytest.fixture
+    def log(self):
+        return MemoryLog()
+
+    def test_what_was_put_reads_back_in_any_range(self, store, log, tmp_path):
+        data = os.urandom(3 << 20)
+        posting = stored(store, staged_file(tmp_path, data), log)
+        for start, end in [(0, len(data)), (0, 1), (5, 2_000_000), (len(data) - 1, len(data)), (7, 7)]:
+            assert b"".join(store.read(posting, start, end)) == data[start:end]
+
+    def test_pieces_are_at_most_one_mebibyte(self, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(3 << 20)), log)
+        assert max(len(piece) for piece in store.read(posting, 0, 3 << 20)) <= 1 << 20
+
+    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(self, store, log, tmp_path):
+        data = os.urandom(100_000)
+        posting = stored(store, staged_file(tmp_path, data), log)
+        copies = store.copies(posting)
+        assert len({copy.provider for copy in copies}) >= store.required_copies
+        for copy in copies:
+            read = b"".join(store.read(posting, 0, len(data), provider=copy.provider))
+            assert hashlib.sha256(read).digest() == hashlib.sha256(data).digest()
+
+    def test_each_holder_gives_the_bytes(self, store, log, tmp_path):
+        data = os.urandom(50_000)
+        posting = stored(store, staged_file(tmp_path, data), log)
+        holders = store.holders(posting)
+        assert len(set(holders)) == len(holders) >= store.required_copies
+        for provider in holders:
+            assert b"".join(store.read(posting, 10, 40_000, provider=provider)) == data[10:40_000]
+
+    def test_a_posted_chunk_that_was_not_uploaded_has_no_copy(self, store, log, tmp_path):
+        posting = store.post(to_store(store, staged_file(tmp_path, os.urandom(1000))), log)
+        assert list(store.copies(posting)) == []
+        assert list(store.holders(posting)) == []
+
+    def test_posting_the_same_root_again_gives_the_same_posting(self, store, log, tmp_path):
+        chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
+        assert store.post(chunk, log) == store.post(chunk, log)
+
+    def test_uploading_again_changes_nothing(self, store, log, tmp_path):
+        path = staged_file(tmp_path, os.urandom(1000))
+        posting = stored(store, path, log)
+        copies = {copy.provider for copy in store.copies(posting)}
+        store.put(posting, path, lambda _: None)
+        assert {copy.provider for copy in store.copies(posting)} == copies
+
+    def test_progress_tells_of_every_byte(self, store, log, tmp_path):
+        path = staged_file(tmp_path, os.urandom(2_500_000))
+        told = []
+        store.put(store.post(to_store(store, path), log), path, told.append)
+        assert sum(told) >= 2_500_000
+
+    def test_what_progress_raises_ends_the_upload(self, store, log, tmp_path):
+        path = staged_file(tmp_path, os.urandom(2_500_000))
+        posting = store.post(to_store(store, path), log)
+
+        def lost(size_bytes):
+            raise LeaseLost("another run took it over")
+
+        with pytest.raises(LeaseLost):
+            store.put(posting, path, lost)
+
+    def test_an_unknown_chunk_is_missing(self, store):
+        unknown = Posting(b"\1" * 32, "nobody", 1, 10)
+        assert list(store.copies(unknown)) == []
+        assert list(store.holders(unknown)) == []
+        with pytest.raises(StoredChunkMissing):
+            list(store.read(unknown, 0, 10))
+
+    def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
+        chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
+        posting = store.post(chunk, log)
+        (listed,) = [one for one in store.posted(chunk.archive_id) if one.posting.merkle_root == chunk.merkle_root]
+        assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
+        assert posting.owner == store.owner()
+        assert list(store.posted("f" * 32)) == []
+
+    def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
+        before = store.archives()
+        chunk = replace(to_store(store, staged_file(tmp_path, os.urandom(1000))), archive_id=os.urandom(16).hex())
+        store.post(chunk, log)
+        store.post(chunk, log)
+        assert store.archives() == {**before, chunk.archive_id: 1}
+
+    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
+        with pytest.raises(IntegrityError):
+            list(store.read(posting, 0, 1001))
+
+    def test_the_cost_counts_every_byte(self, store):
+        assert store.cost(1000).charged_bytes >= 1000
+
+    def test_what_fits_is_admitted_and_what_never_fits_is_not(self, store):
+        store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)
+        with pytest.raises(StoreError):
+            store.admit(public=True, stored_size_bytes=1000, waiting_bytes=1 << 62)
+
+    def test_what_a_store_says_of_itself_has_a_sense(self, store):
+        largest = store.largest_chunk_bytes()
+        assert largest is None or largest > 0
+        assert store.staging_hold_seconds() >= 0
+        assert store.required_copies >= 1
+
+    def test_the_proof_windows_of_a_fresh_chunk_are_numbers_or_not_told(self, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
+        windows = [store.proof_window(posting, copy) for copy in store.copies(posting)]
+        now = store.current_window(posting)
+        assert all(window is None or (now is not None and 0 <= window <= now) for window in windows)
+
+
+def corrupt(path: Path, at: int = 0) -> None:
+    """Change one byte of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))

@@ -1,0 +1,1031 @@
+"""What every Ledger does. A test class of an implementation inherits it and gives the fixture `ledger`.
+
+The functions at its head bring a ledger to where a test begins; other tests use them too.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import (
+    ClaimConflict,
+    HeldByOther,
+    IllegalMove,
+    IntegrityError,
+    LeaseLost,
+    LedgerError,
+    NotLocated,
+    StagingError,
+    UsageError,
+)
+from caf_pipeline.interfaces import (
+    Copy,
+    CopyCheck,
+    Holder,
+    ListedIdentity,
+    LocationRow,
+    Orders,
+    PlannedChunk,
+    PlanRecord,
+    Posting,
+    Reservation,
+    RestoredChunk,
+    Sample,
+    Seal,
+    Skip,
+)
+from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason, rewritten_version
+from caf_pipeline.ledger.processes import this_process
+
+SOURCE = "src"
+ROOT = b"\x01" * 32
+EARLY = datetime(2024, 1, 1, tzinfo=UTC)
+VERSION = "etag:abc:10"
+
+ODD_KEYS = [
+    "plain",
+    "with 'single' and \"double\" quotes",
+    "tab\tnewline\ncarriage\rreturn",
+    "back\\slash \\N \\. \\x41",
+    "\\.",
+    "comma,semicolon;{brace}",
+    unicodedata.normalize("NFC", "é"),
+    unicodedata.normalize("NFD", "é"),
+    "🗄" * 256,  # 1,024 bytes
+    " leading and trailing ",
+    "/",
+    "a//b/../c",
+    "\x01\x1f\x7f\u0085\u2028\ufeff",
+]
+
+_serial = itertools.count(1)
+
+
+def holder(run: str = "run-1") -> Holder:
+    return this_process(run)
+
+
+def planned(number: int, name: str, keys: Sequence[str]) -> PlannedChunk:
+    return PlannedChunk(name, number, len(keys), 10 * len(keys), 1000)
+
+
+def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
+    sha256 = hashlib.sha256(f"{source} {next(_serial)}".encode()).digest()
+    return PlanRecord(source, sha256, sha256.hex()[:8], "snapshot.parquet", "plans/x", chunks, 10 * chunks)
+
+
+def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()) -> list[str]:
+    """Register a plan of one chunk for each batch of keys; return the chunks' names."""
+    ledger.register_source(source, f"archive of {source}", f"s3://{source}")
+    plan = plan_record(source=source)
+    names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
+    chunks = [planned(number, name, keys) for number, (name, keys) in enumerate(zip(names, batches, strict=True), 1)]
+    claims = ((number, key, VERSION, EARLY) for number, keys in enumerate(batches, 1) for key in keys)
+    ledger.register_plan(plan, chunks, claims, skips)
+    return names
+
+
+def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
+    """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
+    listed = [ListedIdentity(key, version, rewritten_version(version, modified), modified, False) for key, version in asked]
+    return ledger.settled_objects(SOURCE, listed)
+
+
+def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
+    return Skip(key, VERSION, reason, "as S3 said", "abc", 10)
+
+
+def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
+    samples = [Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32)]
+    return Seal(1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples)
+
+
+def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0) -> LocationRow:
+    return LocationRow(key, version, None, start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest())
+
+
+POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
+
+
+def bring_to(ledger: Any, chunk: str, state: ChunkState, keys: Sequence[str] = (), *, modified: datetime = EARLY) -> None:
+    """Move a planned chunk along the flow, as one run does, until it is in `state`."""
+    members = len(keys) or ledger.chunk(chunk).object_count
+    S = ChunkState
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        moves = {
+            S.PACKING: lambda: ledger.move(lease, chunk, S.PLANNED, S.PACKING),
+            S.SEALED: lambda: ledger.seal(lease, chunk, seal_facts(members), [], []),
+            S.POSTING: lambda: ledger.move(lease, chunk, S.SEALED, S.POSTING),
+            S.POSTED: lambda: ledger.record_posting(lease, chunk, POSTING),
+            S.UPLOADING: lambda: ledger.move(lease, chunk, S.POSTED, S.UPLOADING),
+            S.VERIFIED: lambda: ledger.record_copies(lease, chunk, [Copy("provider", "proof")]),
+            S.LOCATED: lambda: ledger.load_locations(lease, chunk, [location(key, modified=modified) for key in keys]),
+        }
+        for reached, move in moves.items():
+            move()
+            if reached is state:
+                return
+
+
+def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE) -> str:
+    """Plan and archive one chunk of these keys; return its name."""
+    (chunk,) = register(ledger, keys, source=source)
+    bring_to(ledger, chunk, ChunkState.LOCATED, keys, modified=modified)
+    return chunk
+
+
+def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RestoredChunk:
+    """A chunk of these keys as a store tells of it, posted in the block of its number."""
+    posting = replace(POSTING, start=number)
+    facts = {"number": number, "plan": "0a0b0c0d", "plan_sha256": None, "snapshot": "snap", "plan_folder": "plans/x"}
+    counts = {"caf_size_bytes": 1000, "member_count": len(keys), "member_bytes": 10 * len(keys), "skipped_count": skipped}
+    samples, copies = seal_facts(1).samples, [Copy("p", "proof")]
+    return RestoredChunk(
+        f"src-0a0b0c0d-{number:05d}", posting=posting, proof_type=3, samples=samples, copies=copies, **facts, **counts
+    )
+
+
+def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
+    """Move a chunk along `states`."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        for state in states:
+            ledger.move(lease, chunk, ledger.chunk(chunk).state, state)
+
+
+def look(ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0) -> None:
+    """Record what a look at a chunk's copies found."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
+
+
+def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = False) -> int:
+    """Return how many windows count after looks that found the one copy proven in these."""
+    for window in windows:
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), window, apart=apart))
+    (copy,) = ledger.known_copies(chunk)
+    return int(copy.windows)
+
+
+def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
+    """Return what is known of a chunk's copies, times left out."""
+    known = ledger.known_copies(chunk)
+    return [(copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known]
+
+
+def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str, str | None, bool]]:
+    """Return the rows of the export as (key, standing, reason, due)."""
+    count = ledger.export_standing(source, path)
+    table = pq.read_table(path)
+    assert table.schema.equals(STANDING_SCHEMA)
+    assert table.num_rows == count
+    rows = table.to_pylist()
+    assert all(row["object_version"] == VERSION for row in rows)
+    return {(row["key"].decode(), row["standing"], row["reason"], row["due"]) for row in rows}
+
+
+def read_back(ledger: Any, chunk: str) -> None:
+    """Record that all of a chunk came back."""
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_read_back(lease, chunk, "provider")
+
+
+def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
+    """Return the rows of the export of locations, by key."""
+    count = ledger.export_located(SOURCE, path)
+    table = pq.read_table(path)
+    assert table.schema.equals(LOCATED_SCHEMA)
+    assert table.num_rows == count
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return sorted(rows, key=lambda row: row["key"])
+
+
+class LedgerContract:
+    """The contract: see `interfaces.Ledger`."""
+
+    # --- sources and plans ---
+
+    def test_a_source_of_another_address_is_refused_under_the_same_name(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        with pytest.raises(LedgerError, match="s3://b/"):
+            ledger.register_source(SOURCE, "id", "s3://b/")
+        assert ledger.sources() == [SOURCE]
+        assert ledger.addresses() == {"id": "s3://a/"}
+
+    def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        plan = plan_record()
+        assert ledger.find_plan(plan.sha256) is None
+        ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION, EARLY)], [])
+        assert ledger.find_plan(plan.sha256) == plan
+        assert ledger.plan_name_taken(SOURCE, plan.name)
+        assert not ledger.plan_name_taken("another", plan.name)
+
+    def test_a_plan_makes_planned_chunks(self, ledger):
+        names = register(ledger, ["a", "b"], ["c"])
+        chunks = ledger.chunks(SOURCE)
+        assert [chunk.name for chunk in chunks] == names
+        assert [(chunk.state, chunk.number, chunk.object_count) for chunk in chunks] == [("planned", 1, 2), ("planned", 2, 1)]
+        assert chunks[0].archive_id == "archive of src"
+
+    def test_a_plan_registered_twice_changes_nothing(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        plan = plan_record()
+        for _ in range(2):
+            ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION, EARLY)], [skip("s")])
+        assert len(ledger.chunks(SOURCE)) == 1
+        assert ledger.account(SOURCE).claimed_objects == 1
+
+    def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(self, ledger):
+        register(ledger, ["a", "b, c"])
+        with pytest.raises(ClaimConflict, match="'b, c"):
+            register(ledger, ["d", "b, c"])
+        assert len(ledger.chunks(SOURCE)) == 1
+        assert settled(ledger, [("d", VERSION)]) == set()
+
+    def test_a_located_object_cannot_be_claimed(self, ledger):
+        archive(ledger, ["a"])
+        with pytest.raises(ClaimConflict, match="'a' is located"):
+            register(ledger, ["a"])
+
+    def test_the_same_key_in_another_source_is_another_object(self, ledger):
+        archive(ledger, ["a"])
+        archive(ledger, ["a"], source="other")
+        assert ledger.sources() == ["other", SOURCE]
+
+    def test_a_withdrawn_chunk_frees_its_objects(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, ChunkState.WITHDRAWN)
+        register(ledger, ["a"])
+
+    def test_an_abandoned_chunk_frees_its_objects(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTED)
+        end(ledger, chunk, ChunkState.ABANDONED)
+        register(ledger, ["a"])
+
+    def test_a_parked_chunk_keeps_its_claims_and_its_reason(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
+        assert ledger.chunk(chunk).reason == "no more money"
+        with pytest.raises(ClaimConflict):
+            register(ledger, ["a"])
+
+    def test_the_reason_stays_with_a_chunk_until_it_is_well_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three")
+            assert ledger.chunk(chunk).reason == "one copy of three"
+            ledger.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
+            assert ledger.chunk(chunk).reason == ""
+
+    def test_a_withdrawn_chunk_keeps_its_reason(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large")
+        assert ledger.chunk(chunk).reason == "too large"
+
+    # --- moves ---
+
+    def test_an_unknown_chunk_is_not_located(self, ledger):
+        with pytest.raises(NotLocated, match="src-none"):
+            ledger.chunk("src-none")
+
+    def test_packing_counts_attempts(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, ChunkState.PACKING, ChunkState.PACKING)
+        assert ledger.chunk(chunk).attempts == 2
+
+    def test_a_move_from_another_state_is_illegal_and_says_which_it_is(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+
+    def test_a_move_that_the_life_cycle_forbids_is_illegal(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove):
+            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.LOCATED)
+
+    def test_no_bare_move_makes_a_chunk_located(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="load_locations"):
+            ledger.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
+
+    @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTED, ChunkState.VERIFIED])
+    def test_an_unparked_chunk_cannot_skip_a_step(self, ledger, state):
+        (chunk,) = register(ledger, ["a"])
+        with pytest.raises(IllegalMove):
+            end(ledger, chunk, ChunkState.PARKED, state)
+        assert ledger.chunk(chunk).state is ChunkState.PARKED
+
+    def test_the_lease_of_another_chunk_moves_nothing(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
+            ledger.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
+
+    def test_a_lease_that_was_given_back_and_taken_again_moves_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.move(old, chunk, ChunkState.PLANNED, ChunkState.PACKING)
+        assert ledger.chunk(chunk).state is ChunkState.PLANNED
+
+    # --- sealing ---
+
+    def test_a_seal_keeps_its_facts(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.SEALED)
+        row = ledger.chunk(chunk)
+        assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (ChunkState.SEALED, ROOT, 3, 1000)
+        assert row.samples == (Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32))
+
+    def test_a_seal_ends_the_claims_of_skipped_and_released_objects(self, ledger, tmp_path):
+        (chunk,) = register(ledger, ["a", "b", "c"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1, 1), [skip("b")], [("c", VERSION)])
+        assert standing(ledger, tmp_path / "s") == {("a", "claimed", None, False), ("b", "skipped", "cold_storage", False)}
+        assert ledger.account(SOURCE).claimed_objects == 1
+
+    def test_a_chunk_without_members_is_empty_and_claims_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(0, 2), [skip("a"), skip("b")], [])
+        assert ledger.chunk(chunk).state is ChunkState.EMPTY
+        register(ledger, ["a", "b"])
+
+    def test_a_seal_that_does_not_account_for_every_claim_is_refused(self, ledger):
+        (chunk,) = register(ledger, ["a", "b", "c"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+        assert ledger.chunk(chunk).state is ChunkState.PACKING
+        assert ledger.account(SOURCE).skipped == {}
+
+    def test_a_chunk_packed_again_may_archive_what_it_skipped_before(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            ledger.seal(lease, chunk, seal_facts(2), [], [])
+        assert ledger.account(SOURCE).claimed_objects == 2
+
+    def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            register(ledger, ["b"])
+            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            with pytest.raises(LedgerError, match="claims 1"):
+                ledger.seal(lease, chunk, seal_facts(2), [], [])
+
+    # --- storing ---
+
+    def test_a_posting_of_other_bytes_is_refused(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTING)
+        other = Posting(b"\xff" * 32, "jkl1owner", 42, 1000)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
+            ledger.record_posting(lease, chunk, other)
+        assert ledger.chunk(chunk).state is ChunkState.POSTING
+
+    def test_a_posted_chunk_knows_its_place(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTED)
+        assert (ledger.chunk(chunk).owner, ledger.chunk(chunk).start) == ("jkl1owner", 42)
+
+    # --- locations ---
+
+    def test_odd_keys_are_located_byte_for_byte(self, ledger):
+        chunk = archive(ledger, ODD_KEYS)
+        for key in ODD_KEYS:
+            found = ledger.locate(SOURCE, key)
+            assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
+
+    def test_too_few_locations_write_nothing(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
+            ledger.load_locations(lease, chunk, [location("a")])
+        assert ledger.chunk(chunk).state is ChunkState.VERIFIED
+        assert ledger.locate(SOURCE, "a") is None
+
+    def test_a_load_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
+        (chunk,) = register(ledger, ["a", "b"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+
+        def broken():
+            yield location("a")
+            raise ConnectionError("the cable")
+
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            with pytest.raises(ConnectionError):
+                ledger.load_locations(lease, chunk, broken())
+            assert ledger.locate(SOURCE, "a") is None
+            assert ledger.load_locations(lease, chunk, [location("a"), location("b")]) == 2
+
+    def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
+            plan = plan_record()
+            name = f"src-{plan.name}-00001"
+            ledger.register_plan(plan, [planned(1, name, ["a"])], [(1, "a", version, EARLY)], [])
+            bring_to(ledger, name, ChunkState.VERIFIED)
+            with ledger.lease(f"chunk/{name}", holder()) as lease:
+                row = location("a", modified=EARLY + timedelta(days=day), version=version)
+                ledger.load_locations(lease, name, [row])
+        assert ledger.locate(SOURCE, "a").row.object_version == "v3"
+        assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
+        assert ledger.locate(SOURCE, "a", "v4") is None
+        assert [row.object_version for row in ledger.versions(SOURCE, "a", 2)[0]] == ["v3", "v2"]
+        assert ledger.versions(SOURCE, "a", 2)[1] == 3
+        assert ledger.versions(SOURCE, "b", 2) == ([], 0)
+
+    def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://src")
+        plan = plan_record()
+        names = ["src-x-00001", "src-x-00002"]
+        claims = [(1, "a", "v1", EARLY), (2, "a", "v2", EARLY)]
+        ledger.register_plan(plan, [planned(n, name, ["a"]) for n, name in enumerate(names, 1)], claims, [])
+        for name, version in [(names[1], "v2"), (names[0], "v1")]:
+            bring_to(ledger, name, ChunkState.VERIFIED)
+            with ledger.lease(f"chunk/{name}", holder()) as lease:
+                ledger.load_locations(lease, name, [location("a", version=version)])
+        assert ledger.locate(SOURCE, "a").chunk == names[1]
+
+    def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):
+        archive(ledger, ["a"])
+        for key in ["", "a\0", "\ud800", "k" * 1025]:
+            assert ledger.locate(SOURCE, key) is None
+
+    @pytest.mark.parametrize(
+        "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]
+    )
+    def test_objects_of_a_chunk_out_of_good_standing_are_archived_anew(self, ledger, states):
+        old = archive(ledger, ["a", "b"])
+        end(ledger, old, *states)
+        assert ledger.locate(SOURCE, "a") is None
+        new = archive(ledger, ["a", "c"])
+        assert ledger.locate(SOURCE, "a").chunk == new
+        assert ledger.locate(SOURCE, "b") is None
+        assert ledger.account(SOURCE).located_objects == 2
+
+    def test_a_damaged_chunk_still_counts(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert settled(ledger, [("a", VERSION)]) == {("a", VERSION)}
+
+    # --- skips ---
+
+    def test_a_skip_seen_again_replaces_the_older_one(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.record_skips(SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)])
+        ledger.record_skips(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
+        assert ledger.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
+
+    def test_an_object_that_is_located_is_no_longer_skipped(self, ledger, tmp_path):
+        ledger.register_source(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
+        ledger.record_skips(SOURCE, [skip("a"), skip("b")])
+        archive(ledger, ["a"])
+        assert standing(ledger, tmp_path / "s") == {("a", "located", None, False), ("b", "skipped", "cold_storage", False)}
+
+    # --- failures, staging ---
+
+    def test_a_run_that_fails_on_an_object_twice_counts_once(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        counted = [ledger.count_read_failure(chunk, "a", VERSION, run) for run in ("r1", "r1", "r2")]
+        assert counted == [1, 1, 2]
+        assert ledger.read_failures(chunk) == {("a", VERSION): 2}
+
+    def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as first, ledger.lease(f"chunk/{two}", holder()) as second:
+            ledger.reserve_staging(first, one, "/s", 60, 100)
+            ledger.reserve_staging(first, one, "/s", 70, 100)
+            with pytest.raises(StagingError, match="70 of 100"):
+                ledger.reserve_staging(second, two, "/s", 31, 100)
+            ledger.reserve_staging(second, two, "/another", 31, 100)
+            ledger.reserve_staging(second, two, "/s", 31, 0)
+            ledger.release_staging(one)
+            ledger.reserve_staging(second, two, "/s", 100, 100)
+
+    def test_a_chunk_that_is_done_holds_no_staging(self, ledger):
+        one, two = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{one}", holder()) as lease:
+            ledger.reserve_staging(lease, one, "/s", 100, 100)
+        end(ledger, one, ChunkState.WITHDRAWN)
+        with ledger.lease(f"chunk/{two}", holder()) as lease:
+            ledger.reserve_staging(lease, two, "/s", 100, 100)
+
+    # --- what stores keep ---
+
+    def test_one_log_is_shared_by_all_holders(self, ledger):
+        ledger.transactions(holder("run-1")).see_height("chain-1", 5)
+        assert ledger.transactions(holder("run-2")).seen_height("chain-1") == 5
+
+    def test_a_providers_rate_weighs_half_what_was_and_half_what_is(self, ledger):
+        providers = ledger.providers()
+        providers.uploaded("p", 1000, 10)
+        providers.uploaded("p", 1000, 5)
+        providers.downloaded("p", 300, 1)
+        providers.uploaded("p", 1000, 0)  # too short to be measured
+        record = ledger.providers().all()["p"]
+        assert (record.upload_rate, record.download_rate, record.failures, record.failed_at) == (150, 300, 0, None)
+
+    def test_failures_are_counted_in_a_row(self, ledger):
+        providers = ledger.providers()
+        for _ in range(2):
+            providers.failed("p")
+        record = providers.all()["p"]
+        assert (record.failures, record.upload_rate, record.failed_at.tzinfo) == (2, None, UTC)
+        providers.downloaded("p", 1, 1)
+        assert (providers.all()["p"].failures, providers.all()["p"].failed_at) == (0, record.failed_at)
+        assert set(providers.all()) == {"p"}
+
+    def test_orders_hold_until_they_are_taken_back(self, ledger):
+        board = ledger.switchboard()
+        assert board.orders() == Orders()
+        board.order("paused", "the bill")
+        board.order("bandwidth", "1000")
+        board.order("bandwidth", "0")
+        board.order("spend_cap", "-1")
+        assert ledger.switchboard().orders() == Orders("the bill", 0, -1)
+        for name in ("paused", "bandwidth", "spend_cap"):
+            board.order(name, None)
+        assert board.orders() == Orders()
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("speed", "1"), ("speed", None), ("paused", " "), ("bandwidth", "-1"), ("spend_cap", "a few")]
+    )
+    def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
+        with pytest.raises(UsageError):
+            ledger.switchboard().order(name, value)
+        assert ledger.switchboard().orders() == Orders()
+
+    def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
+        names = register(ledger, ["a"], ["b"], ["c"], ["d"])
+        for name in names[:3]:
+            bring_to(ledger, name, ChunkState.UPLOADING)
+        assert ledger.switchboard().orders().uploads == 1
+        with contextlib.ExitStack() as held:
+            for name in (*names[1:3], names[3]):
+                held.enter_context(ledger.lease(f"chunk/{name}", holder()))
+            assert ledger.switchboard().orders().uploads == 2
+
+    # --- copies and their proofs ---
+
+    def test_the_copies_that_verified_a_chunk_are_known(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        assert ledger.known_copies(chunk) == []
+        bring_to(ledger, chunk, ChunkState.UPLOADING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_copies(lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")])
+        assert seen(ledger, chunk) == [("p1", True, None, 0, ""), ("p2", True, 9, 0, "")]
+        assert [copy.proof for copy in ledger.known_copies(chunk)] == ["proof 1", "proof 2"]
+
+    def test_copies_of_an_upload_begun_again_take_the_place_of_the_first(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        end(ledger, chunk, ChunkState.UPLOADING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_copies(lease, chunk, [Copy("another", "proof", 9)])
+        assert seen(ledger, chunk) == [("another", True, 9, 0, ""), ("provider", False, None, 0, "")]
+
+    def test_each_proof_window_counts_once(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for last_proven, window in [(100, 1), (110, 1), (None, None), (205, 2), (120, 1), (305, 3)]:
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", last_proven), window))
+        assert seen(ledger, chunk) == [("provider", True, 305, 3, "")]
+        assert ledger.known_copies(chunk)[0].last_window == 3
+
+    def test_a_window_that_does_not_follow_the_last_one_begins_the_count_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert windows_after(ledger, chunk, 1, 2) == 2
+        assert windows_after(ledger, chunk, 5) == 1
+        assert windows_after(ledger, chunk, None, 7) == 1
+        assert windows_after(ledger, chunk, None, 8) == 2
+
+    def test_windows_that_count_apart_need_not_follow_each_other(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert windows_after(ledger, chunk, 1, 1, None, 5, apart=True) == 2
+
+    def test_up_to_so_many_chunks_that_wait_for_their_next_window_come_first(self, ledger):
+        names = [archive(ledger, [key]) for key in "abcd"]
+        for chunk, again_in, enough in zip(names[1:], (0, 0, 3600), (1, 1, 1), strict=True):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 1), again_in=again_in, enough=enough)
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == names
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=1)] == [names[1], names[0], names[2], names[3]]
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [names[1], names[2], names[0], names[3]]
+
+    def test_a_chunk_with_enough_windows_waits_for_none(self, ledger):
+        first, second = (archive(ledger, [key]) for key in "ab")
+        for window in (1, 2):
+            look(ledger, second, CopyCheck(Copy("provider", "proof", 1), window), again_in=0, enough=1)
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [first, second]
+
+    def test_an_object_of_the_chunk_is_chosen_by_chance_from_those_of_a_size(self, ledger):
+        rows = [location(f"key-{number}") for number in range(9)]
+        chunk = archive(ledger, [row.key for row in rows])
+        archive(ledger, ["elsewhere"], source="other")
+        size = rows[0].end_byte - rows[0].start_byte
+        assert ledger.any_object(chunk, size) in [Sample(row.start_byte, size, row.sha256) for row in rows]
+        assert ledger.any_object(chunk, size - 1) is None
+
+    def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
+        sealed, posted = register(ledger, ["a"], ["b"])
+        bring_to(ledger, sealed, ChunkState.SEALED)
+        bring_to(ledger, posted, ChunkState.POSTING)
+        other = [Sample(0, 3, b"\1" * 32)]
+        with ledger.lease(f"chunk/{sealed}", holder()) as lease:
+            ledger.record_root(lease, sealed, b"\2" * 64, 0, other)
+        row = ledger.chunk(sealed)
+        assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, ChunkState.SEALED)
+        with ledger.lease(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posting'"):
+            ledger.record_root(lease, posted, b"\2" * 64, 0, other)
+        assert ledger.chunk(posted).merkle_root == ROOT
+
+    def test_window_0_counts(self, ledger):
+        chunk = archive(ledger, ["a"])
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 0))
+        assert ledger.known_copies(chunk)[0].windows == 1
+
+    def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
+        assert seen(ledger, chunk) == [("new", True, 7, 0, "wrong bytes at 100"), ("provider", False, None, 0, "")]
+        look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
+        assert ledger.known_copies(chunk)[0].fault == ""
+
+    def test_only_a_located_or_damaged_chunk_is_looked_at(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with pytest.raises(IllegalMove, match="'verified'"):
+            look(ledger, chunk)
+        assert ledger.known_copies(chunk)[0].listed
+
+    def test_a_look_by_a_run_that_lost_the_chunk_writes_nothing(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.record_checks(old, chunk, [])
+        assert ledger.known_copies(chunk)[0].listed
+        assert ledger.chunk(chunk).checked_at is None
+
+    def test_chunks_are_proven_in_turn_those_never_looked_at_by_their_age(self, ledger):
+        names = [archive(ledger, [key]) for key in "abc"]
+        register(ledger, ["d"])
+        archive(ledger, ["a"], source="other")
+        for chunk in (names[1], names[0]):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof"), None))
+        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == [names[2], names[1], names[0]]
+        first, *_ = ledger.chunks_to_prove(SOURCE, 1)
+        assert first == ledger.chunk(names[2])
+        assert ledger.chunk(names[0]).checked_at > ledger.chunk(names[1]).checked_at > first.located_at
+
+    def test_a_damaged_chunk_is_not_proven_but_repaired(self, ledger):
+        end(ledger, archive(ledger, ["a"]), ChunkState.DAMAGED)
+        assert ledger.chunks_to_prove(SOURCE, 9) == []
+
+    def test_a_repaired_chunk_is_located_again_once_a_copy_was_seen_right(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        for checks in ([], [CopyCheck(Copy("provider", "proof"), None, "wrong bytes")]):
+            look(ledger, chunk, *checks)
+            with pytest.raises(IllegalMove, match="no copy"):
+                end(ledger, chunk, ChunkState.LOCATED)
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
+        end(ledger, chunk, ChunkState.LOCATED)
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+
+    def test_a_damaged_chunk_posted_again_is_read_from_its_new_place(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED)
+        again = replace(POSTING, start=99)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, again)
+        assert ledger.locate(SOURCE, "a").posting == again
+        assert [copy.listed for copy in ledger.known_copies(chunk)] == [False]
+
+    def test_other_bytes_do_not_repair_a_chunk(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            with pytest.raises(IllegalMove, match="'located'"):
+                ledger.record_repost(lease, chunk, POSTING)
+            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
+            with pytest.raises(IntegrityError):
+                ledger.record_repost(lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99))
+        assert ledger.chunk(chunk).start == POSTING.start
+
+    # --- questions ---
+
+    def test_objects_located_claimed_or_skipped_are_known(self, ledger):
+        archive(ledger, ["located"])
+        register(ledger, ["claimed"], skips=[skip("skipped")])
+        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [("located", "v2")]
+        assert {key for key, _ in settled(ledger, asked)} == {"located", "claimed", "skipped"}
+
+    def test_odd_keys_are_known(self, ledger):
+        register(ledger, ODD_KEYS)
+        asked = [(key, VERSION) for key in ODD_KEYS]
+        assert settled(ledger, asked) == set(asked)
+
+    def test_the_export_gives_each_standing_with_its_exact_key(self, ledger, tmp_path):
+        odd = [f"1 {key}"[:250] for key in ODD_KEYS]
+        archive(ledger, ODD_KEYS)
+        register(ledger, odd, skips=[skip("a%FFb", SkipReason.UNSUPPORTED_KEY)])
+        expected = {(key, "located", None, False) for key in ODD_KEYS} | {(key, "claimed", None, False) for key in odd}
+        assert standing(ledger, tmp_path / "s") == expected | {("a%FFb", "skipped", "unsupported_key", False)}
+
+    def test_the_account_adds_up(self, ledger):
+        archive(ledger, ["a", "b"])
+        _, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
+        end(ledger, two, ChunkState.WITHDRAWN)
+        account = ledger.account(SOURCE)
+        assert (account.located_objects, account.located_bytes, account.claimed_objects) == (2, 20, 3)
+        assert account.chunks == {ChunkState.LOCATED: 1, ChunkState.PLANNED: 1, ChunkState.WITHDRAWN: 1}
+        assert account.skipped == {SkipReason.COLD_STORAGE: 1}
+
+    def test_chunks_are_listed_by_source_and_state(self, ledger):
+        done = archive(ledger, ["a"])
+        (open_,) = register(ledger, ["b"])
+        register(ledger, ["b"], source="other")
+        assert [chunk.name for chunk in ledger.chunks(SOURCE, [ChunkState.LOCATED])] == [done]
+        assert {chunk.name for chunk in ledger.chunks(SOURCE)} == {done, open_}
+        assert len(ledger.chunks()) == 3
+        assert ledger.chunks(states=[]) == []
+
+    # --- what may be deleted at its source ---
+
+    def test_what_a_copy_proved_before_it_was_found_wrong_counts_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window, fault in [(1, ""), (2, ""), (3, "wrong bytes"), (3, ""), (3, "")]:
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window, fault))
+        assert ledger.known_copies(chunk)[0].windows == 1
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 4), 4))
+        assert ledger.known_copies(chunk)[0].windows == 2
+
+    def test_what_a_copy_proved_before_it_was_listed_no_more_counts_no_more(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window in (1, 2):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+        look(ledger, chunk)
+        assert ledger.known_copies(chunk)[0].windows == 0
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof", 2), 2))
+        assert ledger.known_copies(chunk)[0].windows == 1
+
+    def test_windows_of_a_new_post_are_counted_anew(self, ledger):
+        chunk = archive(ledger, ["a"])
+        for window in (7, 8):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+        end(ledger, chunk, ChunkState.DAMAGED)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
+        for window in (0, 1):
+            look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
+            assert ledger.known_copies(chunk)[0].windows == window + 1
+
+    def test_a_chunk_knows_when_it_was_read_back(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        assert ledger.chunk(chunk).read_back_at > ledger.chunk(chunk).located_at
+        assert [each.read_back_at for each in ledger.chunks()] == [ledger.chunk(chunk).read_back_at]
+
+    def test_only_a_located_or_damaged_chunk_is_read_back(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        with pytest.raises(IllegalMove, match="'verified'"):
+            read_back(ledger, chunk)
+
+    def test_a_run_that_lost_the_chunk_records_no_read_back(self, ledger):
+        chunk = archive(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+            pass
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.record_read_back(old, chunk, "provider")
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_what_came_back_from_a_copy_counts_as_long_as_the_copy(self, ledger):
+        chunk = archive(ledger, ["a"])
+        right, other = CopyCheck(Copy("provider", "proof"), 3), CopyCheck(Copy("other", "proof"), 3)
+        read_back(ledger, chunk)
+        look(ledger, chunk, right, other)
+        assert ledger.chunk(chunk).read_back_at is not None
+        look(ledger, chunk, other)
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(self, ledger):
+        chunk = archive(ledger, ["a"])
+        read_back(ledger, chunk)
+        end(ledger, chunk, ChunkState.DAMAGED)
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
+        assert ledger.chunk(chunk).read_back_at is None
+        read_back(ledger, chunk)
+        look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
+        end(ledger, chunk, ChunkState.LOCATED)
+        assert ledger.chunk(chunk).read_back_at is None
+
+    def test_the_export_of_locations_has_every_row_as_it_was_loaded(self, ledger, tmp_path):
+        chunk = archive(ledger, ODD_KEYS)
+        archive(ledger, ["elsewhere"], source="other")
+        rows = located(ledger, tmp_path / "l.parquet")
+        expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
+        assert [(row["key"].decode(), row["sha256"]) for row in rows] == [(one.key, one.sha256) for one in expected]
+        for name in ("object_version", "part", "start_byte", "end_byte", "version_id", "etag"):
+            assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
+        assert {row["caf_file_id"] for row in rows} == {ledger.chunk(chunk).caf_file_id}
+
+    def test_the_export_of_locations_leaves_out_chunks_out_of_good_standing(self, ledger, tmp_path):
+        chunks = [archive(ledger, [key]) for key in "abc"]
+        end(ledger, chunks[1], ChunkState.DAMAGED)
+        end(ledger, chunks[2], ChunkState.EXPIRED)
+        assert [row["key"] for row in located(ledger, tmp_path / "l.parquet")] == [b"a", b"b"]
+
+    # --- restoring ---
+
+    def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"], skipped=1), map(location, ["a", "b"]), [skip("c")]) == 2
+        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
+        assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
+        assert (chunk.object_count, chunk.member_count, chunk.skipped_count, chunk.released_count) == (3, 2, 1, 0)
+        assert chunk.samples == tuple(seal_facts(2).samples)
+        assert ledger.locate(SOURCE, "a").row == location("a")
+        assert [copy.provider for copy in ledger.known_copies(chunk.name)] == ["p"]
+        assert settled(ledger, [(key, VERSION) for key in "abcd"]) == {(key, VERSION) for key in "abc"}
+        assert ledger.account(SOURCE).located_objects == 2
+
+    def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50, "fault": "1 of 3 copies"}
+        ledger.restore_chunk(SOURCE, replace(restored(1, ["a"]), **told), [location("a")], [])
+        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
+        assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
+        assert ledger.find_plan(b"h" * 32).name == "0a0b0c0d"
+
+    def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], [])
+        assert ledger.find_plan(b"h" * 32) is None
+        ledger.restore_chunk(SOURCE, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), [location("b")], [])
+        ledger.restore_chunk(SOURCE, restored(3, ["c"]), [location("c")], [])
+        found = ledger.find_plan(b"h" * 32)
+        assert (found.object_count, found.object_bytes) == (3, 30)
+        with pytest.raises(IntegrityError):
+            ledger.restore_chunk(SOURCE, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), [location("d")], [])
+
+    def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
+        (name,) = register(ledger, ["a", "b"])
+        plan = name.split("-")[1]
+        before = ledger.chunk(name)
+        chunk = replace(restored(2, ["c"]), plan=plan, name=f"src-{plan}-00002")
+        assert ledger.restore_chunk(SOURCE, chunk, [location("c")], []) == 1
+        assert ledger.chunk(name) == before
+        assert ledger.chunk(chunk.name).plan == plan
+
+    def test_a_chunk_that_the_ledger_has_is_not_restored(self, ledger):
+        chunk = archive(ledger, ["a"])
+        before = ledger.chunk(chunk)
+        with pytest.raises(LedgerError, match="located"):
+            ledger.restore_chunk(SOURCE, replace(restored(1, ["b"]), name=chunk), [location("b")], [])
+        assert ledger.chunk(chunk) == before
+        assert ledger.locate(SOURCE, "b") is None
+
+    @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "a"]])
+    def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        with pytest.raises(LedgerError):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, keys), [])
+        assert ledger.chunks() == []
+        assert not ledger.plan_name_taken(SOURCE, "0a0b0c0d")
+
+    def test_what_rows_raise_restores_nothing(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+
+        def rows():
+            yield location("a")
+            raise IntegrityError("other bytes")
+
+        with pytest.raises(IntegrityError, match="other bytes"):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), rows(), [])
+        assert ledger.chunks() == []
+        assert ledger.locate(SOURCE, "a") is None
+
+    def test_an_object_that_is_claimed_is_not_restored(self, ledger):
+        register(ledger, ["a"])
+        with pytest.raises(ClaimConflict, match="'a'"):
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), [])
+        assert ledger.locate(SOURCE, "b") is None
+
+    def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
+        chunk = archive(ledger, ["a"])
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), []) == 1
+        assert (ledger.locate(SOURCE, "a").chunk, ledger.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
+        assert ledger.restore_chunk(SOURCE, restored(2, ["a"]), [location("a")], []) == 0
+        assert len(ledger.chunks()) == 2
+
+    def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
+        chunk = archive(ledger, ["a"])
+        end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], []) == 1
+        assert ledger.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
+
+    def test_odd_keys_are_restored(self, ledger):
+        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.restore_chunk(SOURCE, restored(1, ODD_KEYS), map(location, ODD_KEYS), [])
+        assert {key for key in ODD_KEYS if ledger.locate(SOURCE, key)} == set(ODD_KEYS)
+
+    # --- leases ---
+
+    def test_a_held_lease_names_its_run_to_others(self, ledger):
+        with ledger.lease("plan/src", holder("run-1")), pytest.raises(HeldByOther) as refused:
+            ledger.lease("plan/src", holder("run-2")).__enter__()
+        assert refused.value.holder == "run-1"
+
+    def test_each_holding_has_a_greater_epoch(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        epochs = []
+        for run in ("r1", "r2", "r3"):
+            with ledger.lease(f"chunk/{chunk}", holder(run)) as lease:
+                lease.check()
+                epochs.append((lease.epoch, ledger.chunk(chunk).epoch))
+        assert epochs == [(1, 1), (2, 2), (3, 3)]
+
+    def test_a_lease_is_given_back_when_its_holder_fails(self, ledger):
+        with pytest.raises(ConnectionError), ledger.lease("plan/src", holder("r1")):
+            raise ConnectionError("the cable")
+        with ledger.lease("plan/src", holder("r2")) as lease:
+            lease.check()
+
+    def test_an_unknown_chunk_cannot_be_held(self, ledger):
+        with pytest.raises(NotLocated):
+            ledger.lease("chunk/src-none", holder()).__enter__()
+
+    # --- care ---
+
+    def test_leases_that_were_not_given_back_are_listed_with_their_holder(self, ledger):
+        with ledger.lease("plan/src", holder("run-1")) as lease, ledger.lease("account/x", holder("run-2")):
+            first, second = ledger.leases()
+            assert (first.name, first.holder, first.live) == ("account/x", holder("run-2"), True)
+            assert (second.name, second.epoch) == ("plan/src", lease.epoch)
+        assert ledger.leases() == []
+
+    def test_a_lease_whose_holder_may_live_is_not_ended(self, ledger):
+        far = replace(holder("far"), boot_id="another machine")
+        with ledger.lease("plan/src", holder("run-1")) as here, ledger.lease("plan/other", far) as there:
+            assert not ledger.end_lease("plan/src", here.epoch)
+            assert not ledger.end_lease("plan/other", there.epoch)
+            assert len(ledger.leases()) == 2
+
+    def test_the_lease_of_a_dead_process_is_ended_once_and_by_its_epoch_only(self, ledger):
+        with ledger.lease("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
+            assert not ledger.end_lease("plan/src", lease.epoch + 1)
+            assert ledger.end_lease("plan/src", lease.epoch)
+            assert not ledger.end_lease("plan/src", lease.epoch)
+            assert ledger.leases() == []
+        with ledger.lease("plan/src", holder("next")) as next_:
+            assert next_.epoch == lease.epoch + 1
+
+    def test_reservations_are_listed_with_their_chunks_state(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.reserve_staging(lease, chunk, "/staging", 1000, 0)
+        assert ledger.reservations() == [Reservation(chunk, ChunkState.PLANNED, "/staging", 1000)]
+        ledger.release_staging(chunk)
+        assert ledger.reservations() == []
+
+    def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(self, ledger):
+        located = archive(ledger, ["a", "b"])
+        (claiming,) = register(ledger, ["c"])
+        counted = {rows.chunk: rows for rows in ledger.rows_by_chunk(SOURCE)}
+        assert (counted[located].locations, counted[located].claims, counted[located].member_count) == (2, 0, 2)
+        assert (counted[claiming].locations, counted[claiming].claims, counted[claiming].state) == (0, 1, ChunkState.PLANNED)
+        assert [ledger.drop_stray_rows(rows.caf_file_id) for rows in counted.values()] == [0, 0]
+        assert settled(ledger, [(key, VERSION) for key in "abc"]) == {(key, VERSION) for key in "abc"}
+
+    def test_an_unknown_source_and_an_unknown_chunk_have_no_rows(self, ledger):
+        assert ledger.rows_by_chunk("nobody") == []
+        assert ledger.drop_stray_rows(999) == 0

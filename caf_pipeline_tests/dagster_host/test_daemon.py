@@ -1,0 +1,76 @@
+"""What only a real daemon shows: crashed runs found and retried, backfills that end. Slow: a daemon takes 10 s to come up."""
+
+import time
+
+import pytest
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.naming import ASSETS, S3_POOL
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+@pytest.mark.thorough
+def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_and_ends_well(home_settings, tmp_path):
+    home = impatient_home(home_settings)
+    begun = tmp_path / "begun"
+    with DagsterInstance.from_config(str(home)) as instance:
+        instance.event_log_storage.set_concurrency_slots(S3_POOL, 1)
+        with daemon("caf_pipeline_tests.support.sleeper", tmp_path, CAF_TEST_BEGUN=str(begun)):
+            wait_for(begun.exists)
+        (run,) = instance.get_runs()
+        assert run.status is DagsterRunStatus.STARTED
+
+        with daemon("caf_pipeline_tests.support.sleeper", tmp_path, CAF_TEST_BEGUN=str(begun)):
+            wait_for(lambda: any(run.is_success for run in instance.get_runs()))
+        retry, first = instance.get_runs()
+        assert (first.run_id, first.status) == (run.run_id, DagsterRunStatus.FAILURE)
+        assert retry.parent_run_id == first.run_id
+        assert retry.tags["dagster/retry_strategy"] == "ALL_STEPS"
+        assert len(begun.read_text().split()) == 2
+        assert not instance.event_log_storage.get_concurrency_info(S3_POOL).claimed_slots
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
+def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline, tmp_path):
+    pipeline.put(25)
+    chunks = pipeline.plan()
+    settings, keys = pipeline.settings, pipeline.settings.sources["my-source"]
+    environment = {
+        "CAF_CONFIG": str(tmp_path / "caf.toml"),
+        "CAF_DATABASE_URL": settings.database_url.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": keys.access_key_id.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": keys.secret_access_key.get_secret_value(),
+    }
+    (tmp_path / "caf.toml").write_text(
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{keys.bucket}"\nendpoint_url = "{keys.endpoint_url}"\ntarget_size = {int(keys.target_size)}\npublic = true\n'
+        "watch_interval_seconds = 0\n"
+    )
+    impatient_home(settings)
+    assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
+    backfill = PartitionBackfill.from_asset_partitions(
+        "a-backfill",
+        asset_graph=pipeline.defs.resolve_asset_graph(),
+        partition_names=chunks,
+        asset_selection=assets,
+        backfill_timestamp=time.time(),
+        tags={},
+        dynamic_partitions_store=pipeline.instance,
+        all_partitions=False,
+        title=None,
+        description=None,
+        run_config=None,
+    )
+    pipeline.instance.add_backfill(backfill)
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.instance.get_backfill("a-backfill").status is BulkActionStatus.COMPLETED_SUCCESS)
+    assert pipeline.chunks(ChunkState.LOCATED) == chunks
+    runs = pipeline.instance.get_runs(RunsFilter(tags={"dagster/backfill": "a-backfill"}))
+    assert len(runs) == len(chunks)  # the sensor that launches chunks has left them to the backfill
+    log = pipeline.instance.all_logs(runs[0].run_id)
+    assert any("Executing steps in process" in (entry.user_message or "") for entry in log)

@@ -1,0 +1,123 @@
+"""Runs in a process of their own that is killed or interrupted: nothing stays STARTED, no slot stays taken, no retry."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+from caf_pipeline.defs.dead_runs import process_tags, reap_dead_runs
+from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
+from caf_pipeline.interfaces import Holder
+from caf_pipeline_tests.support import sleeper
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+PATIENCE_SECONDS = 180
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    return tmp_path / "begun"
+
+
+@pytest.fixture
+def sleeping(instance: DagsterInstance, begun: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the middle of an op that holds a slot of the pool."""
+    instance.event_log_storage.set_concurrency_slots(S3_POOL, 1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "caf_pipeline_tests.support.sleeper", str(begun)], stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(begun.exists)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def slots_taken(instance: DagsterInstance) -> int:
+    return len(instance.event_log_storage.get_concurrency_info(S3_POOL).claimed_slots)
+
+
+def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
+    run_id, boot, pid, started = json.loads(run.tags[PROCESS_TAG])
+    holder = Holder(run=run_id, boot_id=boot, pid=pid, process_started=started)
+    return process_tags(replace(holder, **changes))
+
+
+def old_marks(boot_id: str, pid: int, started: float) -> dict[str, str]:
+    return {"caf/boot_id": boot_id, "caf/pid": str(pid), "caf/process_started": repr(started)}
+
+
+def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, sleeping):
+    (run,) = instance.get_runs()
+    sleeping.kill()
+    sleeping.wait()
+    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (DagsterRunStatus.STARTED, 1)
+
+    assert reap_dead_runs(instance) == [run.run_id]
+    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (DagsterRunStatus.FAILURE, 0)
+
+
+def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
+    assert reap_dead_runs(instance) == []
+    assert instance.get_runs()[0].status is DagsterRunStatus.STARTED
+
+
+def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(instance, sleeping, begun):
+    sleeping.send_signal(signal.SIGINT)
+    sleeping.wait(PATIENCE_SECONDS)
+    assert instance.get_runs()[0].status is DagsterRunStatus.CANCELED
+    assert begun.read_text().split() == [str(sleeping.pid)]
+    assert slots_taken(instance) == 0
+
+
+def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
+    (run,) = instance.get_runs()
+    sleeping.kill()
+    sleeping.wait()
+    instance.add_run_tags(run.run_id, changed_mark(run, boot_id="another machine"))
+    assert reap_dead_runs(instance) == []
+
+
+def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instance, sleeping):
+    (run,) = instance.get_runs()
+    sleeping.kill()
+    sleeping.wait()
+    instance.add_run_tags(run.run_id, changed_mark(run, pid=os.getpid()))
+    assert reap_dead_runs(instance) == [run.run_id]
+
+
+def test_a_killed_run_of_the_release_before_is_failed_by_the_next_start(instance, sleeping):
+    (run,) = instance.get_runs()
+    sleeping.kill()
+    sleeping.wait()
+    _, *process = json.loads(run.tags[PROCESS_TAG])
+    old = instance.create_run_for_job(sleeper.sleeper, status=DagsterRunStatus.STARTED, tags=old_marks(*process))
+    assert set(reap_dead_runs(instance)) == {run.run_id, old.run_id}
+
+
+def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
+    (run,) = instance.get_runs()
+    sleeping.kill()
+    sleeping.wait()
+    _, *process = json.loads(run.tags[PROCESS_TAG])
+    for tags in ({PROCESS_TAG: run.tags[PROCESS_TAG]}, old_marks(*process)):
+        instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
+    assert reap_dead_runs(instance) == [run.run_id]

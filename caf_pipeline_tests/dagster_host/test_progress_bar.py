@@ -1,0 +1,113 @@
+"""The progress of `caf run`: what was done, at the rate of the transfer, on a terminal and without one."""
+
+import io
+import time
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.progress_bar import ChunkProgress, Rate
+from caf_pipeline.waits import Wait
+from caf_pipeline_tests.support.chunk_rows import a_chunk
+
+
+@pytest.fixture
+def out():
+    return io.StringIO()
+
+
+@pytest.fixture
+def progress(out):
+    return ChunkProgress(Console(file=out, width=200), "src")
+
+
+def of(name, **more):
+    fields = {"state": ChunkState.PLANNED, "object_count": 10, "object_bytes": 1000} | more
+    return a_chunk(name, **fields)
+
+
+def located(name, members=10):
+    return of(name, state=ChunkState.LOCATED, member_count=members, member_bytes=100 * members, skipped_count=10 - members)
+
+
+def test_a_chunk_that_failed_counts_nothing(progress):
+    progress.plan([of("src-1-1"), of("src-1-2")])
+    progress.begin()
+    progress.packed(1, 1000)
+    progress.finish(located("src-1-1"))
+    progress.begin()
+    progress.packed(1, 900)
+    progress.fail()
+    assert "10/20 objects" in progress.line()
+    assert "1000 B of 2.0 KiB" in progress.line()
+    assert "1/2 chunks, 1 failed" in progress.line()
+
+
+def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
+    progress.plan([of("src-1-1"), of("src-1-2")])
+    progress.begin()
+    progress.packed(3, 300)
+    progress.hold()
+    assert "0/2 chunks, 1 held by other runs" in progress.line()
+    assert "failed" not in progress.line()
+
+
+def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
+    progress.plan([of("src-1-1")])
+    progress.packed(10, 700)
+    progress.finish(located("src-1-1", members=7))
+    assert "700 B of 1000 B" in progress.line()
+    assert "7/10 objects, 3 skipped" in progress.line()
+
+
+def test_bytes_that_are_packed_twice_never_come_to_more_than_there_are(progress):
+    progress.plan([of("src-1-1")])
+    progress.packed(10, 1000)
+    progress.packed(10, 1000)
+    assert "1000 B of 1000 B" in progress.line()
+
+
+def test_a_chunk_that_only_has_to_be_cleared_away_is_not_shown(progress):
+    progress.plan([of("src-1-1"), located("src-1-2")])
+    assert "0/10 objects" in progress.line()
+
+
+def test_the_rate_is_of_all_bytes_over_the_time_of_the_transfer_and_no_other_time():
+    times = iter([0.0, 10.0, 11.0, 500.0, 510.0])
+    rate = Rate(lambda: next(times))
+    rate.begin()
+    rate.told(1000)
+    rate.told(0)
+    rate.end()
+    rate.begin()  # after an upload that took minutes
+    rate.told(1100)
+    assert rate.per_second == 100
+
+
+def test_before_a_byte_there_is_no_rate():
+    assert Rate().per_second is None
+
+
+def test_without_a_terminal_lines_come_by_themselves_with_what_is_waited_for(out):
+    progress = ChunkProgress(Console(file=out, width=40), "src", line_seconds=0.01)
+    progress.waits = lambda: [Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC))]
+    with progress:
+        while "June ends it" not in out.getvalue():
+            time.sleep(0.01)
+        progress.plan([of("src-1-1")])
+        while "0/10 objects" not in out.getvalue():
+            time.sleep(0.01)
+    assert "src: taking an inventory and planning, for 0 min\n" in out.getvalue()
+    assert "src: waiting since 00:00:00 UTC for rain; June ends it\n" in out.getvalue()
+
+
+def test_on_a_terminal_a_failure_leaves_the_bar_where_it_was(out):
+    console = Console(file=out, width=120, force_terminal=True)
+    with ChunkProgress(console, "src") as progress:
+        progress.plan([of("src-1-1"), of("src-1-2")])
+        progress.finish(located("src-1-1"))
+        progress.fail()
+    assert "10/20 objects" in out.getvalue()
+    assert "20/20" not in out.getvalue()

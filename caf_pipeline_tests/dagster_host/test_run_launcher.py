@@ -1,0 +1,70 @@
+"""The launcher's health check: a dead run is found dead, a live one is left alone."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from dagster import DagsterRunStatus, job, op
+from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerStatus
+from dagster._core.storage.tags import GRPC_INFO_TAG
+
+from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.processes import boot_id, this_process
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+RUN = "0f0f0f0f-0000-4000-8000-000000000000"
+
+
+@op
+def nothing() -> None: ...
+
+
+@job
+def a_job() -> None:
+    nothing()
+
+
+@pytest.fixture
+def health(instance):
+    """The status that run monitoring gets for a started run with these tags."""
+
+    def ask(tags: dict[str, str]) -> WorkerStatus:
+        run = instance.create_run_for_job(a_job, run_id=RUN, status=DagsterRunStatus.STARTED, tags=tags)
+        return instance.run_launcher.check_run_worker_health(run).status
+
+    return ask
+
+
+def dead_process() -> Holder:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return Holder(run=RUN, boot_id=boot_id(), pid=process.pid, process_started=0.0)
+
+
+def test_a_run_whose_process_lives_is_running(health):
+    assert health(process_tags(this_process(RUN))) is WorkerStatus.RUNNING
+
+
+def test_a_run_whose_process_is_gone_is_not_found(health):
+    assert health(process_tags(dead_process())) is WorkerStatus.NOT_FOUND
+
+
+def test_a_run_whose_code_server_is_gone_is_not_found(health, tmp_path):
+    assert health({GRPC_INFO_TAG: f'{{"host": "localhost", "socket": "{tmp_path}/gone"}}'}) is WorkerStatus.NOT_FOUND
+
+
+def test_a_run_of_another_machine_that_has_no_code_server_is_left_alone(health):
+    assert health(process_tags(replace(dead_process(), boot_id="another machine"))) is WorkerStatus.RUNNING
+
+
+def test_a_run_of_caf_run_that_is_executed_again_is_none_of_caf_run_and_may_be_retried(instance, monkeypatch):
+    monkeypatch.setattr(DefaultRunLauncher, "launch_run", lambda *_: None)
+    inherited = {"caf/command": "caf run", "caf/held_by": "another run", "dagster/max_retries": "0"}
+    run = instance.create_run_for_job(a_job, run_id=RUN, tags=inherited)
+    instance.run_launcher.launch_run(LaunchRunContext(run, None))
+    tags = instance.get_run_by_id(RUN).tags
+    assert (tags["caf/command"], tags["caf/held_by"], tags["dagster/max_retries"]) == ("", "", "3")

@@ -1,0 +1,246 @@
+"""`caf run`: all of it in one process, on the jobs' own pages; what it says, and the exit status it comes to."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from dagster import AssetKey, RunsFilter
+from dagster._core.storage.tags import TagType, get_tag_type
+from pydantic import ByteSize
+from rich.console import Console
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.run_source import NOT_ARCHIVABLE, Standing, Summary, exit_status, run_command, run_source
+from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
+from caf_pipeline.interfaces import Skip
+from caf_pipeline.inventory.snapshot import SkipReason, object_version
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.settings import Settings, StoreSettings
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.workplaces import archive_chunk
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+
+SOURCE = "my-source"
+
+
+@pytest.fixture
+def run(pipeline):
+    """Run the command; what it prints is kept in `run.printed`."""
+
+    def command(source: str | None = SOURCE):
+        command.printed = io.StringIO()
+        return run_source(source, settings=pipeline.settings, console=Console(file=command.printed, width=200))
+
+    return command
+
+
+def test_everything_ends_located_and_a_second_run_finds_nothing_new(pipeline, run):
+    pipeline.put(12)
+    (summary,) = run()
+    assert (summary.objects, summary.size_bytes, summary.complete) == (12, 36_000, True)
+    assert set(pipeline.chunks(ChunkState.LOCATED)) == set(summary.chunks)
+    assert "12/12 objects" in run.printed.getvalue()
+    (again,) = run()
+    assert again.chunks == []
+    assert "nothing new; the source is complete" in run.printed.getvalue()
+
+
+def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):
+    pipeline.put(12)
+    chunk = pipeline.plan()[0]
+    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.load_locations)
+    (summary,) = run()
+    assert chunk in summary.chunks
+    assert summary.objects == 12 - pipeline.ledger.chunk(chunk).member_count
+    assert pipeline.ledger.reservations() == []
+    assert list(pipeline.settings.staging_folder.iterdir()) == []
+
+
+def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
+    pipeline.put(1)
+    run(None)
+    runs = pipeline.instance.get_runs()
+    assert [each.job_name for each in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
+    ours = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
+    assert pipeline.instance.get_runs(ours) == runs
+    assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
+
+
+def test_the_ui_shows_no_tag_of_a_run_that_only_machines_read(pipeline, run):
+    pipeline.put(1)
+    run()
+    for each in pipeline.instance.get_runs():
+        shown = {tag for tag in each.tags if get_tag_type(tag) is TagType.USER_PROVIDED}
+        assert shown == {"caf/source", "caf/command"}
+
+
+def spoil(database, *chunks):
+    """Let the plans of chunks differ from the ledger: an error that no retry mends."""
+    with database.transaction() as connection:
+        statement = text("UPDATE caf_files SET object_count = 99 WHERE name = ANY(:names)")
+        connection.execute(statement, {"names": list(chunks)})
+
+
+def test_a_failed_chunk_lets_the_others_go_on_and_is_exit_status_12(pipeline, run, database):
+    pipeline.put(12)
+    first, *others = pipeline.plan()
+    spoil(database, first)
+    (summary,) = run()
+    assert f"chunk {first} failed: the plan of chunk {first}" in run.printed.getvalue()
+    assert pipeline.chunks(ChunkState.LOCATED) == others
+    assert exit_status([summary]) == 12
+    assert list(summary.failed) == [first]
+
+
+def test_after_a_failure_the_progress_stays_at_what_was_archived(pipeline, run, database):
+    pipeline.put(12)
+    first, *_ = pipeline.plan()
+    spoil(database, first)
+    (summary,) = run()
+    assert f"{summary.objects}/" in run.printed.getvalue()
+    assert "1/2 chunks, 1 failed" in run.printed.getvalue()
+    assert "not everything is located yet: " in run.printed.getvalue()
+
+
+def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pipeline, run, database):
+    pipeline.put(24)
+    chunks = pipeline.plan()
+    spoil(database, *chunks)
+    (summary,) = run()
+    assert list(summary.failed) == chunks[:3]
+    assert summary.not_tried == chunks[3:]
+    assert "by the same error: 1 more chunk not tried" in run.printed.getvalue()
+    assert summary.exit_status == 12
+
+
+def test_where_no_chunk_is_left_nothing_is_said_of_what_is_not_tried(pipeline, run, database):
+    pipeline.put(18)
+    chunks = pipeline.plan()
+    assert len(chunks) == 3
+    spoil(database, *chunks)
+    (summary,) = run()
+    assert list(summary.failed) == chunks
+    assert "not tried" not in run.printed.getvalue()
+
+
+def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
+    pipeline.put(3)
+    (chunk,) = pipeline.plan()
+    with pipeline.ledger.lease(f"chunk/{chunk}", this_process("other-run")):
+        (summary,) = run()
+    assert summary.held == [chunk]
+    assert summary.exit_status == 13
+    assert "waiting since" in run.printed.getvalue()
+    assert f"the lease on chunk/{chunk}, which run other-run holds" in run.printed.getvalue()
+
+
+def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
+    pipeline.put(3)
+    pipeline.workplace()
+    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+        (summary,) = run()
+    assert summary.planning == "other-run"
+    assert summary.exit_status == 13
+
+
+def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
+    pipeline.put(2)
+    etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
+    pipeline.workplace()  # makes the source known
+    skip = Skip("denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1)
+    pipeline.ledger.record_skips(SOURCE, [skip])
+    (summary,) = run()
+    assert (summary.objects, summary.exit_status) == (2, 14)
+    assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
+
+
+def test_a_parked_chunk_is_exit_status_14(pipeline, run):
+    pipeline.put(3)
+    (chunk,) = pipeline.plan()
+    chunk_steps.park(pipeline.workplace(), chunk, "no money")
+    (summary,) = run()
+    assert (summary.exit_status, summary.parked, summary.standing.claimed) == (14, 1, 3)
+
+
+def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete():
+    standing = Standing("s", 5, 3, 0, 0, {"unsupported_key": 1, "too_large": 1})
+    assert standing.complete
+    for reason in set(SkipReason) - NOT_ARCHIVABLE:
+        assert not Standing("s", 5, 4, 0, 0, {reason: 1}).complete
+
+
+def test_of_several_sources_the_first_status_that_applies_counts():
+    failed, held, again = Summary("a", failed={"c": CafError("no")}), Summary("b", held=["c"]), Summary("c")
+    done = Summary("d", standing=Standing("s", 1, 1, 0, 0, {}))
+    assert exit_status([done]) == 0
+    assert exit_status([done, again]) == 14
+    assert exit_status([again, done, held]) == 13
+    assert exit_status([again, held, failed]) == 12
+
+
+def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(pipeline, run):
+    pipeline.put(3)
+    (first,) = run()
+    inventories = pipeline.settings.home / "inventories" / SOURCE
+    (path,) = inventories.glob("*.parquet")
+    path.rename(path.with_name(f"{SOURCE}-29990101T000000000000Z.parquet"))
+    pipeline.put(2, prefix="new")
+    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+        (summary,) = run()
+    assert first.exit_status == 0
+    assert (summary.exit_status, summary.standing.objects, summary.standing.unaccounted) == (13, 5, 2)
+
+
+def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_command(pipeline, capfd):
+    pipeline.put(12)
+    assert run_command(SOURCE, settings=pipeline.settings, json=True) == 0
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert summary["exit_status"] == 0
+    (source,) = summary["sources"]
+    assert (source["objects"], source["located"], source["claimed"], source["to_be_tried_again"]) == (12, 12, 0, 0)
+    assert source["chunks"] == {"archived": 2, "failed": 0, "held": 0, "not_tried": 0, "parked": 0}
+    for number in range(12):
+        pipeline.bucket.delete(f"key-{number:03}")
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing):
+        run_command(SOURCE, settings=pipeline.settings, json=True)
+    summary = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (summary["exit_status"], summary["sources"]) == (5, [])
+    assert pipeline.bucket.name in summary["error"]
+
+
+def test_the_error_behind_a_failure_is_the_one_that_is_raised(pipeline, run):
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing) as failed:
+        run()
+    assert failed.value.exit_code == 5
+
+
+def test_an_unknown_source_and_none_at_all_are_refused(pipeline, run, tmp_path):
+    with pytest.raises(SettingsError, match="there is no source 'other'"):
+        run("other")
+    with pytest.raises(UsageError, match="there is no source"):
+        run_source(None, settings=Settings(home=tmp_path))
+
+
+def test_a_sealed_chunk_that_no_provider_takes_in_time_is_cut_again(pipeline, network):
+    store, jackal = StoreSettings(kind="jackal"), jackal_settings(network, upload_seconds=2)
+    sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(1_000_000)})}
+    changes = {"store": store, "jackal": jackal, "sources": sources}
+    mine = replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
+    mine.put(8, size_bytes=100_000)
+    (large,) = mine.plan()
+    sealing = mine.execute("archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])])
+    assert sealing.success
+    for provider in network.provider_addresses:
+        mine.ledger.providers().uploaded(provider, 280_000, 1.0)
+    printed = io.StringIO()
+    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
+    assert summary.complete
+    assert mine.chunks(ChunkState.WITHDRAWN) == [large]
+    assert len(mine.chunks(ChunkState.LOCATED)) > 1
+    assert "target size" in printed.getvalue()

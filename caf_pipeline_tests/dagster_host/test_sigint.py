@@ -1,0 +1,52 @@
+"""Ctrl-C is seen whoever's handler took it."""
+
+import os
+import signal
+import sys
+import weakref
+
+import pytest
+from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster._utils.interrupts import capture_interrupts
+
+from caf_pipeline.dagster_host.sigint import InterruptWatch
+
+
+def test_an_interrupt_that_dagster_held_back_and_dropped_is_seen():
+    with InterruptWatch() as watch:
+        with capture_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            watch.raise_seen()
+
+
+def test_without_an_interrupt_nothing_is_raised_and_one_is_raised_once():
+    with InterruptWatch() as watch:
+        watch.raise_seen()
+        with capture_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            watch.raise_seen()
+        watch.raise_seen()
+
+
+def test_the_descriptor_that_was_set_before_is_set_again():
+    before = signal.set_wakeup_fd(-1)
+    with InterruptWatch():
+        pass
+    assert signal.set_wakeup_fd(before) == -1
+
+
+@pytest.mark.parametrize(("error", "said"), [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
+def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(monkeypatch, error, said):
+    tracebacks = []
+    monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
+
+    def collected(reference):
+        raise error
+
+    with InterruptWatch():
+        reference = weakref.ref(one := type("One", (), {})(), collected)
+        del one
+        assert reference() is None
+    assert len(tracebacks) == said

@@ -1,0 +1,124 @@
+"""Where Dagster keeps its own state: one folder, SQLite or Postgres by the environment."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance, job, op
+from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
+from dagster_postgres.storage import DagsterPostgresStorage
+
+from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
+from caf_pipeline.dagster_host.run_source import open_instance
+from caf_pipeline.dagster_host.storage import URL_VARIABLE, ChosenStorage, with_driver
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.settings import Settings
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+@op
+def nothing() -> None: ...
+
+
+@job
+def a_job() -> None:
+    nothing()
+
+
+def chosen():
+    return ChosenStorage.from_config_value(None, {})
+
+
+def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
+    assert isinstance(chosen(), DagsterSqliteStorage)
+    a_job.execute_in_process(instance=instance)
+    assert (home_settings.home / "dagster" / "history").is_dir()
+
+
+def test_with_a_url_it_is_postgres(empty_database_url, home_settings, monkeypatch):
+    monkeypatch.setenv(URL_VARIABLE, empty_database_url)
+    with open_instance(home_settings) as instance:
+        assert isinstance(chosen(), DagsterPostgresStorage)
+        result = a_job.execute_in_process(instance=instance)
+        instance.add_dynamic_partitions("many", [f"chunk-{number}" for number in range(70_000)])
+        assert instance.get_run_by_id(result.run_id).is_success
+        assert len(instance.get_dynamic_partitions("many")) == 70_000
+    assert not (home_settings.home / "dagster" / "history").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("postgresql://u:p@h:1/d?sslmode=require", "postgresql+psycopg2://u:p@h:1/d?sslmode=require"),
+        ("postgres://h/d", "postgresql+psycopg2://h/d"),
+        ("postgresql+psycopg://h/d", "postgresql+psycopg2://h/d"),
+        ("postgresql+psycopg2:///d?host=/run", "postgresql+psycopg2:///d?host=/run"),
+    ],
+)
+def test_the_driver_is_the_one_that_dagster_can_use(given, used):
+    assert with_driver(given) == used
+
+
+@pytest.mark.parametrize("url", ["mysql://u:secret@h/d", "secret", ""])
+def test_a_url_of_something_else_is_refused_without_repeating_it(url):
+    with pytest.raises(SettingsError, match=URL_VARIABLE) as refused:
+        with_driver(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_database_that_is_away_is_one_sentence(home_settings, monkeypatch):
+    monkeypatch.setenv(URL_VARIABLE, "postgresql://u:secret@127.0.0.1:1/d")
+    with pytest.raises(SettingsError, match="database cannot be used") as refused, open_instance(home_settings):
+        pass
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_home_has_our_dagster_yaml_and_is_told_to_children(home_settings):
+    import os
+
+    folder = prepare_dagster_home(home_settings)
+    assert os.environ[HOME_VARIABLE] == str(folder) == str(home_settings.home / "dagster")
+    assert (folder / "dagster.yaml").resolve() == Path(__file__).parents[2] / "dagster.yaml"
+    assert prepare_dagster_home(home_settings) == folder
+
+
+def test_a_link_that_points_elsewhere_is_mended_and_an_operators_own_file_stays(home_settings):
+    link = prepare_dagster_home(home_settings) / "dagster.yaml"
+    link.unlink()
+    link.symlink_to("/nowhere")
+    prepare_dagster_home(home_settings)
+    assert link.exists()
+
+    link.unlink()
+    link.write_text("telemetry:\n  enabled: false\n")
+    prepare_dagster_home(home_settings)
+    assert not link.is_symlink()
+
+
+def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match="cannot be made"):
+        prepare_dagster_home(Settings(home=tmp_path / "file"))
+
+
+def test_make_can_ask_for_the_home_without_loading_dagster(tmp_path):
+    (tmp_path / "caf.toml").write_text('home = "kept"\n')
+    script = (
+        "import runpy, sys; sys.argv = ['home']\ntry:\n runpy.run_module('caf_pipeline.dagster_host.home', run_name='__main__')\n"
+    )
+    script += "except SystemExit as end:\n assert not end.code\nassert 'dagster' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}/kept/dagster\n"
+
+
+def test_the_instance_does_what_our_file_says(home_settings, monkeypatch):
+    prepare_dagster_home(home_settings)
+    with DagsterInstance.get() as instance:
+        assert instance.run_launcher.supports_check_run_worker_health
+        assert instance.run_monitoring_enabled
+        assert instance.run_retries_enabled
+        assert not instance.run_retries_retry_on_asset_or_op_failure
+        assert not instance.telemetry_enabled

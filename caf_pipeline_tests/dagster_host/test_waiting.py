@@ -1,0 +1,195 @@
+"""What a run waits for is seen on the terminal, in its log, on the asset's page and by other processes; Ctrl-C while it waits."""
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+from dagster import AssetKey
+from rich.console import Console
+
+from caf_pipeline.dagster_host.run_source import run_source
+from caf_pipeline.defs import run_log
+from caf_pipeline.errors import ChainUnreachable, SourceUnreachable
+from caf_pipeline.source.s3 import errors as s3_errors
+from caf_pipeline.source.s3.source import open_s3_source
+from caf_pipeline.store.jackal import chain as chain_module
+from caf_pipeline.store.jackal import posting, upload
+from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.s3_server import settings_for
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+
+SOURCE = "my-source"
+PAUSED = "for the end of a pause (moving house); 'caf jackal resume' ends it"
+
+
+def until(holds, what="it"):
+    """Wait for something that another thread or process brings about."""
+    while not holds():
+        time.sleep(0.05)
+
+
+class Running:
+    """`caf run` in a thread of this process."""
+
+    def __init__(self, settings):
+        self.printed = io.StringIO()
+        self.summaries = []
+        console = Console(file=self.printed, width=200)
+        self._thread = threading.Thread(
+            target=run_source, args=(SOURCE,), kwargs={"settings": settings, "console": console, "done": self.summaries}
+        )
+        self._thread.start()
+
+    def end(self):
+        self._thread.join()
+        (summary,) = self.summaries
+        return summary
+
+
+def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeypatch):
+    monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
+    pipeline.put(2)
+    pipeline.ledger.switchboard().order("paused", "moving house")
+    run = Running(pipeline.settings)
+    try:
+        until(pipeline.ledger.waits)
+        (seen,) = pipeline.ledger.waits()
+        assert seen.wait.what == "the end of a pause (moving house)"
+        assert PAUSED in run.printed.getvalue()
+        (plan,) = pipeline.instance.get_runs()
+        assert seen.run == plan.run_id
+        log = [entry.user_message for entry in pipeline.instance.all_logs(plan.run_id)]
+        assert any(PAUSED in line for line in log)
+        observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
+        assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [seen.wait.what]
+    finally:
+        pipeline.ledger.switchboard().order("paused", None)
+        summary = run.end()
+    assert summary.exit_status == 0
+    assert pipeline.ledger.waits() == []
+    observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
+    assert "waited_for" in observed[0].asset_observation.metadata
+
+
+# --- the terminal, and Ctrl-C -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    for number in range(3):
+        new_bucket.put(f"key-{number}", os.urandom(1000))
+    caf = CommandLine(tmp_path, S3_KEYS | {"CAF_DATABASE_URL": database_url})
+    caf.settings(source_text(s3_server, new_bucket.name))
+    return caf
+
+
+def lines_until(process, words):
+    """Read what a process says up to a line that has these words; return all of it."""
+    said = []
+    for line in process.stderr:
+        said.append(line.decode())
+        if words in said[-1]:
+            return said
+    raise AssertionError("".join(said))
+
+
+def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_one_sentence(caf):
+    assert caf("jackal", "pause", "moving house").status == 0
+    process = caf.start("run")
+    lines_until(process, PAUSED)
+    shown, machine = caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=120)
+    assert PAUSED in shown
+    assert [one["ends_by"] for one in machine["waiting"]] == ["'caf jackal resume' ends it"]
+    assert process.returncode == 130, rest
+    assert rest.decode().splitlines()[-1] == "caf: interrupted; the same command goes on where it stopped"
+    assert b"Traceback" not in rest
+    assert json.loads(caf("status", "--json").out.splitlines()[0])["waiting"] == []
+
+
+LOADED = [
+    "caf_pipeline.errors",
+    "typer",
+    "sqlalchemy",
+    "dagster",
+    "caf_pipeline.dagster_host.progress_bar",
+    "botocore.httpsession",
+]
+"""Modules that a run loads, in this order: the moment at which one is loaded is the same on every machine."""
+
+
+@pytest.mark.parametrize("loaded", sampled(LOADED, every=6))
+def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
+    process = caf.start("run", PYTHONPROFILEIMPORTTIME="1")  # which says on stderr what is loaded
+    assert any(line.decode().rpartition("|")[2].strip() == loaded for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert err.decode().count("caf: interrupted; the same command goes on where it stopped") == 1
+    assert b"Traceback" not in err
+
+
+# --- servers that do not answer ---------------------------------------------------------------------------------------
+
+
+def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+    monkeypatch.setattr(s3_errors, "UNANSWERED_SECONDS", 0.0)
+    said = []
+    waits = Waits(Announcer(said.append))
+    source = open_s3_source("src", settings_for("http://127.0.0.1:9", "b"), attempts=2, waits=waits)
+    with pytest.raises(SourceUnreachable):
+        list(source.list_pages())
+    first, last = said
+    assert "for an answer of bucket 'b' at http://127.0.0.1:9, which is asked again and again; " in first
+    assert first.endswith("an answer ends it, or 2 attempts without one")
+    assert last.startswith("waited ")
+
+
+def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
+    monkeypatch.setattr(chain_module, "UNANSWERED_SECONDS", 0.0)
+    said = []
+    chain = Chain(
+        ["http://127.0.0.1:9"],
+        "jackal-1",
+        seen_height=lambda: 0,
+        see_height=lambda height: None,
+        attempts=2,
+        waits=Waits(Announcer(said.append)),
+    )
+    with pytest.raises(ChainUnreachable), chain:
+        chain.height()
+    assert "for an answer of the chain at http://127.0.0.1:9, which is asked again and again; " in said[0]
+
+
+def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(tmp_path, ledger, network, monkeypatch):
+    monkeypatch.setattr(posting, "BRIEF_SECONDS", 0.0)
+    monkeypatch.setattr(upload, "BRIEF_SECONDS", 0.0)
+    said = []
+    waits = Waits(Announcer(said.append))
+    network.grant(ADDRESS, SPACE)
+    work = a_workplace(
+        tmp_path,
+        MemorySource({"key": os.urandom(40_000)}),
+        ledger,
+        store=lambda settings, ledger, holder: open_jackal_store(settings, ledger, holder, waits),
+        jackal=jackal_settings(network, proof_seconds=8),
+    )
+    archive_everything(work)
+    work.store.close()
+    assert any(" for a block with transaction " in line and "; that block ends it, or block " in line for line in said)
+    assert any(" to prove the file to the chain; it ends when the chain lists the provider" in line for line in said)

@@ -1,0 +1,184 @@
+"""The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own instance."""
+
+import pytest
+from dagster import AssetKey, DagsterEventType, Definitions
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps.chunk_steps import lease_name, park
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+ARCHIVE, PLAN = "archive_my_source", "plan_my_source"
+
+
+def key(name: str) -> AssetKey:
+    return AssetKey([SOURCE, name])
+
+
+def checks(result) -> dict[str, bool]:
+    return {check.check_name: check.passed for check in result.get_asset_check_evaluations()}
+
+
+def materialized(pipeline, result) -> list[str]:
+    return [event.asset_key.path[1] for event in result.all_events if event.is_step_materialization]
+
+
+def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pipeline):
+    pipeline.put(30)
+    result = pipeline.execute(PLAN)
+    assert materialized(pipeline, result) == ["s3_inventory", "chunk_plan"]
+    (check,) = [each for each in result.get_asset_check_evaluations() if each.check_name == "plan_accounts_for_inventory"]
+    assert check.passed
+    assert check.metadata["claimed"].value == 30
+    assert pipeline.instance.get_dynamic_partitions("my-source_chunks") == pipeline.chunks()
+    assert len(pipeline.chunks()) > 1
+
+
+def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
+    pipeline.put(5)
+    (chunk,) = pipeline.plan()
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert materialized(pipeline, result) == ["caf_chunk", "jackal_chunk", "file_locations"]
+    assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
+    work = pipeline.workplace()
+    assert b"".join(fetch(work.ledger, work.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
+
+
+def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
+    pipeline.put(5)
+    (chunk,) = pipeline.plan()
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    shown = result.asset_materializations_for_node("my_source__caf_chunk")[0].metadata
+    assert (shown["objects"].value, shown["size_bytes"].value, shown["state"].value) == (5, 15_000, "sealed")
+    assert shown["merkle_root"].value == pipeline.ledger.chunk(chunk).merkle_root.hex()
+    assert [record.data["size_bytes"] for record in shown["largest_members"].records] == [3_000] * 5
+    assert {"fill", "mib_per_second", "skipped"} <= shown.keys()
+
+
+def test_an_object_leaves_no_trace_of_its_own_in_dagster(pipeline):
+    pipeline.put(2)
+    (few,) = pipeline.plan()
+    pipeline.put(12, prefix="other", size_bytes=10)
+    pipeline.plan()
+    (many,) = pipeline.chunks(ChunkState.PLANNED)[1:]
+    counts = [len(pipeline.execute(ARCHIVE, partition_key=chunk).all_events) for chunk in (few, many)]
+    assert counts[0] == counts[1]
+
+
+def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.bucket.delete("key-000")
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert materialized(pipeline, result) == ["caf_chunk", "jackal_chunk", "file_locations"]
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
+
+
+def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    other = pipeline.workplace("another run")
+    with other.ledger.lease(lease_name(chunk), other.holder):
+        result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert result.success
+    assert materialized(pipeline, result) == []
+    assert pipeline.instance.get_run_by_id(result.run_id).tags["caf/held_by"] == "another run"
+
+
+def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, database):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]).success
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET member_count = 1"))
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert not result.success
+    assert materialized(pipeline, result) == ["caf_chunk"]
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.SEALED
+
+
+def test_a_parked_chunk_fails_once_and_says_why(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    park(pipeline.workplace(), chunk, "it is a test")
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "parked: it is a test" in failure.step_failure_data.user_failure_data.description
+    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+
+
+def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
+    from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+    from dagster._core.loader import LoadingContextForTest
+
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    pipeline.put(1, prefix="new")
+    pipeline.plan()
+    graph = pipeline.defs.resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(pipeline.instance, graph, LoadingContextForTest(pipeline.instance))
+    for name in ASSETS[2:]:
+        assert resolver.get_status(key(name), chunk) is StaleStatus.FRESH
+
+
+def test_a_partition_that_was_lost_is_registered_by_the_next_plan(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
+    pipeline.plan()
+    assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
+
+
+def test_a_window_takes_only_that_part_of_the_listing(pipeline):
+    pipeline.put(5)
+    config = {"ops": {"my_source__s3_inventory": {"config": {"after": "key-000", "until": "key-%30%302"}}}}
+    result = pipeline.execute(PLAN, run_config=config)
+    shown = result.asset_materializations_for_node("my_source__s3_inventory")[0].metadata
+    assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
+    assert pipeline.ledger.account(SOURCE).claimed_objects == 2
+
+
+def test_the_source_is_complete_only_when_everything_is_located(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    before = pipeline.execute("audit_my_source")
+    assert before.success  # a warning, not an error
+    assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
+    pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
+
+
+def test_each_plan_ends_with_the_question_whether_the_source_is_complete(pipeline):
+    pipeline.put(1)
+    assert checks(pipeline.execute(PLAN)) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
+    pipeline.execute(ARCHIVE, partition_key=pipeline.chunks()[0])
+    assert checks(pipeline.execute(PLAN)) == {"plan_accounts_for_inventory": True, "source_is_complete": True}
+
+
+def test_a_bucket_that_is_missing_fails_the_inventory_with_its_hint(pipeline):
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    result = pipeline.execute(PLAN)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    shown = failure.step_failure_data.user_failure_data.metadata
+    assert (shown["error"].value, shown["exit_code"].value) == ("BucketMissing", 5)
+
+
+@pytest.mark.parametrize("source", ["a", "with-dashes-", "x" * 30])
+def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
+    source = source.strip("-")
+    settings = pipeline_settings.model_copy(update={"sources": {source: pipeline_settings.sources[SOURCE]}})
+    Definitions.validate_loadable(build_defs(settings))
+
+
+def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
+    assert shown.metadata["warning"].value == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
+    pipeline.put(1)
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
+    assert "warning" not in shown.metadata

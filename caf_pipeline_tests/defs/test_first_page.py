@@ -1,0 +1,112 @@
+"""What the UI's first pages show of a `caf run`, asked of a real webserver as the UI asks it. Slow: a code server loads first."""
+
+import io
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from dagster import DagsterRunStatus
+from rich.console import Console
+from sqlalchemy import text
+
+from caf_pipeline.dagster_host.run_source import run_source
+from caf_pipeline_tests.support.webserver import metadata_of, webserver
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+
+# As the timeline of the UI asks (`CompletedRunTimelineQuery`): it leaves out a run that has no repository of its own.
+TIMELINE = """
+query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
+    id jobName status hasReExecutePermission repositoryOrigin { repositoryName repositoryLocationName }
+} } } }"""
+JOBS = """
+{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename ... on RepositoryLocation {
+    repositories { name pipelines { name } } } } } } } }"""
+RUN_AGAIN = """
+mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $parameters) {
+    __typename ... on LaunchRunSuccess { run { id } } ... on PythonError { message } } }"""
+
+
+@pytest.fixture
+def ui(pipeline, tmp_path, monkeypatch):
+    """The webserver on the pipeline's instance; its code server loads the pipeline's settings from a caf.toml."""
+    settings, its = pipeline.settings, pipeline.settings.sources[SOURCE]
+    (tmp_path / "caf.toml").write_text(
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = {int(its.target_size)}\npublic = true\n'
+    )
+    monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
+    monkeypatch.setenv("CAF_DATABASE_URL", settings.database_url.get_secret_value())
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", its.access_key_id.get_secret_value())
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", its.secret_access_key.get_secret_value())
+    with webserver(pipeline.instance) as server:
+        yield server
+
+
+def run_all(pipeline) -> None:
+    run_source(SOURCE, settings=pipeline.settings, console=Console(file=io.StringIO()))
+
+
+def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again(pipeline, ui):
+    pipeline.put(3)
+    run_all(pipeline)
+    (entry,) = ui.ask(JOBS)["workspaceOrError"]["locationEntries"]
+    (repository,) = entry["locationOrLoadError"]["repositories"]
+    served = {job["name"] for job in repository["pipelines"]}
+
+    runs = ui.ask(TIMELINE, filter={"statuses": ["SUCCESS"]})["runsOrError"]["results"]
+    assert [run["jobName"] for run in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
+    for run in runs:
+        assert run["repositoryOrigin"] == {"repositoryName": repository["name"], "repositoryLocationName": entry["name"]}
+        assert run["jobName"] in served
+        assert run["hasReExecutePermission"]
+
+    for parent in runs:
+        launched = ui.ask(RUN_AGAIN, parameters={"parentRunId": parent["id"], "strategy": "ALL_STEPS"})["launchRunReexecution"]
+        assert launched["__typename"] == "LaunchRunSuccess", launched
+        again = pipeline.instance.get_run_by_id(launched["run"]["id"])
+        first = pipeline.instance.get_run_by_id(parent["id"])
+        assert (again.status, again.job_name) == (DagsterRunStatus.QUEUED, first.job_name)
+        assert again.tags.get("dagster/partition") == first.tags.get("dagster/partition")
+
+
+ENTRIES = "metadataEntries { label ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } \
+    ... on TableMetadataEntry { table { schema { columns { name } } records } } \
+    ... on TableSchemaMetadataEntry { schema { columns { name type constraints { nullable } } } } }"
+ASSETS = f"""
+{{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""
+
+
+def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pipeline, ui, database):
+    pipeline.put(3)
+    run_all(pipeline)
+    always, made = {}, {}
+    for node in ui.ask(ASSETS)["assetNodes"]:
+        name = node["assetKey"]["path"][1]
+        always[name] = metadata_of(node["metadataEntries"])
+        made[name] = metadata_of(node["assetMaterializations"][0]["metadataEntries"])
+
+    for name in ("s3_inventory", "chunk_plan"):
+        file = Path(made[name]["dagster/uri"]["text"].removeprefix("file://"))
+        assert pq.read_metadata(file).num_rows == made[name]["dagster/row_count"]["intValue"] == 3
+        columns = always[name]["dagster/column_schema"]["schema"]["columns"]
+        assert [column["name"] for column in columns] == pq.read_schema(file).names
+    assert made["caf_chunk"]["dagster/uri"]["text"].endswith(f"/{pipeline.chunks()[0]}.caf")
+    assert always["file_locations"]["dagster/table_name"]["text"] == "public.file_locations"
+    assert made["file_locations"]["dagster/row_count"]["intValue"] == 3
+    assert made["file_locations"]["dagster/partition_row_count"]["intValue"] == 3
+    for name in made:
+        assert (made[name]["size"]["text"], made[name]["size_bytes"]["intValue"]) == ("8.8 KiB", 9_000)
+
+    shown = [
+        (column["name"], column["type"], column["constraints"]["nullable"])
+        for column in always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
+    ]
+    with database.transaction() as connection:
+        columns = text(
+            "SELECT column_name, data_type, is_nullable = 'YES' FROM information_schema.columns"
+            " WHERE table_name = 'file_locations' ORDER BY ordinal_position"
+        )
+        assert shown == [tuple(row) for row in connection.execute(columns)]

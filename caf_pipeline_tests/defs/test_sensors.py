@@ -1,0 +1,208 @@
+"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
+
+import pytest
+from dagster import DagsterRunStatus, build_sensor_context
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs import launching
+from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.errors import BucketMissing
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.workplaces import archive_chunk
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+ARCHIVE = "archive_my_source"
+
+
+@pytest.fixture
+def tick(pipeline):
+    """Evaluate a sensor as a tick does: (run requests, why none, cursor)."""
+
+    def evaluate(name: str, cursor: str | None = None):
+        defs = pipeline.defs
+        sensor = defs.resolve_sensor_def(name)
+        with (
+            partition_loading_context(dynamic_partitions_store=pipeline.instance),
+            build_sensor_context(
+                instance=pipeline.instance,
+                definitions=defs,
+                cursor=cursor,
+                sensor_name=name,
+                resources={"pipeline": pipeline_resource(pipeline.settings)},
+            ) as context,
+        ):
+            data = sensor.evaluate_tick(context)
+        return data.run_requests, data.skip_message, data.cursor
+
+    return evaluate
+
+
+def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__")
+    run = pipeline.instance.create_run_for_job(
+        pipeline.defs.resolve_job_def(job), status=status, tags=tags, remote_job_origin=RemoteJobOrigin(repository, job)
+    )
+    return run.run_id
+
+
+def fail_run(pipeline, chunk: str) -> None:
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": chunk})
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
+
+
+def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
+    pipeline.put(3)
+    (request,), _, cursor = tick("new_objects_my_source")
+    assert request.run_key is None
+    assert cursor == '{"after": ""}'
+    assert pipeline.execute("plan_my_source", run_config=request.run_config).success
+    assert pipeline.ledger.account(SOURCE).claimed_objects == 3
+
+    requests, why, _ = tick("new_objects_my_source", cursor)
+    assert (requests, why) == ([], "Nothing new after ''.")
+
+
+def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pipeline, tick):
+    settings = pipeline.settings.sources[SOURCE].model_copy(update={"watch_pages": 1})
+    pipeline.settings.sources[SOURCE] = settings
+    for number in range(1001):
+        pipeline.bucket.put(f"k-{number:04}")
+    (request,), _, cursor = tick("new_objects_my_source")
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "", "until": "k-0999"}
+    (request,), _, cursor = tick("new_objects_my_source", cursor)
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "k-0999", "until": "k-1000"}
+    requests, _, cursor = tick("new_objects_my_source", cursor)
+    assert (requests, cursor) == ([], '{"after": ""}')
+
+
+def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.load_locations)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [chunk]
+    chunk_steps.release_staging(pipeline.workplace(), chunk)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
+def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, status):
+    pipeline.put(1)
+    run_id = start_run(pipeline, "plan_my_source", status)
+    requests, why, _ = tick("new_objects_my_source")
+    assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
+
+
+def test_a_bucket_that_is_gone_fails_the_tick_with_its_sentence(pipeline, tick):
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing, match="there is no bucket"):
+        tick("new_objects_my_source")
+
+
+def test_planned_chunks_are_launched_side_by_side_up_to_the_limit(pipeline, tick):
+    pipeline.put(60)
+    chunks = pipeline.plan()
+    assert len(chunks) > 4
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == chunks[:4]
+    assert {request.run_key for request in requests} == {None}
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    start_run(pipeline, ARCHIVE, status, **{"dagster/partition": chunk})
+    requests, why, _ = tick("launch_chunks_my_source")
+    assert (requests, why) == ([], "1 under way, 0 waiting, 0 parked now, none to launch.")
+
+
+def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.instance.add_backfill(
+        PartitionBackfill(
+            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=[chunk]
+        )
+    )
+    requests, why, _ = tick("launch_chunks_my_source")
+    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+
+
+def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    fail_run(pipeline, chunk)
+    requests, why, _ = tick("launch_chunks_my_source")
+    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [chunk]
+
+
+def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(pipeline, tick, monkeypatch):
+    from caf_pipeline.steps.chunk_steps import unpark
+
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk)
+    tick("launch_chunks_my_source")
+    parked = pipeline.ledger.chunk(chunk)
+    assert parked.state is ChunkState.PARKED
+    assert "failed too often" in parked.reason
+
+    unpark(pipeline.workplace(), chunk)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [chunk]
+
+
+def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert [request.partition_key for request in requests] == [chunk]
+    assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
+
+
+def test_located_chunks_are_not_launched(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    requests, _, _ = tick("launch_chunks_my_source")
+    assert chunk not in [request.partition_key for request in requests]
+
+
+def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(pipeline, tick):
+    pipeline.put(12)
+    first, second = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=first).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    assert (request.job_name, request.partition_key) == (ARCHIVE, second)
+
+    assert pipeline.execute(ARCHIVE, partition_key=second).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    assert request.job_name == "audit_my_source"
+    assert pipeline.execute("audit_my_source").success
+    assert tick("launch_chunks_my_source")[0] == []
+
+
+def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    (request,), _, _ = tick("launch_chunks_my_source")
+    next_second()  # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked once more
+    (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
+    assert not check.passed
+    assert tick("launch_chunks_my_source")[0] == []

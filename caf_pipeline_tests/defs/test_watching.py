@@ -1,0 +1,268 @@
+"""Jobs and checks that look after what is stored: every look stands at its chunk's partition, damage is shown and mended."""
+
+from dataclasses import replace
+
+import pytest
+from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus, build_sensor_context
+from dagster._core.definitions.partitions.context import partition_loading_context
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from pydantic import SecretStr
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
+from caf_pipeline.steps.chunk_steps import lease_name
+from caf_pipeline_tests.support.jackal_command_line import new_wallet
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+
+ARCHIVE, PROVE, REPAIR = "archive_my_source", "prove_my_source", "repair_my_source"
+CHUNK = AssetKey(["my-source", "jackal_chunk"])
+PROVEN = AssetCheckKey(CHUNK, "chunk_is_proven")
+PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED
+
+
+@pytest.fixture
+def archived(pipeline):
+    """A source of some chunks in a folder, all located."""
+    pipeline.put(30)
+    for chunk in pipeline.plan():
+        assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    return pipeline
+
+
+@pytest.fixture
+def on_jackal(pipeline, network):
+    """The pipeline, with its store on a Jackal network."""
+    store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal}))
+
+
+def with_jackal(pipeline, **changes):
+    jackal = pipeline.settings.jackal.model_copy(update=changes)
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"jackal": jackal}))
+
+
+def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
+    """What the UI shows of the check for each partition."""
+    infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
+    return {info.partition_key: info.latest_execution_status for info in infos}
+
+
+def stored_file(pipeline, chunk: str):
+    """The file of a chunk in the folder store."""
+    return pipeline.settings.store.folder / "chunks" / f"{pipeline.ledger.chunk(chunk).merkle_root.hex()}.caf"
+
+
+def lose(pipeline, chunk: str) -> None:
+    """Let the folder store lose the end of a chunk."""
+    stored_file(pipeline, chunk).write_bytes(b"cut off")
+
+
+# --- the proof watch -------------------------------------------------------------------------------------------------
+
+
+def test_one_run_proves_many_chunks_and_each_result_stands_at_its_own_partition(archived):
+    result = archived.execute(PROVE)
+    assert result.success
+    assert shown(archived) == dict.fromkeys(archived.chunks(), PASSED)
+
+
+def test_a_result_is_tied_to_the_partitions_latest_materialization(archived):
+    archived.execute(PROVE)
+    infos = archived.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
+    assert all(info.latest_target_materialization_storage_id == info.latest_materialization_storage_id for info in infos)
+
+
+def test_a_run_looks_at_no_more_than_the_setting_says_and_the_next_goes_on(archived):
+    bounded = with_jackal(archived, prove_per_run=3)
+    bounded.execute(PROVE)
+    assert len(shown(archived)) == 3
+    bounded.execute(PROVE)
+    assert set(shown(archived)) == set(archived.chunks())
+
+
+def test_wrong_bytes_fail_the_check_of_that_partition_and_mark_the_chunk(archived):
+    first, *others = archived.chunks()
+    file = stored_file(archived, first)
+    file.write_bytes(bytes(byte ^ 0xFF for byte in file.read_bytes()))
+    result = archived.execute(PROVE)
+    assert result.success  # the watch did its work; what it found stands at the partition
+    assert shown(archived) == dict.fromkeys(others, PASSED) | {first: FAILED}
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
+    on_jackal.put(1, size_bytes=10)
+    (chunk,) = on_jackal.plan()
+    assert on_jackal.execute(ARCHIVE, partition_key=chunk).success
+    assert on_jackal.execute(PROVE).success
+    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(PROVEN, limit=1)
+    evaluation = record.event.dagster_event.event_specific_data
+    assert (evaluation.passed, evaluation.severity) == (False, AssetCheckSeverity.WARN)
+    assert evaluation.description.startswith("unverified: ")
+    assert on_jackal.chunks(ChunkState.LOCATED) == [chunk]
+
+
+def test_one_partition_can_be_proven_by_itself(archived):
+    first, *_ = archived.chunks()
+    job = archived.defs.resolve_job_def("__ASSET_JOB")
+    result = job.get_subset(asset_selection=set(), asset_check_selection={PROVEN}).execute_in_process(
+        instance=archived.instance, partition_key=first, raise_on_error=False
+    )
+    assert result.success
+    assert shown(archived) == {first: PASSED}
+
+
+def test_nothing_is_looked_at_while_everything_is_paused(archived):
+    archived.ledger.switchboard().order("paused", "moving house")
+    assert archived.execute(PROVE).success
+    assert shown(archived) == {}
+
+
+# --- repairs ---------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_chunks_are_repaired_and_their_partitions_shown_as_sound(archived):
+    first, *_ = archived.chunks()
+    lose(archived, first)
+    archived.execute(PROVE)
+    assert archived.execute(REPAIR).success
+    assert archived.chunks(ChunkState.DAMAGED) == []
+    assert shown(archived)[first] is PASSED
+
+
+def test_a_run_repairs_no_more_than_it_is_told(archived):
+    for chunk in archived.chunks():
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 1}}}}
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    assert archived.execute(REPAIR, run_config=config | quiet).success
+    assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
+
+
+def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archived):
+    first, second, *_ = archived.chunks()
+    for chunk in (first, second):
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    other = archived.workplace("another run")
+    with other.ledger.lease(lease_name(first), other.holder):
+        assert archived.execute(REPAIR).success
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+def test_one_partition_can_be_repaired_by_itself(archived):
+    first, second, *_ = archived.chunks()
+    for chunk in (first, second):
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    assert archived.execute("repair_chunk_my_source", partition_key=second).success
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+# --- the bought space ------------------------------------------------------------------------------------------------
+
+
+def lasting(pipeline):
+    result = pipeline.execute("storage_plan_my_source")
+    assert result.success, [event.message for event in result.all_events if event.is_failure]
+    (check,) = result.get_asset_check_evaluations()
+    return check
+
+
+def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
+    check = lasting(on_jackal)
+    assert (check.check_name, check.passed) == ("storage_plan_lasts", True)
+    assert check.metadata["free_bytes"].value > 0
+    assert check.metadata["days_left"].value > 300
+
+
+def test_space_that_ends_soon_is_a_warning(on_jackal, network):
+    wallet = new_wallet()
+    network.grant(wallet.address, 10**9, days=5)
+    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
+    assert (check.passed, check.severity.value) == (False, "WARN")
+    assert "in 5.0 days" in check.description
+
+
+def test_a_wallet_without_space_is_a_warning(on_jackal):
+    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
+    assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy.")
+
+
+def test_what_is_planned_must_fit_the_space(on_jackal, network):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 100_000)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(30)
+    mine.plan()
+    check = lasting(mine)
+    assert not check.passed
+    assert "100,000 are free" in check.description
+
+
+# --- by themselves ---------------------------------------------------------------------------------------------------
+
+
+def tick_of(pipeline, name: str):
+    defs = pipeline.defs
+    with (
+        partition_loading_context(dynamic_partitions_store=pipeline.instance),
+        build_sensor_context(
+            instance=pipeline.instance,
+            definitions=defs,
+            sensor_name=name,
+            resources={"pipeline": pipeline_resource(pipeline.settings)},
+        ) as context,
+    ):
+        return defs.resolve_sensor_def(name).evaluate_tick(context)
+
+
+@pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks_my_source"])
+def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pipeline, name):
+    pipeline.put(3)
+    pipeline.plan()
+    pipeline.put(1, prefix="new")
+    pipeline.ledger.switchboard().order("paused", "moving house")
+    tick = tick_of(pipeline, name)
+    assert tick.run_requests == []
+    assert tick.skip_message == "Paused: moving house. `caf jackal resume` ends it."
+
+
+def schedules(kind: str) -> dict[str, DefaultScheduleStatus]:
+    settings = Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b")})
+    return {each.name: each.default_status for each in build_defs(settings).schedules}
+
+
+def test_on_jackal_the_watch_and_the_look_at_the_space_run_by_themselves():
+    running = DefaultScheduleStatus.RUNNING
+    assert schedules("jackal") == {
+        "reconcile_a_daily": running,
+        "prove_a_hourly": running,
+        "storage_plan_a_daily": running,
+    }
+
+
+def test_in_a_folder_there_is_no_space_to_look_at():
+    assert schedules("directory") == {
+        "reconcile_a_daily": DefaultScheduleStatus.RUNNING,
+        "prove_a_hourly": DefaultScheduleStatus.STOPPED,
+    }
+
+
+def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(3)
+    mine.plan()
+    tick = tick_of(mine, "launch_chunks_my_source")
+    assert tick.run_requests == []
+    assert "caf jackal buy" in tick.skip_message
+    network.grant(wallet.address, 10**9)
+    assert len(tick_of(mine, "launch_chunks_my_source").run_requests) == 1

@@ -1,0 +1,303 @@
+"""Disks that are full, gone or read-only under a run: one sentence, nothing half-written, and the next run ends right.
+
+The disks are real file systems of a chosen size; the database that runs full is a server of its own on one.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.errors import CafError, LedgerError, StagingError
+from caf_pipeline.ledger.database import embedded_url
+from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.settings import Settings
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline_tests.faults.world import SOURCE
+from caf_pipeline_tests.support.disks import a_disk
+from caf_pipeline_tests.support.paying_runs import then
+from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk, archive_everything
+
+GROUP = "A disk is full, gone or read-only"
+MIB = 1 << 20
+DATABASE_DISK_BYTES = 256 * MIB  # a new server takes some 60 MiB, and 64 MiB of log before its first checkpoint
+START = """
+import sys
+from pathlib import Path
+from caf_pipeline.ledger.database import embedded_url
+from caf_pipeline.settings import Settings
+embedded_url(Settings(home=Path(sys.argv[1])))
+"""
+"""What every run does: the server is started where it does not run."""
+
+ONE_THREAD = {"fetch_threads": 1}  # so that "while the n-th object is read" is the same in every run
+
+
+@pytest.fixture
+def staged_on(new_world, new_disk, unruly_s3, new_bucket):
+    """A world of one chunk whose staging folder is on a disk of its own."""
+    disk = new_disk(16 * MIB)
+    world = new_world(bucket=unruly_s3.in_front_of(new_bucket), staging=str(disk.folder / "staging"), packing=ONE_THREAD)
+    world.fill(small=6, large=1)
+    return world, disk
+
+
+def fails_clearly(error, kind, code):
+    """One error of ours, of one sentence, that says what to do."""
+    assert isinstance(error, kind), repr(error)
+    assert error.exit_code == code
+    assert "\n" not in str(error)
+    assert error.hint
+
+
+def run_here(world, name):
+    """Run all steps of a chunk in this process; return its error, or None."""
+    try:
+        with world.workplace() as work:
+            archive_chunk(work, name)
+    except CafError as error:
+        return error
+    return None
+
+
+def nothing_is_claimed_by_a_row(world):
+    """No location before its time."""
+    assert world.query("SELECT count(*) FROM file_locations") == [(0,)]
+
+
+# --- staging ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
+    """From nothing up to enough, page by page where it decides: for the chunk, its journal, its manifest, its record."""
+    world, disk = staged_on
+    (name,) = world.plan()
+    expected = world.chunks()[0].expected_size_bytes
+    leaves = [0, 4096, expected // 2, expected - 4096, *range(expected, expected + 16 * 4096, 4096), 8 * MIB]
+    with fault(GROUP, "staging too small for the chunk, its journal or its manifest") as case:
+        case.tried = 0
+        for leave_bytes in leaves:
+            disk.fill(leave_bytes=leave_bytes)
+            case.tried += 1
+            error = run_here(world, name)
+            if error is None:
+                break
+            fails_clearly(error, StagingError, 8)
+            nothing_is_claimed_by_a_row(world)
+        assert case.tried > 4
+        disk.make_room()
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.parametrize("read", [1, 5, 10])
+def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on, unruly_s3, read):
+    """The chunk's own space is reserved by then: it is the journal and the manifest that find none."""
+    world, disk = staged_on
+    (name,) = world.plan()
+    with fault(GROUP, "staging runs full while packing and journalling") as case:
+        unruly_s3.meanwhile(disk.fill, when=lambda asked: asked.number == read, times=1)
+        error = run_here(world, name)
+        assert unruly_s3.struck
+        if error is not None:
+            fails_clearly(error, StagingError, 8)
+            nothing_is_claimed_by_a_row(world)
+        disk.make_room()
+        world.finish()
+        case.check(world)
+
+
+@contextmanager
+def files_of_at_most(size_bytes):
+    """Let this process write no file beyond a size, as a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1_000, 20_000, 200_000])
+def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(fault, staged_on, limit_bytes):
+    world, _ = staged_on
+    (name,) = world.plan()
+    with fault(GROUP, "no file may be larger than a limit") as case:
+        with files_of_at_most(limit_bytes):
+            fails_clearly(run_here(world, name), StagingError, 8)
+        nothing_is_claimed_by_a_row(world)
+        world.finish()
+        case.check(world)
+
+
+BEFORE = ("load_batch", "seal_chunk", "post_file", "upload_chunk", "verify_stored", "load_locations", "release_staging")
+
+
+@pytest.mark.parametrize("step", BEFORE)
+def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
+    """What was lost is made again, or brought back from the store; nothing is posted twice."""
+    world, _ = staged_on
+    (name,) = world.plan()
+    with fault(GROUP, f"staging removed before {step}") as case:
+        with world.workplace() as work:
+            for each in CHUNK_STEPS:
+                if each.__name__ == step:
+                    shutil.rmtree(world.staging, ignore_errors=True)
+                each(work, name)
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.sample
+def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_on, unruly_s3):
+    world, _ = staged_on
+    (name,) = world.plan()
+    with fault(GROUP, "staging removed while packing") as case:
+        unruly_s3.meanwhile(lambda: shutil.rmtree(world.staging), when=lambda asked: asked.number == 5, times=1)
+        error = run_here(world, name)
+        assert unruly_s3.struck
+        if error is not None:
+            fails_clearly(error, StagingError, 8)
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.parametrize("step", ["load_batch", "pack_chunk", "seal_chunk", "post_file", "load_locations"])
+def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, step):
+    world, disk = staged_on
+    world.staging.mkdir()
+    (name,) = world.plan()
+    with fault(GROUP, f"staging made read-only before {step}") as case:
+        with world.workplace() as work:
+            for each in CHUNK_STEPS:
+                if each.__name__ == step:
+                    break
+                each(work, name)
+        disk.read_only()
+        fails_clearly(run_here(world, name), StagingError, 8)
+        disk.writable()
+        assert run_here(world, name) is None  # also where it was located before staging could not be cleared
+        world.finish()
+        case.check(world)
+
+
+@pytest.mark.sample
+def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
+    world, _ = staged_on
+    (name,) = world.plan()
+    with fault(GROUP, "a file where staging should be") as case:
+        world.staging.write_bytes(b"")
+        fails_clearly(run_here(world, name), StagingError, 8)
+        world.staging.unlink()
+        world.finish()
+        case.check(world)
+
+
+# --- home ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_world, new_disk, tmp_path):
+    disk = new_disk(16 * MIB)
+    world = new_world(home=str(disk.folder / "home"), staging=str(tmp_path / "staging"))
+    world.fill(small=6, large=1)
+    with fault(GROUP, "home full while an inventory is taken or planned") as case, world.workplace() as work:
+        case.tried = 0
+        for leave_bytes in range(0, 14 * 4096, 4096):
+            disk.fill(leave_bytes=leave_bytes)
+            case.tried += 1
+            try:
+                planning.cut_plan(work, planning.take_inventory(work))
+            except CafError as error:
+                fails_clearly(error, StagingError, 8)
+                assert world.query("SELECT count(*) FROM plans") == [(0,)]
+                assert not [path for path in work.plans().iterdir() if path.name.startswith(".cutting")]
+                continue
+            break
+        assert case.tried > 1
+        disk.make_room()
+        world.finish()
+        case.check(world)
+
+
+# --- the database ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def database_disk():
+    """A disk with a server on it."""
+    with a_disk(DATABASE_DISK_BYTES) as disk:
+        url = embedded_url(Settings(home=disk.folder))
+        yield disk, url.set(drivername="postgresql").render_as_string(hide_password=False)
+        disk.make_room()
+        server = int((disk.folder / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(server, signal.SIGQUIT)  # at once: nobody needs what it has
+        embedded_server(disk.folder / "postgres").close()
+
+
+@pytest.fixture
+def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
+    """A world of one chunk whose ledger is on a disk of its own."""
+    disk, server = database_disk
+    name = f"full_{abs(hash(request.node.name))}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    url = server.replace("/postgres?", f"/{name}?")
+    assert name in url
+    world = new_world(database_url=url, bucket=unruly_s3.in_front_of(new_bucket), packing=ONE_THREAD)
+    world.fill(small=6, large=1)
+    yield world, disk
+    disk.make_room()
+
+
+@pytest.mark.parametrize("method", ["register_plan", pytest.param("seal", marks=pytest.mark.sample), "load_locations"])
+def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, unruly_s3, method):
+    world, disk = kept_on
+    unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes
+    with fault(GROUP, f"the database's disk full in {method}") as case:
+        with world.workplace() as work:
+            then(work.ledger, method, disk.fill, before=True)
+            with pytest.raises(CafError) as failed:
+                archive_everything(work)
+        fails_clearly(failed.value, LedgerError, 6)
+        disk.make_room()
+        nothing_is_claimed_by_a_row(world)
+        assert len(world.chunks()) == (0 if method == "register_plan" else 1)
+        world.finish()
+        case.check(world)
+
+
+def test_a_database_that_cannot_extend_its_log_and_crashes(fault, kept_on, database_disk, unruly_s3):
+    """Postgres ends itself where its log finds no room; it is started again as any run starts it."""
+    world, disk = kept_on
+    _, server = database_disk
+    with psycopg.connect(server, autocommit=True) as connection:
+        for statement in (
+            "ALTER SYSTEM SET wal_recycle = off",
+            "SELECT pg_reload_conf()",
+            "SELECT pg_switch_wal()",
+            "CHECKPOINT",
+        ):
+            connection.execute(statement)
+    (name,) = world.plan()
+    with fault(GROUP, "the database's disk full, so that it crashes") as case:
+        with world.workplace() as work:
+            archive_chunk(work, name, until=chunk_steps.verify_stored)
+            with psycopg.connect(server, autocommit=True) as connection:
+                disk.fill()
+                connection.execute("SELECT pg_switch_wal()")
+            with pytest.raises(LedgerError) as failed:
+                archive_chunk(work, name)
+        fails_clearly(failed.value, LedgerError, 6)
+        disk.make_room()
+        subprocess.run([sys.executable, "-c", START, str(disk.folder)], check=True)
+        assert {chunk.state for chunk in world.chunks()} <= {*UNDER_WAY, ChunkState.LOCATED}
+        world.finish()
+        case.check(world)
+        assert world.query("SELECT name FROM sources") == [(SOURCE,)]

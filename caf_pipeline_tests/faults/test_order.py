@@ -1,0 +1,247 @@
+"""The same events twice, and events out of order: old plans after new ones, chunks located in any order, steps run again.
+
+Which version of a key is current does not depend on the order: the one modified last, and of one second the one listed last.
+"""
+
+import hashlib
+from itertools import permutations
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, IllegalMove, LedgerError
+from caf_pipeline.interfaces import Skip
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.packing.staging import lease_name, staged_path
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline_tests.faults.world import SOURCE
+from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk
+
+GROUP = "The same events twice, or out of order"
+KEY = "changed/twice"
+
+
+@pytest.fixture
+def small_world(new_world, unruly_s3, new_bucket):
+    """One chunk of few objects, behind a proxy that can deny and delay."""
+    world = new_world(bucket=unruly_s3.in_front_of(new_bucket))
+    world.fill(small=4, large=1)
+    return world
+
+
+def current(work, key):
+    """The SHA-256 of the version that a look-up without a version gives."""
+    location = work.ledger.locate(SOURCE, key)
+    return location and location.row.sha256
+
+
+def digest(body):
+    return hashlib.sha256(body).digest()
+
+
+def chunks_of(report):
+    return [chunk.name for chunk in report.chunks]
+
+
+# --- the same events twice ---------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world):
+    with (
+        fault(GROUP, "a snapshot planned again: at once, while its chunk is packed, when it is located") as case,
+        small_world.workplace() as work,
+    ):
+        case.tried = 3
+        snapshot = planning.take_inventory(work)
+        (name,) = chunks_of(planning.cut_plan(work, snapshot))
+        assert chunks_of(planning.cut_plan(work, snapshot)) == []
+        archive_chunk(work, name, until=chunk_steps.pack_chunk)
+        assert chunks_of(planning.cut_plan(work, snapshot)) == []
+        archive_chunk(work, name)
+        assert chunks_of(planning.cut_plan(work, snapshot)) == []
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_world, unruly_s3):
+    with fault(GROUP, "a sensor's cursor replayed over objects claimed and located") as case, small_world.workplace() as work:
+        unruly_s3.page_keys = 2
+        cursor, looks = b"", []
+        while cursor is not None:
+            looks.append(cursor)
+            look = planning.look_for_new(work, after=cursor, max_pages=1)
+            planning.cut_plan(work, planning.take_inventory(work, after=cursor, until=look.next_after))
+            cursor = look.next_after
+        case.tried = 2 * len(looks)
+        for after in looks:
+            assert planning.look_for_new(work, after=after, max_pages=1).new_objects == 0
+            assert planning.cut_plan(work, planning.take_inventory(work, after=after)).chunks == []
+        small_world.finish()
+        for after in looks:
+            assert planning.look_for_new(work, after=after, max_pages=1).new_objects == 0
+        case.check(small_world)
+
+
+@pytest.mark.sample
+def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
+    (name,) = small_world.plan()
+    with fault(GROUP, "each step of a chunk twice, then all of them again") as case, small_world.workplace() as work:
+        case.tried = 2 * len(CHUNK_STEPS)
+        for step in CHUNK_STEPS:
+            step(work, name)
+            step(work, name)
+        archive_chunk(work, name)
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothing(fault, small_world):
+    (name,) = small_world.plan()
+    with fault(GROUP, "the same partition run again after it is located") as case:
+        for _ in range(3):
+            small_world.run(name)
+            assert small_world.runs[-1].ended_in_order, small_world.runs[-1].said
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small_world):
+    (name,) = small_world.plan()
+    with fault(GROUP, "posting, copies and locations recorded twice") as case, small_world.workplace() as work:
+        case.tried = 3
+        archive_chunk(work, name, until=chunk_steps.upload_chunk)
+        posting = chunk_steps.posting_of(work.ledger.chunk(name))
+        copies = work.store.copies(posting)
+        with work.ledger.lease(lease_name(name), work.holder) as lease:
+            with pytest.raises(IllegalMove):
+                work.ledger.record_posting(lease, name, posting)
+            work.ledger.record_copies(lease, name, copies)
+            with pytest.raises(IllegalMove):
+                work.ledger.record_copies(lease, name, copies)
+        archive_chunk(work, name)
+        with work.ledger.lease(lease_name(name), work.holder) as lease, pytest.raises(IllegalMove):
+            work.ledger.load_locations(lease, name, [])
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
+    with fault(GROUP, "a skip recorded twice") as case, small_world.workplace() as work:
+        small_world.finish()
+        skip = Skip("%FF", "etag:e:1", SkipReason.UNSUPPORTED_KEY, "not UTF-8", "e", 1)
+        for _ in range(2):
+            work.ledger.record_skips(SOURCE, [skip])
+        assert small_world.query("SELECT count(*), max(times) FROM skipped_objects") == [(1, 2)]
+        case.check(small_world)
+
+
+# --- out of order ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sample
+def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
+    with fault(GROUP, "an old snapshot planned after a newer one, without versions") as case, small_world.workplace() as work:
+        old = planning.take_inventory(work)
+        small_world.put(KEY, b"the newest")
+        new = planning.take_inventory(work)
+        newer, older = chunks_of(planning.cut_plan(work, new)), chunks_of(planning.cut_plan(work, old))
+        for name in older + newer:
+            archive_chunk(work, name)
+        assert current(work, KEY) == digest(b"the newest")
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(fault, small_world, unruly_s3, soak):
+    """All versions are of one second, as S3 tells it."""
+    small_world.bucket.keep_versions()
+    small_world.finish()
+    with fault(GROUP, "versions of one second, planned and located in every order") as case, small_world.workplace() as work:
+        orders = list(permutations(range(3))) if soak else [(0, 1, 2), (2, 0, 1), (2, 1, 0)]
+        case.tried = len(orders)
+        unruly_s3.one_time()
+        for number, order in enumerate(orders):
+            key, snapshots = f"key-{number}", []
+            for version in range(3):
+                small_world.put(key, f"{key} {version}".encode())
+                snapshots.append(planning.take_inventory(work))
+            for index in order:
+                for name in chunks_of(planning.cut_plan(work, snapshots[index])):
+                    archive_chunk(work, name)
+            assert current(work, key) == digest(small_world.objects[key]), order
+        small_world.finish()
+        case.check(small_world)
+
+
+@pytest.mark.parametrize("versioned", [False, True], ids=["without versions", "with versions"])
+def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_world, new_bucket, unruly_s3, versioned):
+    if versioned:
+        new_bucket.keep_versions()
+        small_world.put(KEY, b"the first with an id")
+    with fault(GROUP, "a chunk of a later plan located before that of an earlier one") as case, small_world.workplace() as work:
+        unruly_s3.one_time()
+        (earlier,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+        archive_chunk(work, earlier, until=chunk_steps.verify_stored)
+        small_world.put(KEY, b"the newest")
+        (later,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+        archive_chunk(work, later)
+        assert current(work, KEY) == digest(b"the newest")
+        archive_chunk(work, earlier)
+        assert current(work, KEY) == digest(b"the newest")
+        assert small_world.query("SELECT count(*) FROM file_locations WHERE file_path = %s", KEY) == [(2,)]
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
+    small_world.fill(seed=8, small=4, large=4)
+    names = small_world.plan()
+    with fault(GROUP, "the chunks of one plan located last to first") as case, small_world.workplace() as work:
+        case.tried = len(names)
+        assert len(names) > 1
+        for name in names:
+            archive_chunk(work, name, until=chunk_steps.verify_stored)
+        for name in reversed(names):
+            archive_chunk(work, name)
+        small_world.finish()
+        case.check(small_world)
+
+
+def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(fault, small_world):
+    (old,) = small_world.plan()
+    with fault(GROUP, "an old plan's chunk run again after it was withdrawn and planned anew") as case:
+        with small_world.workplace() as work:
+            archive_chunk(work, old, until=chunk_steps.seal_chunk)
+            chunk_steps.withdraw(work, old)
+            with pytest.raises(CafError, match="withdrawn"):
+                archive_chunk(work, old)
+        (new,) = small_world.plan()
+        assert new != old
+        assert small_world.run(new) == 0
+        assert small_world.run(old) == CafError.exit_code
+        assert small_world.runs[-1].answer.sentence.startswith(f"chunk {old} is withdrawn")
+        small_world.finish()
+        case.check(small_world)
+
+
+@pytest.mark.sample
+def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fault, small_world, unruly_s3):
+    """It was skipped, planned anew and located there; then the first chunk's staged file is lost, and it is packed again."""
+    (first,) = small_world.plan()
+    denied = "some/key-001"
+    with fault(GROUP, "a chunk packed again whose skipped object is located elsewhere by now") as case:
+        with small_world.workplace() as work:
+            unruly_s3.fail(403, "AccessDenied", key=denied)
+            archive_chunk(work, first, until=chunk_steps.seal_chunk)
+            unruly_s3.well_behaved()
+            small_world.query("UPDATE skipped_objects SET retry_at = now() RETURNING 1")
+            (second,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+            archive_chunk(work, second)
+            staged_path(work, first).unlink()
+            with pytest.raises(LedgerError, match="claims") as refused:
+                archive_chunk(work, first)
+            assert "withdraw" in refused.value.hint
+            assert work.ledger.chunk(first).state in (ChunkState.SEALED, ChunkState.PACKING)
+            chunk_steps.withdraw(work, first)
+        small_world.finish()
+        case.check(small_world)

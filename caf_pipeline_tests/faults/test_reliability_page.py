@@ -1,0 +1,39 @@
+"""docs/reliability.md names the faults of the matrix, all of them and no others; and the counting counts."""
+
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline_tests.faults.matrix import MATRIX
+from caf_pipeline_tests.faults.report import Counts, faults_of_page, page, read_log
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+WHOLE = [(group, what) for group, whats in MATRIX.items() for what in whats]
+
+
+def test_the_page_names_every_fault_of_the_matrix_and_no_other():
+    assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, "write it anew: make reliability"
+
+
+def test_a_fault_has_one_place_in_the_matrix():
+    assert len(set(WHOLE)) == len(WHOLE)
+
+
+def test_cases_of_a_fault_are_added_up():
+    case = '{"group": "g", "what": "w", "tried": 2, "survived": 1, "objects": 3, "size_bytes": 4, "lost": 5, "double": 6, '
+    case += '"overcharged_bytes": 7}'
+    assert read_log([case, case]) == {("g", "w"): Counts(4, 2, 6, 8, 10, 12, 14)}
+
+
+def test_a_page_without_all_faults_is_not_written():
+    counted = dict.fromkeys(WHOLE, Counts(1, 1))
+    assert list(faults_of_page(page(counted, form="The short form"))) == WHOLE
+    counted.pop(WHOLE[0])
+    with pytest.raises(ValueError, match="never tried"):
+        page(counted, form="The short form")
+
+
+@pytest.mark.sample
+def test_a_fault_that_is_not_in_the_matrix_is_refused(fault):
+    with pytest.raises(AssertionError, match="matrix"), fault("A run is killed", "by a name that nobody knows"):
+        pass

@@ -1,0 +1,307 @@
+"""S3 keys of every kind, from the bucket to the network and back, and down to a folder: byte-exact, and never outside it.
+
+A real S3 server has all keys that it can store; those that moto bends (a line feed, a NUL) come from a source in memory.
+"""
+
+import json
+import os
+import sys
+import unicodedata
+
+import pytest
+
+from caf_pipeline.cli import main
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.interfaces import ObjectHeaders
+from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps.chunk_steps import posting_of
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.contracts.object_source import BENT_KEYS, PLAIN_KEYS
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+PATHS = [
+    "../x",
+    "../../etc/passwd",
+    "/abs",
+    "//",
+    "a//b",
+    ".",
+    "..",
+    "...",
+    "dir/",
+    "a",
+    "a/b",
+    "a/b/c",
+    "./c",
+    "x/../../y",
+    "~",
+    "~root/x",
+]
+OURS = [
+    *(".caf/chunk", ".caf/chunk~", ".caf/manifest.parquet", ".caf/manifest.parquet~", ".caf/manifest.parquet~~", ".caf", ".caf/"),
+    *("x~caf-v-1", "x~caf-v-null", "x~caf-p-1-2", "x", "x~"),
+]
+NUMBERS = ["0", "1", "01", "-1", "1e5", "9007199254740993", "null", "true", "NaN"]
+NAMES = [
+    "__proto__",
+    "constructor",
+    "toString",
+    "files",
+    "start_byte",
+    "format_version",
+    "--help",
+    "-o",
+    "*",
+    "$(id)",
+    "`id`",
+    ";id",
+]
+SPELLED = [
+    "%",
+    "%2F",
+    "%00",
+    "%zz",
+    "a%2Fb",
+    "+",
+    "a+b",
+    " ",
+    " a",
+    "a ",
+    "\\",
+    "a\\b",
+    '"',
+    "'",
+    "<a>&b",
+    "&amp;",
+    "=cmd()",
+    "\\u0041",
+]
+LETTERS = [
+    "é",
+    "e\u0301",
+    "ﬁ",
+    "fi",
+    "Ⅸ",
+    "日本",
+    "😀",
+    "\U0010ffff",
+    "\ufffd",
+    "\ufeff",
+    "\u202e\u202dtxt.exe",
+    "\u200f",
+    "\u2028",
+    "\u0085",
+]
+CONTROLS = [f"c{chr(code)}c" for code in (*range(1, 10), *range(11, 32), *range(0x7F, 0xA0))]
+ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "a\rb", "a\bb"]
+LOCALLY_BAD = [
+    "CON",
+    "NUL",
+    "aux.txt",
+    "trailing.",
+    "trailing ",
+    "a:b",
+    "a|b",
+    "k" * 255,
+    "k" * 256,
+    "k" * 1024,
+    "é" * 512,
+    "/".join("d" * 512),
+]
+MADE_UP = [*PATHS, *OURS, *NUMBERS, *NAMES, *SPELLED, *LETTERS, *CONTROLS, *ESCAPES, *LOCALLY_BAD]
+KEYS = list(dict.fromkeys([*MADE_UP, *BENT_KEYS, *PLAIN_KEYS]))
+MEMORY_KEYS = ["\n", "a\nb", "a\r\nb", "\t\n", *KEYS]
+NO_TEXT = [b"\xff", b"a/\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"]
+NO_ROW = "n\0l"
+
+
+def body_of(key: str) -> bytes:
+    return b"" if key.endswith("/") else b"the object of " + key.encode()
+
+
+class AnySource(MemorySource):
+    """Also lists keys that are no text, as S3 does where somebody managed to store them."""
+
+    def objects(self):
+        return sorted(
+            [*super().objects(), *(S3Object(key, None, "e", 1, self.moment) for key in NO_TEXT)], key=lambda obj: obj.key
+        )
+
+    @property
+    def moment(self):
+        return self.object(next(iter(self.bodies))).last_modified
+
+
+@pytest.fixture
+def make_work(tmp_path, ledger, network):
+    opened = []
+
+    def make(source):
+        network.grant(ADDRESS, SPACE)
+        work = a_workplace(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, copies=1))
+        opened.append(work.store)
+        return work
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def caf(network, database_url, monkeypatch, capfdbinary):
+    """The command line in this process, on the same ledger and network; returns status, output and errors."""
+    environment = {
+        "CAF_DATABASE_URL": database_url,
+        "CAF_JACKAL__LCD": json.dumps(network.lcds),
+        "CAF_JACKAL__CHAIN_ID": network.chain_id,
+        "CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES": "true",
+        "CAF_SOURCES__SRC__BUCKET": "b",
+        "JACKAL_MNEMONIC": WORDS,
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments):
+        capfdbinary.readouterr()
+        status = main(arguments)
+        sys.stdout.flush()
+        said = capfdbinary.readouterr()
+        return status, said.out, said.err.decode()
+
+    return run
+
+
+def chunk_of(work, name, folder):
+    """Fetch a chunk from the network as a file, as anybody can."""
+    posting = posting_of(work.ledger.chunk(name))
+    path = folder / "chunk.caf"
+    path.write_bytes(b"".join(work.store.read(posting, 0, posting.stored_size_bytes)))
+    return path, ChunkFile(StoredSource(work.store, posting), name)
+
+
+def is_harmless(text: str) -> bool:
+    """Whether text neither moves the cursor nor turns the line round."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def all_read_back(work, keys):
+    for key in keys:
+        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body_of(key), key
+
+
+@pytest.mark.sample
+def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_work, new_bucket, caf, fault, tmp_path):
+    with fault("Hostile input", "keys of every kind, archived and restored") as case:
+        case.tried = len(KEYS)
+        for key in KEYS:
+            new_bucket.put(key, body_of(key))
+        work = make_work(new_bucket.source())
+        (name,) = archive_everything(work)
+        assert work.ledger.account("src").skipped == {}
+        all_read_back(work, KEYS)
+        case.objects = len(KEYS)
+        _, chunk = chunk_of(work, name, tmp_path)
+        rows = {row["key"]: row for row in chunk.manifest_rows()}
+        assert set(rows) == set(KEYS)
+        assert {key: chunk.reader.read(rows[key]["member"]) for key in KEYS if body_of(key)} == {
+            key: body_of(key) for key in KEYS if body_of(key)
+        }
+        for number, key in enumerate(KEYS):
+            if number % 4 == 0 or key in (*PATHS, *ESCAPES, *NAMES):
+                status, out, err = caf("get", "src", "-o", str(tmp_path / "got"), "--", key)
+                assert (status, out, err) == (0, b"", ""), key
+                assert (tmp_path / "got").read_bytes() == body_of(key)
+
+
+def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(make_work):
+    source = AnySource({key: body_of(key) for key in [*MEMORY_KEYS, NO_ROW]}, headers={"a": ObjectHeaders(content_type="x/\x1b")})
+    work = make_work(source)
+    archive_everything(work)
+    all_read_back(work, MEMORY_KEYS)
+    assert {str(reason): count for reason, count in work.ledger.account("src").skipped.items()} == {
+        "unsupported_key": len(NO_TEXT) + 1
+    }
+
+
+@pytest.fixture
+def extracted(make_work, tmp_path, caf):
+    """A chunk of all keys as a file, and a folder with planted links into which it is to be extracted."""
+    work = make_work(MemorySource({key: body_of(key) for key in MEMORY_KEYS}))
+    (name,) = archive_everything(work)
+    path, _ = chunk_of(work, name, tmp_path)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "victim").write_bytes(b"untouched")
+    out = tmp_path / "below" / "out"
+    out.mkdir(parents=True)
+    (out / "x").symlink_to(outside / "victim")
+    (out / "a").symlink_to(outside)
+    (out / ".caf").symlink_to("../..")
+    return path, out, outside
+
+
+@pytest.mark.parametrize("options", [[], ["--force"]], ids=["", "forced"])
+def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(extracted, caf, tmp_path, options):
+    path, out, outside = extracted
+    before = {str(one) for one in tmp_path.rglob("*")}
+    status, _, err = caf("extract", *options, str(path), "-C", str(out))
+    assert status == 1
+    assert is_harmless(err)
+    assert sorted(os.listdir(outside)) == ["victim"]
+    assert (outside / "victim").read_bytes() == b"untouched"
+    new = {str(one) for one in tmp_path.rglob("*")} - before
+    assert new
+    assert all(name.startswith(f"{out}/") for name in new)
+    # Whatever is there is a member at its own place, byte for byte; whatever is not was told in a line of its own.
+    files = {
+        os.fsencode(one.relative_to(out)): one.read_bytes() for one in out.rglob("*") if one.is_file() and not one.is_symlink()
+    }
+    wanted = {key.encode(): body_of(key) for key in MEMORY_KEYS}
+    written = {name: body for name, body in files.items() if name in wanted}
+    assert written == {name: wanted[name] for name in written}
+    assert set(files) == set(written)
+    told = [line for line in err.splitlines() if "was not extracted" in line]
+    missing = [key for key in MEMORY_KEYS if key.encode() not in written]
+    assert all(any(repr(key) in line for line in told) for key in missing)
+    assert len(written) > len(MEMORY_KEYS) // 2
+    for key in ("CON", "trailing.", "é", "e\u0301", "\x1b[2J", "k" * 255, "a\nb"):
+        assert key.encode() in written, key
+    for key in ("../x", "/abs", "a//b", ".", "..", "dir/", "k" * 256, "a/b"):
+        assert key.encode() not in written, key
+
+
+def test_no_listing_of_such_keys_moves_the_cursor_and_json_gives_them_exactly(extracted, caf):
+    path, _, _ = extracted
+    status, out, err = caf("list", str(path))
+    assert (status, err) == (0, "")
+    assert is_harmless(out.decode())
+    status, out, _ = caf("list", "--json", str(path))
+    assert status == 0
+    assert out.isascii()
+    listed = {json.loads(line)["key"] for line in out.splitlines()}
+    assert listed >= {key for key in MEMORY_KEYS if not key.startswith(".caf")}
+
+
+def test_an_error_about_a_key_is_one_harmless_line(extracted, caf):
+    path, _, _ = extracted
+    for key in (*ESCAPES, "\u202eexe.txt", "a\nb: all is well"):
+        for arguments in (("get", "src", "--", "no" + key), ("cat", str(path), "no" + key), ("extract", str(path), "no" + key)):
+            status, _, err = caf(*arguments)
+            assert status in (1, 4, 11)
+            assert is_harmless(err)
+            assert len([line for line in err.splitlines() if line.startswith("caf: error")]) == 1
+
+
+def test_keys_that_look_alike_stay_apart(make_work):
+    pairs = [("é", "e\u0301"), ("a", "а"), ("Å", "\u212b"), ("K", "\u212a"), ("x", "x\u200b"), ("1", "１"), ("A", "a")]
+    keys = list(dict.fromkeys(key for pair in pairs for key in pair))
+    assert any(unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other) for one, other in pairs)
+    work = make_work(MemorySource({key: body_of(key) for key in keys}))
+    archive_everything(work)
+    all_read_back(work, keys)
+    with pytest.raises(NotLocated):
+        fetch(work.ledger, work.store, "src", "x\u200c")

@@ -1,0 +1,85 @@
+"""The two members that are ours."""
+
+import io
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.inventory import manifest as manifest_module
+from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES, ChunkIdentity, ManifestWriter, head_bytes, read_manifest
+from caf_pipeline_tests.support.plans import MOMENT
+
+IDENTITY = ChunkIdentity("a" * 32, "src", "src-00000000-00001", "00000000", "snap", MOMENT)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def a_row(number: int, **more):
+    return {
+        "member": f"m{number}",
+        "key": f"k{number}",
+        "etag": "e",
+        "size_bytes": number,
+        "start_byte": 0,
+        "end_byte": number,
+        "sha256": bytes(32),
+        "last_modified": MOMENT,
+        "storage_class": "STANDARD",
+    } | more
+
+
+def written(path, rows):
+    with ManifestWriter(path, IDENTITY) as manifest:
+        for row in rows:
+            manifest.add(dict(row))
+    return manifest
+
+
+def test_the_head_has_a_fixed_length_and_names_the_chunk():
+    head = head_bytes(IDENTITY)
+    assert len(head) == HEAD_SIZE_BYTES
+    assert json.loads(head) == {"format": "caf-pipeline/1", "archive": "a" * 32, "chunk": "src-00000000-00001"}
+
+
+def test_the_head_of_the_longest_names_fits():
+    assert len(head_bytes(ChunkIdentity("a" * 32, "s" * 30, "s" * 50, "0" * 12, "x", MOMENT))) == HEAD_SIZE_BYTES
+
+
+def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest_module, "ROWS_PER_GROUP", 3)
+    rows = [a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain") for number in range(8)]
+    written(tmp_path / "m.parquet", rows)
+    read = list(read_manifest(tmp_path / "m.parquet", columns=("key", "user_metadata", "content_type", "inventory_time")))
+    assert [row["key"] for row in read] == [row["key"] for row in rows]
+    assert read[0]["user_metadata"] == [("a", "1"), ("b", "2")]
+    assert read[0]["inventory_time"] == MOMENT
+    assert pq.ParquetFile(tmp_path / "m.parquet").num_row_groups == 3
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(texts, texts, st.dictionaries(texts, texts, max_size=4)), max_size=40))
+def test_the_bound_is_never_below_the_files_size(tmp_path_factory, described):
+    path = tmp_path_factory.mktemp("manifest") / "m.parquet"
+    rows = [
+        a_row(number, key=key, member=key, content_type=content_type, user_metadata=metadata)
+        for number, (key, content_type, metadata) in enumerate(described)
+    ]
+    manifest = written(path, rows)
+    assert path.stat().st_size <= manifest.bound_bytes
+
+
+def test_the_same_rows_make_the_same_bytes(tmp_path):
+    rows = [a_row(number) for number in range(20)]
+    written(tmp_path / "1", rows)
+    written(tmp_path / "2", rows)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"no parquet at all" * 10])
+def test_what_is_no_manifest_is_refused(data):
+    with pytest.raises(MalformedArchive):
+        list(read_manifest(io.BytesIO(data)))

@@ -1,0 +1,178 @@
+"""Cutting objects into chunks."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.caf.archive import Limits
+from caf_pipeline.caf.index import IndexBuilder
+from caf_pipeline.errors import CafError
+from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory.manifest import (
+    HEAD_SIZE_BYTES,
+    MANIFEST_FIXED_BYTES,
+    MANIFEST_GROUP_BYTES,
+    ROWS_PER_GROUP,
+    manifest_row_bound,
+)
+from caf_pipeline.inventory.plan import chunk_name, read_chunk_objects, read_chunk_plan, read_listed_apart, read_terms
+from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
+
+TARGET = 1 << 20
+
+keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
+objects_by_key = st.dictionaries(keys, st.integers(0, 2 * TARGET), max_size=60)
+
+
+def size_by_hand(chunk, objects):
+    """The chunk's size as the format defines it, computed by the index itself and not by the planner's sums."""
+    index, position = IndexBuilder(), HEAD_SIZE_BYTES
+    index.add(chunk.head_member, 0, HEAD_SIZE_BYTES)
+    manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // ROWS_PER_GROUP)
+    for planned in objects:
+        obj = planned.object
+        index.add(planned.member, position, position + obj.size_bytes)
+        position += obj.size_bytes
+        manifest += manifest_row_bound(obj.key, obj.version_id, obj.etag)
+    index.add(chunk.manifest_member, position, position + manifest)
+    return position + manifest + index.index_size_bytes + 4
+
+
+@settings(deadline=None, max_examples=60)
+@given(objects_by_key)
+def test_a_plan_covers_each_object_once_and_stays_under_the_target(sizes):
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_of(Path(folder), [an_object(key, size) for key, size in sizes.items()], target_size_bytes=TARGET)
+        chunks = chunks_of(plan)
+    assert sorted(planned.object.key for chunk in chunks for planned in chunk) == sorted(key.encode() for key in sizes)
+    for chunk, objects in zip(plan.chunks, chunks, strict=True):
+        assert chunk.expected_size_bytes <= TARGET or len(objects) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(objects_by_key)
+def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_of(Path(folder), [an_object(key, size) for key, size in sizes.items()], target_size_bytes=TARGET)
+        chunks = chunks_of(plan)
+    for chunk, objects in zip(plan.chunks, chunks, strict=True):
+        # The manifest's own range is counted at the digits of the largest chunk: at most 2 × 10 more than it takes.
+        assert 0 <= chunk.expected_size_bytes - size_by_hand(chunk, objects) <= 22
+
+
+def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
+    objects = [an_object(f"k{number:03d}", 100_000) for number in range(30)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
+    first, second = chunks_of(plan)[:2]
+    together = [*first, second[0]]
+    assert size_by_hand(plan.chunks[0], first) <= TARGET < size_by_hand(plan.chunks[0], together)
+
+
+def test_objects_stand_in_key_order_by_bytes(tmp_path):
+    names = ["a/b", "a-b", "B", "a", "é", "\uffee", "\U00010000"]
+    (chunk,) = chunks_of(plan_of(tmp_path, [an_object(name) for name in names], target_size_bytes=TARGET))
+    assert [planned.object.key for planned in chunk] == sorted(name.encode() for name in names)
+
+
+def test_an_object_larger_than_the_target_has_a_chunk_to_itself(tmp_path):
+    objects = [an_object("a", 5), an_object("b", 3 * TARGET), an_object("c", 5)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a"], ["b"], ["c"]]
+
+
+def test_an_object_that_no_chunk_can_hold_is_listed_apart(tmp_path):
+    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 32 << 30), an_object("z")], target_size_bytes=TARGET)
+    assert [obj.key for obj in read_listed_apart(plan.folder)] == [b"huge"]
+    assert plan.too_large_count == 1
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a", "z"]]
+
+
+def test_the_limit_of_members_counts_our_own_two(tmp_path):
+    limits = Limits(max_members=5)
+    plan = plan_of(tmp_path, [an_object(f"k{n}") for n in range(7)], target_size_bytes=TARGET, limits=limits)
+    assert [chunk.object_count for chunk in plan.chunks] == [3, 3, 1]
+
+
+def test_the_limit_of_the_index_ends_a_chunk(tmp_path):
+    limits = Limits(max_index_bytes=1000)
+    plan = plan_of(tmp_path, [an_object("k" * 100 + str(n)) for n in range(9)], target_size_bytes=TARGET, limits=limits)
+    assert len(plan.chunks) > 1
+    assert sum(chunk.object_count for chunk in plan.chunks) == 9
+
+
+def test_the_same_objects_make_the_same_plan_and_others_another(tmp_path):
+    objects = [an_object("a", 1), an_object("b", 2)]
+    first = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET)
+    assert plan_of(tmp_path / "2", objects[::-1], target_size_bytes=TARGET).sha256() == first.sha256()
+    others = {
+        plan_of(tmp_path / "3", [an_object("a", 1), an_object("b", 3)], target_size_bytes=TARGET).sha256(),
+        plan_of(tmp_path / "4", [an_object("a", 1), an_object("b", 2, etag="x")], target_size_bytes=TARGET).sha256(),
+        plan_of(tmp_path / "5", objects, target_size_bytes=2 * TARGET).sha256(),
+        plan_of(tmp_path / "6", objects, target_size_bytes=TARGET, source="other").sha256(),
+    }
+    assert len(others) == 4
+    assert first.sha256() not in others
+
+
+def test_the_same_plan_made_again_after_a_withdrawal_is_another(tmp_path):
+    plan = plan_of(tmp_path, [an_object("a")], target_size_bytes=TARGET)
+    assert len({plan.sha256(generation) for generation in range(3)}) == 3
+
+
+def test_an_empty_delta_makes_no_chunk(tmp_path):
+    plan = plan_of(tmp_path, [], target_size_bytes=TARGET)
+    assert (list(plan.chunks), plan.object_count, plan.too_large_count) == ([], 0, 0)
+
+
+def test_our_own_members_give_way_to_objects_of_their_names(tmp_path):
+    names = [".caf/chunk", ".caf/chunk~", ".caf/manifest.parquet", "a"]
+    plan = plan_of(tmp_path, [an_object(name) for name in names], target_size_bytes=TARGET)
+    assert (plan.chunks[0].head_member, plan.chunks[0].manifest_member) == (".caf/chunk~~", ".caf/manifest.parquet~")
+    assert [planned.member for planned in chunks_of(plan)[0]] == names
+
+
+def test_of_several_versions_in_a_chunk_the_newest_keeps_the_key(tmp_path):
+    objects = [an_object("a", version_id=version) for version in ("v1", "v2", "v3")]
+    (chunk,) = chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET))
+    assert [planned.member for planned in chunk] == ["a~caf-v-v1", "a~caf-v-v2", "a"]
+
+
+def test_a_version_whose_successor_is_in_the_next_chunk_keeps_the_key(tmp_path):
+    objects = [an_object("a", 900_000, version_id=version) for version in ("v1", "v2")]
+    chunks = chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET))
+    assert [[planned.member for planned in chunk] for chunk in chunks] == [["a"], ["a"]]
+
+
+def test_no_two_members_of_a_chunk_have_one_name(tmp_path):
+    objects = [an_object("a", version_id="v1"), an_object("a", version_id="v2"), an_object("a~caf-v-v1")]
+    for chunk in chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET)):
+        names = [planned.member for planned in chunk]
+        assert len(names) == len(set(names))
+
+
+def test_objects_beyond_the_last_chunk_are_left_for_another_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 2)
+    plan = plan_of(tmp_path, [an_object(f"k{n}", 900_000) for n in range(5)], target_size_bytes=TARGET)
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["k0"], ["k1"]]
+    assert plan.leftover_count == 3
+
+
+def test_a_chunks_name_is_at_most_fifty_characters():
+    assert len(chunk_name("s" * 30, "0" * 12, 99_999)) <= 50
+
+
+def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "ROWS_PER_BATCH", 3)  # several row groups, chunks across them
+    objects = [an_object(f"k{n}", 400_000, version_id=f"v{n}", etag=f"e{n}") for n in range(8)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
+    assert [planned.object for chunk in chunks_of(plan) for planned in chunk] == objects
+    assert [read_chunk_plan(tmp_path, chunk.chunk_number) for chunk in plan.chunks] == list(plan.chunks)
+    assert read_terms(tmp_path)["snapshot"] == "snapshot"
+
+
+def test_a_plan_whose_files_are_gone_says_so(tmp_path):
+    with pytest.raises(CafError, match=r"objects\.parquet cannot be read"):
+        list(read_chunk_objects(tmp_path, 1))

@@ -1,0 +1,227 @@
+"""Opening the database, and what its errors become."""
+
+import os
+import socket
+import threading
+import traceback
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy.exc
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from caf_pipeline.errors import LedgerError, LedgerUnreachable
+from caf_pipeline.ledger.database import Database, open_database, parse_url
+from caf_pipeline.settings import Settings
+from caf_pipeline_tests.system.test_unreachable import answer_once
+
+PASSWORD = "s3cr3t-p4ss"
+
+
+def settings(url):
+    return Settings(database_url=SecretStr(url))
+
+
+@pytest.mark.parametrize(
+    "text", ["postgresql://u@h/d", "postgres://u@h/d", "postgresql+psycopg2://u@h/d", "postgresql+psycopg://u@h/d"]
+)
+def test_any_postgres_address_is_for_psycopg_3(text):
+    assert parse_url(text).render_as_string() == "postgresql+psycopg://u@h/d"
+
+
+def test_a_configured_database_is_opened_and_migrated(empty_database_url):
+    database = open_database(settings(empty_database_url))
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
+    database.close()
+
+
+def test_a_transaction_that_fails_writes_nothing(database):
+    def insert_and_fail():
+        with database.transaction() as connection:
+            connection.exec_driver_sql("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
+            raise ConnectionError("the cable")
+
+    with pytest.raises(ConnectionError):
+        insert_and_fail()
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
+
+
+def test_no_statement_is_prepared(database):
+    with database.transaction() as connection:
+        for _ in range(20):
+            connection.exec_driver_sql("SELECT 1")
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+
+
+def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgres_url):
+    with database.transaction() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        admin.execute(query, (database.url.database,))
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+
+
+# --- errors ---
+
+STATES = [
+    ("08006", LedgerUnreachable),  # connection failure
+    ("40P01", LedgerUnreachable),  # deadlock
+    ("53300", LedgerUnreachable),  # too many connections
+    ("55P03", LedgerUnreachable),  # lock timeout
+    ("57P01", LedgerUnreachable),  # the server is shut down
+    ("53100", LedgerError),  # disk full
+    ("42501", LedgerError),  # no privilege
+    ("25006", LedgerError),  # a standby
+    ("22021", LedgerError),  # anything else
+]
+
+
+@pytest.mark.parametrize(("code", "kind"), STATES)
+def test_what_the_server_says_becomes_an_error_of_the_tree(database, code, kind):
+    with pytest.raises(LedgerError, match="the server's words") as raised, database.transaction() as connection:
+        connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'the server''s words' USING ERRCODE = '{code}'; END $$")
+    assert type(raised.value) is kind
+    assert raised.value.permanent is (kind is LedgerError)
+    assert isinstance(raised.value.__cause__, sqlalchemy.exc.DBAPIError)
+
+
+def shown(error):
+    """Everything of an error that may reach a log."""
+    return "".join(traceback.format_exception(error)) + error.hint
+
+
+@pytest.fixture
+def password_url(postgres_url):
+    """The address of a database by way of a user that has a password, over a server that asks for it."""
+    url = parse_url(postgres_url)
+    hba = Path(url.query["host"]) / "pg_hba.conf"
+    before = hba.read_text()
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE guarded LOGIN PASSWORD '{PASSWORD}'")
+        hba.write_text(f"local all guarded scram-sha-256\n{before}")
+        admin.execute("SELECT pg_reload_conf()")
+        yield f"postgresql://guarded:{{}}@/postgres?host={url.query['host']}"
+        hba.write_text(before)
+        admin.execute("SELECT pg_reload_conf()")
+        admin.execute("DROP ROLE guarded")
+
+
+def test_a_wrong_password_is_permanent_and_never_shown(password_url):
+    with pytest.raises(LedgerError, match="password authentication failed") as refused:
+        open_database(settings(password_url.format("wrong-" + PASSWORD)))
+    assert refused.value.permanent
+    assert "CAF_DATABASE_URL" in refused.value.hint
+    assert PASSWORD not in shown(refused.value)
+
+
+def test_a_right_password_without_rights_is_told_what_to_grant(password_url):
+    with pytest.raises(LedgerError, match="permission denied") as refused:
+        open_database(settings(password_url.format(PASSWORD)))
+    assert "grant" in refused.value.hint
+    assert PASSWORD not in shown(refused.value)
+
+
+def test_an_unknown_database_is_permanent_and_named(postgres_url):
+    url = parse_url(postgres_url).set(database="nowhere").render_as_string()
+    with pytest.raises(LedgerError, match="'nowhere'") as refused:
+        open_database(settings(url))
+    assert refused.value.permanent
+    assert "create the database" in refused.value.hint
+
+
+def test_a_server_that_is_away_is_transient_and_named():
+    with pytest.raises(LedgerUnreachable, match=r"'d' at 127\.0\.0\.1:1 cannot") as away:
+        open_database(settings(f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"))
+    assert PASSWORD not in shown(away.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://127.0.0.1:1/d", "connection refused"),
+        ("postgresql://no-such-host.invalid/d", "its host name does not resolve"),
+        ("postgresql:///d?host=/nowhere", "there is no socket of a server"),
+    ],
+)
+def test_why_a_server_is_away_is_told_apart(url, words):
+    with pytest.raises(LedgerUnreachable, match=words) as away:
+        open_database(settings(url))
+    assert "CAF_DATABASE_URL" in away.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [(None, "it does not answer in time"), (b"SSH-2.0-x\r\n", "what listens there is not Postgres")]
+)
+def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, words):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://127.0.0.1:{server.getsockname()[1]}/d?connect_timeout=2"
+        answering = threading.Thread(target=answer_once, args=(server, said))
+        if said:
+            answering.start()
+        with pytest.raises(LedgerUnreachable, match=words):
+            open_database(settings(url))
+        server.shutdown(socket.SHUT_RDWR)
+        if said:
+            answering.join()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:{PASSWORD}@h h/d",
+        f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?nonsense=1",
+        f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?connect_timeout=soon",
+        f"postgresql://127.0.0.1:1/d?password={PASSWORD}&nonsense=1",
+    ],
+)
+def test_a_bad_address_is_refused_without_its_password(url):
+    with pytest.raises(LedgerError) as refused:
+        open_database(settings(url))
+    assert PASSWORD not in shown(refused.value)
+
+
+def test_a_password_in_the_query_is_not_part_of_the_description():
+    database = Database(parse_url(f"postgresql:///d?host=h1&host=h2&password={PASSWORD}"))
+    assert database.description == "the database 'd' at h1,h2"
+
+
+def test_the_number_of_connections_is_bounded(database):
+    with pytest.raises(LedgerUnreachable, match="in use"):
+        exhaust(database, 30)
+
+
+def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(database, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.ledger.database._NOT_FOR_EVER", text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+    with pytest.raises(LedgerUnreachable):
+        stand_still(database)
+
+
+def stand_still(database):
+    """Hold a lock until another has it."""
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with database.transaction() as connection, psycopg.connect(url) as other:
+        connection.exec_driver_sql("LOCK TABLE leases")
+        other.execute("LOCK TABLE leases")
+        connection.exec_driver_sql("SELECT 1")
+
+
+def exhaust(database, depth):
+    database.engine.pool._timeout = 0.1
+    with database.transaction():
+        if depth:
+            exhaust(database, depth - 1)
+
+
+def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(tmp_path, monkeypatch, postgres_url):
+    monkeypatch.setitem(os.environ, "PGHOST", "nowhere.invalid")
+    monkeypatch.setitem(os.environ, "PGDATABASE", "nowhere")
+    database = Database(parse_url(postgres_url))
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT current_database()").scalar_one() == "postgres"
+    database.close()

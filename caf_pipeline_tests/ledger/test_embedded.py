@@ -1,0 +1,231 @@
+"""The embedded server: shared by processes, stopped by the last, and usable after any of them or itself was killed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
+
+USER = """
+import sys
+from pathlib import Path
+from caf_pipeline.ledger.embedded import embedded_server
+print(embedded_server(Path(sys.argv[1])).socket_folder, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder():
+    """A short path: that of pytest's own folders would be too long for a socket."""
+    name = Path(tempfile.mkdtemp(prefix="caf-pg-"))
+    yield name / "postgres"
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "postgres" and str(name) in " ".join(process.info["cmdline"] or ()):
+            process.kill()
+    shutil.rmtree(name)
+
+
+@contextmanager
+def user(folder, **account):
+    """Another process that uses the server; it ends in good order unless it is killed."""
+    command = [sys.executable, "-c", USER, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **account)
+    with process:
+        process.socket_folder = process.stdout.readline().strip()
+        yield process
+        if process.poll() is None:
+            process.communicate("\n")
+
+
+def ask(server_or_folder, query="SELECT 1"):
+    where = server_or_folder.socket_folder
+    with psycopg.connect(host=str(where), user="postgres", dbname="postgres", autocommit=True) as connection:
+        cursor = connection.execute(query)
+        return cursor.fetchall() if cursor.description else None
+
+
+def postmaster(folder):
+    """The running server's process, or None."""
+    try:
+        process = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return None
+    return process if process.status() != psutil.STATUS_ZOMBIE else None
+
+
+def test_the_last_of_two_processes_stops_the_server(folder):
+    server = EmbeddedServer(folder)
+    with user(folder) as other:
+        assert other.socket_folder == str(server.socket_folder)
+        running = postmaster(folder)
+        server.close()
+        assert ask(other) == [(1,)]
+    assert not running.is_running() or running.status() == psutil.STATUS_ZOMBIE
+    assert not (folder / "data" / "postmaster.pid").exists()
+
+
+def test_a_killed_user_takes_the_server_from_nobody(folder):
+    server = EmbeddedServer(folder)
+    with user(folder) as other:
+        other.kill()
+    assert ask(server) == [(1,)]
+    server.close()
+    assert postmaster(folder) is None
+
+
+def test_a_server_whose_only_user_was_killed_serves_the_next_who_stops_it(folder):
+    with user(folder) as other:
+        other.kill()
+    left = postmaster(folder)
+    server = EmbeddedServer(folder)
+    assert postmaster(folder) == left
+    server.close()
+    assert postmaster(folder) is None
+
+
+def test_a_killed_server_comes_back_with_what_was_committed(folder):
+    server = EmbeddedServer(folder)
+    ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
+    postmaster(folder).kill()
+    while postmaster(folder):
+        time.sleep(0.01)
+    again = EmbeddedServer(folder)
+    assert ask(again, "SELECT seven FROM kept") == [(7,)]
+    server.close()
+    again.close()
+    assert postmaster(folder) is None
+
+
+def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder):
+    EmbeddedServer(folder).close()
+    content = f"{os.getpid()}\n{folder}/data\n1700000000\n5432\n{folder}/data\n\n  1  1\nready   \n"
+    (folder / "data" / "postmaster.pid").write_text(content)
+    server = EmbeddedServer(folder)
+    assert ask(server) == [(1,)]
+    server.close()
+
+
+def test_a_torn_pid_file_is_no_server(folder):
+    EmbeddedServer(folder).close()
+    for content in ("", "x\n", "1\n"):
+        (folder / "data" / "postmaster.pid").write_text(content)
+        server = EmbeddedServer(folder)
+        assert ask(server) == [(1,)]
+        server.close()
+
+
+def test_a_half_made_data_folder_is_made_anew(folder):
+    (folder / "data.new").mkdir(parents=True)
+    (folder / "data.new" / "PG_VERSION").write_text("18\n")
+    server = EmbeddedServer(folder)
+    assert ask(server) == [(1,)]
+    server.close()
+
+
+def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
+    EmbeddedServer(folder)
+    old = postmaster(folder)
+    shutil.rmtree(folder)
+    server = EmbeddedServer(folder)
+    assert postmaster(folder) != old
+    assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE
+    assert ask(server) == [(1,)]
+    server.close()
+
+
+@pytest.mark.parametrize("name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"])
+def test_any_folder_will_do(folder, name):
+    server = EmbeddedServer(folder / name)
+    assert ask(server) == [(1,)]
+    server.close()
+
+
+@pytest.mark.parametrize("character", '"$`\\')
+def test_a_folder_that_pg_ctl_cannot_quote_is_refused(folder, character):
+    with pytest.raises(LedgerError, match="cannot be kept in"):
+        EmbeddedServer(folder / f"a{character}b")
+
+
+def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder):
+    server = EmbeddedServer(folder / ("deep/" * 40))
+    assert server.socket_folder.parent == Path("/tmp")
+    assert server.socket_folder.stat().st_mode & 0o777 == 0o700
+    server.close()
+    assert not server.socket_folder.exists()
+
+
+def test_many_processes_may_start_it_at_once(folder):
+    commands = [[sys.executable, "-c", USER, str(folder)]] * 4
+    processes = [subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for one in commands]
+    assert [process.stdout.readline().strip() for process in processes] == [f"{folder}/data"] * 4
+    for process in processes:
+        process.communicate("\n")
+        assert process.returncode == 0
+    assert postmaster(folder) is None
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
+    command = [sys.executable, "-c", USER, str(folder)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    with process, user(folder) as other:
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        assert ask(other) == [(1,)]
+
+
+def test_a_process_has_one_share_however_often_it_asks(folder):
+    assert embedded_server(folder) is embedded_server(folder.parent / "." / "postgres")
+    embedded_server(folder).close()
+    assert postmaster(folder) is None
+
+
+def test_a_server_of_another_major_version_is_refused_with_a_hint(folder):
+    EmbeddedServer(folder).close()
+    (folder / "data" / "PG_VERSION").write_text("17\n")
+    with pytest.raises(LedgerError, match="made by Postgres 17"):
+        EmbeddedServer(folder)
+
+
+def test_a_server_that_cannot_start_says_why(folder):
+    EmbeddedServer(folder).close()
+    with (folder / "data" / "postgresql.conf").open("a") as file:
+        file.write("\nno_such_setting = 1\n")
+    with pytest.raises(LedgerError, match=r"no_such_setting|configuration file") as refused:
+        EmbeddedServer(folder)
+    assert "server.log" in refused.value.hint
+
+
+def test_a_home_that_is_a_file_is_refused(folder):
+    folder.write_text("")
+    with pytest.raises(LedgerError, match="cannot be started"):
+        embedded_server(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run without root's rights already")
+def test_it_runs_without_roots_rights():
+    account = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+    try:
+        subprocess.run([sys.executable, "-c", "import psutil"], check=True, capture_output=True, cwd="/", **account)
+    except (PermissionError, subprocess.CalledProcessError):
+        pytest.skip("this Python can be run by root only")
+    with tempfile.TemporaryDirectory(prefix="caf-pg-") as name:
+        shutil.chown(name, "nobody", "nogroup")
+        package = str(Path(__file__).parents[2])
+        with user(Path(name) / "postgres", **account, cwd="/", env={"PYTHONPATH": package}) as other:
+            assert ask(other) == [(1,)]
+            assert postmaster(Path(name) / "postgres").username() == "nobody"

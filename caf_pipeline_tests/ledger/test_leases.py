@@ -1,0 +1,208 @@
+"""Leases between real processes: killed, paused, on another machine, and away from their database."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import HeldByOther, LeaseLost
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.leases import HeldLease
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
+from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, location, register
+
+SHORT = 1.5
+NEVER = 3600.0  # a test that waited for this lease to run out would not end
+
+CHILD = """
+import sys
+from dataclasses import replace
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.errors import LeaseLost
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline_tests.contracts.ledger import location
+
+url, chunk, seconds, boot, what = sys.argv[1:]
+ledger = PostgresLedger(Database(parse_url(url)), lease_seconds=float(seconds))
+me = this_process("run-child")
+with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) as lease:
+    print("held", flush=True)
+    sys.stdin.readline()
+    if what == "move":
+        for attempt in (lease.check, lambda: ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING)):
+            try:
+                attempt()
+                print("done", flush=True)
+            except LeaseLost as lost:
+                print("lost", flush=True)
+    if what == "load":
+        def rows():
+            yield location("a")
+            print("loading", flush=True)
+            sys.stdin.readline()
+        ledger.load_locations(lease, chunk, rows())
+"""
+
+
+@contextmanager
+def child(database_url, chunk, *, seconds=NEVER, boot="", what=""):
+    """A process that holds the chunk's lease."""
+    command = [sys.executable, "-c", CHILD, database_url, chunk, str(seconds), boot, what]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def tell(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+@pytest.fixture
+def chunk(ledger):
+    (name,) = register(ledger, ["a"])
+    return name
+
+
+def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url, chunk):
+    with child(database_url, chunk) as process:
+        process.kill()
+        process.wait()
+        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+            assert lease.epoch == 2
+
+
+def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chunk):
+    with child(database_url, chunk) as process:
+        process.kill()
+        while is_alive(boot_id(), process.pid, _started_of(database_url)):
+            time.sleep(0.01)
+        assert process.returncode is None
+        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+            assert lease.epoch == 2
+
+
+def _started_of(database_url):
+    with psycopg.connect(database_url) as connection:
+        return connection.execute("SELECT process_started FROM leases").fetchone()[0]
+
+
+def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(database, database_url, chunk):
+    with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
+        process.kill()
+        process.wait()
+        with PostgresLedger(database, lease_seconds=SHORT).lease(f"chunk/{chunk}", holder()) as lease:
+            assert lease.epoch == 2
+
+
+def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, chunk):
+    ledger = PostgresLedger(database, lease_seconds=SHORT)
+    with child(database_url, chunk, seconds=SHORT, boot="another machine"):
+        with pytest.raises(HeldByOther) as refused:
+            ledger.lease(f"chunk/{chunk}", holder()).__enter__()
+        assert refused.value.holder == "run-child"
+
+
+def test_a_pid_that_another_process_has_now_is_a_dead_holder(database):
+    gone = replace(this_process("run-1"), process_started=1.0)
+    with HeldLease(database, "plan/src", gone, seconds=NEVER):
+        taken = HeldLease(database, "plan/src", holder("run-2"), seconds=NEVER)
+        with taken:
+            assert taken.epoch == 2
+
+
+@pytest.mark.parametrize("boot", ["", "another machine"])
+def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, database_url, chunk, boot):
+    ledger = PostgresLedger(database, lease_seconds=SHORT)
+    with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
+        process.send_signal(signal.SIGSTOP)
+        with ledger.lease(f"chunk/{chunk}", holder("run-2")):
+            process.send_signal(signal.SIGCONT)
+            tell(process)
+            assert [process.stdout.readline() for _ in range(2)] == ["lost\n", "lost\n"]
+            assert ledger.chunk(chunk).state is ChunkState.PLANNED
+
+
+def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_completes(database, database_url, ledger, chunk):
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    with child(database_url, chunk, what="load") as process:
+        tell(process)
+        assert process.stdout.readline() == "loading\n"
+        process.kill()
+        process.wait()
+        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+            assert ledger.locate(SOURCE, "a") is None
+            assert ledger.load_locations(lease, chunk, [location("a")]) == 1
+
+
+def test_a_lease_outlives_its_time_while_it_is_renewed(database, database_url):
+    ends = "SELECT expires_at FROM leases WHERE name = 'plan/src'"
+    with HeldLease(database, "plan/src", holder("run-1"), seconds=4 * SHORT) as lease:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            first = connection.execute(ends).fetchone()
+            while connection.execute(ends).fetchone() == first:
+                time.sleep(0.05)
+        lease.check()
+        with pytest.raises(HeldByOther):
+            HeldLease(database, "plan/src", holder("run-2"), seconds=SHORT).__enter__()
+
+
+def test_a_lease_that_was_taken_over_is_known_to_be_lost(database, database_url):
+    with HeldLease(database, "plan/src", holder("run-1"), seconds=SHORT) as lease:
+        with psycopg.connect(database_url) as connection:
+            connection.execute("UPDATE leases SET epoch = epoch + 1, run = 'run-2'")
+        with pytest.raises(LeaseLost, match="another run"):
+            _check_until_it_fails(lease)
+    # And what the other run has is left alone.
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT run, epoch FROM leases").fetchone() == ("run-2", 2)
+
+
+def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database_url):
+    database = Database(parse_url(database_url))
+    with HeldLease(database, "plan/src", holder("run-1"), seconds=SHORT) as lease:
+        lease.check()
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            name = database.url.database
+            admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        with pytest.raises(LeaseLost, match="not be renewed"):
+            _check_until_it_fails(lease)
+
+
+def _check_until_it_fails(lease):
+    for _ in range(2000):
+        lease.check()
+        time.sleep(0.01)
+
+
+def test_whether_a_process_of_another_machine_lives_cannot_be_told():
+    assert is_alive("another machine", 1, 1.0) is None
+
+
+def test_this_process_is_alive_and_says_the_same_each_time():
+    me = this_process("run")
+    assert me == this_process("run")
+    assert is_alive(me.boot_id, me.pid, me.process_started) is True
+
+
+def test_a_process_that_ended_is_not_alive():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        code = f"from caf_pipeline.ledger.processes import _started; print(repr(_started({process.pid})))"
+        started = float(subprocess.check_output([sys.executable, "-c", code]))
+        other = Holder("run", boot_id(), process.pid, started)
+        assert is_alive(other.boot_id, other.pid, other.process_started) is True
+    assert is_alive(other.boot_id, other.pid, other.process_started) is False

@@ -1,0 +1,221 @@
+"""The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
+from caf_pipeline.interfaces import Copy, CopyCheck
+from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline_tests.contracts.ledger import (
+    EARLY,
+    SOURCE,
+    VERSION,
+    LedgerContract,
+    archive,
+    bring_to,
+    end,
+    holder,
+    location,
+    look,
+    plan_record,
+    planned,
+    register,
+    seal_facts,
+    settled,
+    skip,
+    standing,
+)
+from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
+from caf_pipeline_tests.support.pgbouncer import running_pooler
+
+
+@pytest.fixture
+def ledger(database):
+    # A contract test that meets a held lease waits for one renewal.
+    return PostgresLedger(database, lease_seconds=1.0)
+
+
+class TestPostgresLedger(LedgerContract):
+    """Passes the contract."""
+
+
+def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
+    ledger.register_source(SOURCE, "archive of src", "s3://src")
+    gate = threading.Barrier(2)
+
+    def plan(number):
+        keys = [f"{number}-{i}" for i in range(2000)] + ["shared"]
+
+        def claims():
+            gate.wait(10) if number < 0 else None
+            for key in keys:
+                yield 1, key, VERSION, EARLY
+
+        gate.wait(10)
+        try:
+            ledger.register_plan(plan_record(), [planned(1, f"src-{number}", keys)], claims(), [])
+        except ClaimConflict:
+            return "conflict"
+        return "registered"
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(plan, [1, 2])) == ["conflict", "registered"]
+    assert len(ledger.chunks(SOURCE)) == 1
+    assert ledger.account(SOURCE).claimed_objects == 2001
+
+
+def test_two_runs_at_once_cannot_both_take_the_last_staging_room(ledger):
+    names = register(ledger, *[[f"k{n}"] for n in range(4)])
+
+    def reserve(name):
+        with ledger.lease(f"chunk/{name}", holder(name)) as lease:
+            try:
+                ledger.reserve_staging(lease, name, "/s", 60, 100)
+            except StagingError:
+                return 0
+            return 60
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(reserve, names)) == 60
+
+
+def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger, database_url):
+    archive(ledger, ["a"])
+    (chunk,) = register(ledger, ["b"])
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="'a, etag:abc:10"):
+        ledger.load_locations(lease, chunk, [location("a")])
+    assert ledger.chunk(chunk).state is ChunkState.VERIFIED
+
+
+def test_the_slow_path_too_refuses_an_object_that_is_located_in_good_standing(ledger, database_url):
+    end(ledger, archive(ledger, ["old"]), ChunkState.EXPIRED)
+    kept = archive(ledger, ["a"])
+    (chunk,) = register(ledger, ["old"])
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="1 object located in other chunks"):
+        ledger.load_locations(lease, chunk, [location("a")])
+    assert ledger.locate(SOURCE, "a").chunk == kept
+
+
+@pytest.mark.parametrize("reason", list(SkipReason))
+def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, database_url, reason):
+    ledger.register_source(SOURCE, "id", "s3://src")
+    first = RETRY_AFTER[reason]
+    for times in range(8):
+        ledger.record_skips(SOURCE, [skip("a", reason)])
+        with psycopg.connect(database_url) as connection:
+            query = "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM skipped_objects"
+            found = connection.execute(query).fetchone()
+        expected = None if first is None else min(first * 2**times, MAX_RETRY_AFTER)
+        assert found == (expected, times + 1)
+
+
+def test_a_skip_becomes_due(ledger, database_url, tmp_path):
+    ledger.register_source(SOURCE, "id", "s3://src")
+    ledger.record_skips(SOURCE, [skip("a", SkipReason.CHANGED)])
+    assert standing(ledger, tmp_path / "s") == {("a", "skipped", "changed", False)}
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 second'")
+    assert standing(ledger, tmp_path / "s") == {("a", "skipped", "changed", True)}
+    assert settled(ledger, [("a", VERSION)]) == set()
+
+
+key_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=200)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.lists(key_text, min_size=1, max_size=30, unique=True))
+def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
+    source = os.urandom(4).hex()
+    archive(ledger, keys, source=source)
+    assert {key for key, *_ in standing(ledger, tmp_path / "s", source)} == set(keys)
+    assert all(ledger.locate(source, key).row.key == key for key in keys)
+
+
+def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
+    register(ledger, ["a"])
+    with pytest.raises(StagingError, match="nowhere"):
+        ledger.export_standing(SOURCE, tmp_path / "nowhere" / "s.parquet")
+
+
+def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(ledger, postgres_url, database_url):
+    (chunk,) = register(ledger, ["a", "b"])
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    name = database_url.rpartition("/")[2].partition("?")[0]
+
+    def rows():
+        yield location("a")
+        with psycopg.connect(postgres_url, autocommit=True) as admin:
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        yield location("b")
+
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with pytest.raises(LedgerUnreachable) as broken:
+            ledger.load_locations(lease, chunk, rows())
+        assert not broken.value.permanent
+        assert ledger.locate(SOURCE, "a") is None
+        assert ledger.load_locations(lease, chunk, [location("a"), location("b")]) == 2
+
+
+def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
+    with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
+    assert full.value.permanent
+    assert "disk" in full.value.hint
+
+
+# --- behind a transaction-pooling pgbouncer ---
+
+
+@pytest.fixture
+def pooled_ledger(database_url):
+    """A ledger whose statements share two server connections with those of others."""
+    with running_pooler(database_url) as pooler:
+        database = Database(parse_url(pooler.url))
+        yield PostgresLedger(database, lease_seconds=1.0)
+        database.close()
+
+
+def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
+    end(pooled_ledger, archive(pooled_ledger, ["a", "b"]), ChunkState.EXPIRED)
+    new = archive(pooled_ledger, ["a", "c"])
+    assert pooled_ledger.locate(SOURCE, "a").chunk == new
+    assert {key for key, *_ in standing(pooled_ledger, tmp_path / "s")} == {"a", "c"}
+
+
+def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
+    (chunk,) = register(pooled_ledger, ["a"])
+    bring_to(pooled_ledger, chunk, ChunkState.POSTING)
+    log = pooled_ledger.transactions(holder())
+    ask(log, chunk)
+    settle(log, commit(log, signed(1), chunk), "included", 7)
+    assert (log.start_of(ACCOUNT, chunk), log.spent(ACCOUNT), log.waiting(ACCOUNT)) == (7, 10, [])
+    pooled_ledger.switchboard().order("bandwidth", "5")
+    assert pooled_ledger.switchboard().orders().bandwidth == 5
+    done = archive(pooled_ledger, ["b"])
+    look(pooled_ledger, done, CopyCheck(Copy("provider", "proof", 9), 1))
+    assert pooled_ledger.known_copies(done)[0].windows == 1
+
+
+def test_many_threads_share_the_poolers_two_connections(pooled_ledger):
+    names = register(pooled_ledger, *[[f"k{n}", f"s{n}"] for n in range(8)])
+
+    def pack(name):
+        number = names.index(name)
+        with pooled_ledger.lease(f"chunk/{name}", holder(name)) as lease:
+            pooled_ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
+            pooled_ledger.seal(lease, name, seal_facts(1, 1), [skip(f"s{number}")], [])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(pack, names))
+    assert pooled_ledger.account(SOURCE).chunks == {ChunkState.SEALED: 8}

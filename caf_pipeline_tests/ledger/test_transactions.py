@@ -1,0 +1,404 @@
+"""The transaction log on Postgres and its double in memory: the contract, and what only real processes can show."""
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
+from caf_pipeline.interfaces import Copy, Posting
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, location, register
+from caf_pipeline_tests.contracts.transaction_log import (
+    ACCOUNT,
+    OTHER,
+    TransactionLogContract,
+    ask,
+    commit,
+    names,
+    settle,
+    signed,
+)
+from caf_pipeline_tests.support.memory_log import MemoryLog
+
+S = ChunkState
+
+
+@pytest.fixture
+def ledger(database):
+    return PostgresLedger(database, lease_seconds=1.0)
+
+
+@pytest.fixture
+def chunks(ledger):
+    """Three chunks that are to be posted."""
+    found = register(ledger, ["a"], ["b"], ["c"])
+    for chunk in found:
+        bring_to(ledger, chunk, S.POSTING)
+    return found
+
+
+@pytest.fixture
+def log(ledger):
+    return ledger.transactions(holder())
+
+
+class TestPostgresTransactionLog(TransactionLogContract):
+    """Passes the contract."""
+
+    @pytest.fixture
+    def take_over(self, database_url):
+        def take(account):
+            with psycopg.connect(database_url) as connection:
+                connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = %s", (f"account/{account}",))
+
+        return take
+
+
+class TestMemoryLog(TransactionLogContract):
+    """Passes the same contract, so that what was tried with it is true of the ledger."""
+
+    @pytest.fixture
+    def log(self):
+        return MemoryLog()
+
+    @pytest.fixture
+    def chunks(self):
+        return ["c-1", "c-2", "c-3"]
+
+    @pytest.fixture
+    def take_over(self, log):
+        return log.take_over
+
+
+# --- leases ---
+
+
+def test_a_lease_that_was_given_back_commits_nothing(log):
+    with log.own(ACCOUNT) as lease:
+        pass
+    with pytest.raises(LeaseLost):
+        log.commit(lease, signed(1), [])
+
+
+def test_the_lease_of_another_account_signs_and_settles_nothing(log):
+    one = commit(log, signed(1))
+    with log.own(OTHER) as lease:
+        with pytest.raises(LeaseLost):
+            log.commit(lease, signed(2), [])
+        with pytest.raises(LeaseLost):
+            log.settle(lease, one.hash, "expired")
+    assert log.pending(ACCOUNT) == [one]
+
+
+# --- the database itself ---
+
+
+def test_a_transaction_whose_hash_is_not_of_its_body_is_refused(log):
+    with log.own(ACCOUNT) as lease, pytest.raises(LedgerError):
+        log.commit(lease, signed(1).__class__("A" * 64, b"body", ACCOUNT, 1, 100), [])
+    assert log.pending(ACCOUNT) == []
+
+
+def test_the_database_itself_keeps_a_chunk_from_two_live_posts(log, chunks, database_url):
+    ask(log, chunks[0])
+    commit(log, signed(1), chunks[0])
+    commit(log, signed(2))
+    with psycopg.connect(database_url) as connection, pytest.raises(psycopg.errors.UniqueViolation):
+        connection.execute(
+            "INSERT INTO transaction_posts (hash, account, position, caf_file_id)"
+            " SELECT %s, account, 0, caf_file_id FROM transaction_posts",
+            (signed(2).hash,),
+        )
+
+
+def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, database_url):
+    with psycopg.connect(database_url, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {database.url.database} SET synchronous_commit = off")
+        admin.execute(
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$"
+        )
+        admin.execute("CREATE TABLE noted (setting text)")
+        admin.execute("CREATE TRIGGER note BEFORE INSERT OR UPDATE ON transactions FOR EACH ROW EXECUTE FUNCTION note()")
+    database.close()  # so that the next connection has the database's setting
+    settle(log, commit(log, signed(1)), "included")
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
+        seen = connection.execute("SELECT setting FROM noted").fetchall()
+    assert seen == [("on",), ("on",)]
+
+
+# --- processes ---
+
+CHILD = """
+import sys
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.errors import CafError
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, signed
+
+url, seconds, chunk, body = sys.argv[1:]
+log = PostgresLedger(Database(parse_url(url)), lease_seconds=float(seconds)).transactions(this_process("run-child"))
+log.ask(ACCOUNT, chunk, chunk.encode(), 30)
+print("asked", flush=True)
+sys.stdin.readline()
+try:
+    with log.own(ACCOUNT) as lease:
+        print("owned", flush=True)
+        sys.stdin.readline()
+        log.commit(lease, signed(1, body.encode()), [chunk])
+        print("committed", flush=True)
+        sys.stdin.readline()
+except CafError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+
+@contextmanager
+def child(database_url, chunk, body="", *, seconds=3600.0):
+    """A process that has asked for a post; each line that it is told lets it go on to owning, committing and ending."""
+    command = [sys.executable, "-c", CHILD, database_url, str(seconds), chunk, body]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert heard(process) == "asked"
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process):
+    return process.stdout.readline().strip()
+
+
+def tell(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_url, log, chunks):
+    with child(database_url, chunks[0], "one", seconds=1.5) as one, child(database_url, chunks[0], "two", seconds=1.5) as two:
+        both = (one, two)
+        for process in both:
+            tell(process)
+        with ThreadPoolExecutor(2) as pool:
+            owners = list(pool.map(heard, both))
+        assert sorted(owners) == ["HeldByOther", "owned"]
+        winner = both[owners.index("owned")]
+        tell(winner)
+        assert heard(winner) == "committed"
+    assert len(log.pending(ACCOUNT)) == 1
+
+
+def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(database_url, log, chunks):
+    with child(database_url, chunks[0]) as process:
+        tell(process)
+        assert heard(process) == "owned"
+        process.kill()
+        process.wait()
+    assert names(log.waiting(ACCOUNT)) == [chunks[0]]
+    commit(log, signed(1), chunks[0])
+
+
+def test_a_run_killed_after_its_commit_leaves_what_it_signed_to_the_next(database_url, log, chunks):
+    with child(database_url, chunks[0]) as process:
+        for answer in ("owned", "committed"):
+            tell(process)
+            assert heard(process) == answer
+        process.kill()
+        process.wait()
+    assert log.pending(ACCOUNT) == [signed(1)]
+    settle(log, signed(1), "included", 7)
+    assert log.start_of(ACCOUNT, chunks[0]) == 7
+
+
+def test_a_run_that_was_paused_beyond_its_lease_commits_nothing(database_url, ledger, log, chunks):
+    with child(database_url, chunks[0], seconds=1.5) as process:
+        tell(process)
+        assert heard(process) == "owned"
+        process.send_signal(signal.SIGSTOP)
+        with psycopg.connect(database_url) as connection:  # as if its lease had run out
+            connection.execute("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %s", (f"account/{ACCOUNT}",))
+        with ledger.transactions(holder("run-2")).own(ACCOUNT):
+            process.send_signal(signal.SIGCONT)
+            tell(process)
+            assert heard(process) == "LeaseLost"
+    assert log.pending(ACCOUNT) == []
+
+
+def test_of_commits_at_once_under_one_lease_with_a_chunk_in_common_one_wins(log, chunks):
+    ask(log, *chunks)
+
+    def attempt(number):
+        try:
+            log.commit(lease, signed(number), [chunks[number % 2], chunks[2], chunks[(number + 1) % 2]])
+        except LedgerError:
+            return 0
+        return 1
+
+    with log.own(ACCOUNT) as lease, ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(attempt, range(1, 9))) == 1
+    assert len(log.pending(ACCOUNT)) == 1
+
+
+# --- the chunk's moves ---
+
+
+def test_a_chunk_that_is_not_to_be_posted_is_not_asked_for(ledger, log):
+    (chunk,) = register(ledger, ["a"])
+    with pytest.raises(IllegalMove):
+        ask(log, chunk)
+    with pytest.raises(NotLocated):
+        ask(log, "src-none")
+
+
+def test_a_parked_chunks_post_waits_until_the_chunk_is_taken_up_again(ledger, log, chunks):
+    ask(log, chunks[0])
+    end(ledger, chunks[0], S.PARKED)
+    assert log.waiting(ACCOUNT) == []
+    with pytest.raises(LedgerError):
+        commit(log, signed(1), chunks[0])
+    end(ledger, chunks[0], S.POSTING)
+    assert names(log.waiting(ACCOUNT)) == [chunks[0]]
+
+
+@pytest.mark.parametrize("states", [[S.PARKED, S.WITHDRAWN], [S.SEALED]])
+def test_nobody_posts_a_chunk_that_was_given_up(ledger, log, chunks, states, database_url):
+    ask(log, chunks[0])
+    end(ledger, chunks[0], *states)
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM posts").fetchone() == (0,)
+    with pytest.raises(LedgerError):
+        commit(log, signed(1), chunks[0])
+
+
+@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED])
+@pytest.mark.parametrize(("starts", "why"), [([], "under way"), ([7], "was posted")])
+def test_a_chunk_whose_post_is_or_may_be_on_the_chain_is_not_given_up(ledger, chunks, after, starts, why):
+    log, chunk = ledger.transactions(holder()), chunks[0]
+    ask(log, chunk)
+    one = commit(log, signed(1), chunk)
+    if starts:
+        settle(log, one, "included", *starts)
+    if after is not S.SEALED:
+        end(ledger, chunk, S.PARKED)
+    before = ledger.chunk(chunk).state
+    with pytest.raises(IllegalMove, match=f"{why}; run it again first"):
+        end(ledger, chunk, after)
+    assert ledger.chunk(chunk).state is before
+
+
+@pytest.mark.parametrize("outcome", ["failed", "expired", "superseded"])
+def test_a_chunk_whose_transaction_posted_nothing_may_be_given_up(ledger, log, chunks, outcome):
+    ask(log, chunks[0])
+    settle(log, commit(log, signed(1), chunks[0]), outcome)
+    end(ledger, chunks[0], S.SEALED, S.WITHDRAWN)
+    assert log.waiting(ACCOUNT) == []
+
+
+def test_a_posted_chunk_may_be_abandoned_but_not_withdrawn(ledger, log, chunks):
+    post(ledger, log, chunks[0], 1, 7)
+    with pytest.raises(IllegalMove, match="was posted"):
+        end(ledger, chunks[0], S.PARKED, S.WITHDRAWN)
+    end(ledger, chunks[0], S.ABANDONED)
+
+
+def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, chunks):
+    def withdraw():
+        try:
+            end(ledger, chunks[0], S.PARKED, S.WITHDRAWN)
+        except IllegalMove:
+            return 0
+        return 1
+
+    def sign():
+        try:
+            commit(log, signed(1), chunks[0])
+        except LedgerError:
+            return 0
+        return 1
+
+    ask(log, chunks[0])
+    with ThreadPoolExecutor(2) as pool:
+        withdrawn, committed = pool.submit(withdraw), pool.submit(sign)
+    assert withdrawn.result() + committed.result() == 1
+
+
+# --- damage and the second post ---
+
+
+def post(ledger, log, chunk, sequence, start):
+    """Post a chunk in `posting` by a transaction that starts it at `start`."""
+    ask(log, chunk)
+    settle(log, commit(log, signed(sequence), chunk), "included", start)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_posting(lease, chunk, Posting(ROOT, "jkl1owner", start, 1000))
+
+
+@pytest.fixture
+def damaged(ledger, log):
+    """A damaged chunk whose post at 42 is by a transaction."""
+    (chunk,) = register(ledger, ["d"])
+    bring_to(ledger, chunk, S.POSTING)
+    ask(log, chunk)
+    settle(log, commit(log, signed(1), chunk), "included", 42)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        bring_on(ledger, lease, chunk)
+    end(ledger, chunk, S.DAMAGED)
+    return chunk
+
+
+def bring_on(ledger, lease, chunk):
+    ledger.record_posting(lease, chunk, POSTING)
+    ledger.move(lease, chunk, S.POSTED, S.UPLOADING)
+    ledger.record_copies(lease, chunk, [Copy("p", "proof")])
+    ledger.load_locations(lease, chunk, [location("d")])
+
+
+def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damaged):
+    assert log.waiting(ACCOUNT) == []
+    with pytest.raises(LedgerError):
+        commit(log, signed(2), damaged)
+    ask(log, damaged)
+    assert names(log.waiting(ACCOUNT)) == [damaged]
+    settle(log, commit(log, signed(2), damaged), "included", 99)
+    assert log.start_of(ACCOUNT, damaged) == 99
+
+
+def test_a_second_post_that_the_ledger_does_not_know_yet_is_not_paid_for_again(ledger, log, damaged):
+    ask(log, damaged)
+    settle(log, commit(log, signed(2), damaged), "included", 99)
+    ask(log, damaged)  # by the next run, after a crash
+    assert log.waiting(ACCOUNT) == []
+    with pytest.raises(LedgerError):
+        commit(log, signed(3), damaged)
+    with pytest.raises(IllegalMove, match="was posted"):
+        end(ledger, damaged, S.WITHDRAWN)
+
+
+def test_a_damaged_chunk_beyond_repair_may_be_withdrawn(ledger, damaged):
+    end(ledger, damaged, S.WITHDRAWN)
+    assert ledger.chunk(damaged).state is S.WITHDRAWN
+
+
+def test_what_waited_for_a_repair_that_ended_otherwise_is_never_posted(ledger, log, damaged):
+    ask(log, damaged)
+    end(ledger, damaged, S.LOCATED, S.DAMAGED)
+    assert log.waiting(ACCOUNT) == []
+
+
+def test_a_chunk_whose_root_the_chain_had_already_is_not_posted(ledger, log, chunks):
+    ask(log, chunks[0])
+    with ledger.lease(f"chunk/{chunks[0]}", holder()) as lease:
+        ledger.record_posting(lease, chunks[0], Posting(ROOT, "jkl1owner", 5, 1000))
+    assert log.waiting(ACCOUNT) == []
+
+
+def test_a_chunk_archived_without_transactions_has_no_start_in_the_log(ledger, log):
+    assert log.start_of(ACCOUNT, archive(ledger, ["x"])) is None

@@ -1,0 +1,49 @@
+"""Waits in the ledger: seen by every process, and only those of live ones."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+from sqlalchemy import text
+
+from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.processes import boot_id, this_process
+from caf_pipeline.waits import Wait
+
+WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")
+
+
+def test_a_wait_is_read_as_it_was_written(ledger):
+    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    (found,) = ledger.waits()
+    assert (found.source, found.run, found.wait) == ("src", "run-1", WAIT)
+
+
+def test_what_is_written_later_replaces_the_run_s_own_waits_and_no_others(ledger):
+    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    ledger.record_waits(this_process("run-2"), "src", [WAIT])
+    ledger.record_waits(this_process("run-1"), "src", [])
+    assert [one.run for one in ledger.waits()] == ["run-2"]
+
+
+def test_a_wait_of_a_dead_process_is_not_shown(ledger):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process.communicate()
+    ledger.record_waits(Holder("run-1", boot_id(), process.pid, 1.0), "src", [WAIT])
+    assert ledger.waits() == []
+
+
+def test_a_wait_that_was_not_renewed_is_not_shown(ledger, database):
+    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE waits SET expires_at = clock_timestamp()"))
+    assert ledger.waits() == []
+
+
+def test_rows_that_killed_processes_left_are_removed(ledger, database):
+    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE waits SET expires_at = now() - interval '2 days'"))
+    ledger.record_waits(this_process("run-2"), "src", [])
+    with database.transaction() as connection:
+        assert connection.execute(text("SELECT count(*) FROM waits")).scalar_one() == 0

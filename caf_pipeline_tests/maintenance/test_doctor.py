@@ -1,0 +1,463 @@
+"""The doctor: each kind of thing that a crash leaves is found, told without any change, mended, and found no more.
+
+What crashes leave is made by processes that are really killed, where a crash can leave it at all.
+"""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import HeldByOther, StoreUnreachable
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.maintenance.doctor import findings
+from caf_pipeline.maintenance.doctor.findings import Kind, Turn
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps.planning import cut_plan, take_inventory
+from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
+from caf_pipeline_tests.contracts.ledger import settled
+from caf_pipeline_tests.support import crashes, dying_runs
+from caf_pipeline_tests.support.crashes import everything, examined, found, killed, mended, run_killed, says, started
+from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+
+LONG = "600"
+"""Seconds of a lease that does not run out while a test runs."""
+
+EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "12"))
+"""Every how many moments of a doctor it is killed once; 1 tries them all."""
+
+S = ChunkState
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch):
+    monkeypatch.setattr(findings, "BETWEEN_STEPS_SECONDS", 0.05)  # no run of these tests is between two steps for long
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    """A source of one chunk, in a folder store."""
+    return a_workplace(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
+
+
+@pytest.fixture
+def name(work):
+    """Its chunk, planned."""
+    (chunk,) = plan(work).chunks
+    return chunk.name
+
+
+@pytest.fixture
+def told_then_mended(work, tmp_path, database_url):
+    """Holds what every kind is held to: told without a change, mended, and found no more. Returns what was done."""
+
+    def check(*expected, work=work):
+        before = everything(tmp_path, database_url)
+        assert sorted(found(work)) == sorted(expected)
+        assert everything(tmp_path, database_url) == before
+        done = mended(work)
+        assert found(work) == []
+        return {(kind, name): what for kind, name, what in done}
+
+    return check
+
+
+def every_object_reads_back(work):
+    for key, body in work.objects.bodies.items():
+        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+
+
+def sql(url, statement):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def touch(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in names:
+        (folder / each).write_bytes(b"left")
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_source_in_good_order_gives_no_finding(work):
+    archive_everything(work)
+    assert found(work, told=True) == []
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["chunk", "plan/src", "account/jackal-1/jkl1x"])
+def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, told_then_mended, database_url, ledger, what):
+    what = f"chunk/{name}" if what == "chunk" else what
+    killed("lease", database_url, what, LONG)
+    (dead,) = ledger.leases()
+    assert told_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
+    assert ledger.leases() == []
+    with ledger.lease(what, this_process("next")) as lease:
+        assert lease.epoch == dead.epoch + 1
+
+
+def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(work, told_then_mended, database_url, ledger):
+    with ledger.lease("plan/src", replace(this_process("far away"), boot_id="another machine")):
+        assert found(work, told=True) == []
+        sql(database_url, "UPDATE leases SET expires_at = now() - interval '1 s'")
+        told_then_mended((Kind.LEASE, "plan/src"))
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(work, database_url, ledger, paused):
+    with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
+        if paused:
+            holder.send_signal(signal.SIGSTOP)
+            while any(lease.live for lease in ledger.leases()):
+                time.sleep(0.05)
+        (lease,) = ledger.leases()
+        assert found(work) == []
+        assert found(work, told=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
+        assert not ledger.end_lease("plan/src", lease.epoch)
+        assert ledger.leases() == [lease]
+        holder.send_signal(signal.SIGCONT)
+        if paused:  # it renews what nobody took
+            while not any(lease.live for lease in ledger.leases()):
+                time.sleep(0.05)
+        assert says(holder) == "kept"
+
+
+# --- the staging folder ----------------------------------------------------------------------------------------------
+
+
+def test_files_of_a_withdrawn_chunk_are_removed(work, name, told_then_mended):
+    chunk_steps.withdraw(work, name)
+    left = [f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")]
+    touch(work.staging(), *left)
+    told_then_mended(*((Kind.STAGED, each) for each in left))
+    assert names(work.staging()) == []
+
+
+def test_what_a_killed_run_left_of_a_located_chunk_is_removed(work, name, told_then_mended, tmp_path, database_url):
+    run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
+    touch(work.staging(), f"{name}.1.download")
+    assert work.ledger.chunk(name).state is S.LOCATED
+    done = told_then_mended(
+        (Kind.LEASE, f"chunk/{name}"),
+        *((Kind.STAGED, each) for each in names(work.staging()) if not each.endswith(".caf")),  # which is removed in time anyhow
+        (Kind.RESERVATION, name),
+    )
+    assert set(done.values()) == {"given back", "removed"}
+    assert names(work.staging()) == []
+
+
+def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(work, name, told_then_mended):
+    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+    before = names(work.staging())
+    left = [f"{name}.1.{ending}" for ending in ("part", "journal", "manifest", "packed", "download")]
+    touch(work.staging(), *left)
+    told_then_mended(*((Kind.STAGED, each) for each in left))
+    assert names(work.staging()) == before
+    archive_chunk(work, name)
+    every_object_reads_back(work)
+
+
+def test_a_killed_packing_is_left_to_the_next_run(work, name, tmp_path, database_url):
+    dying_runs.run(tmp_path, database_url, name, fatal=30)
+    chunk = work.ledger.chunk(name)
+    assert chunk.state is S.PACKING
+    kept = [each for each in names(work.staging()) if not each.endswith((".manifest", ".json"))]
+    assert kept
+    mended(work)
+    assert [each for each in names(work.staging()) if each in kept] == kept
+    (told,) = [one for one in examined(work) if one.turn is Turn.RUN]
+    assert (told.kind, told.name) == (Kind.CHUNK, name)
+    assert "caf run --source src" in told.remedy
+    archive_chunk(work, name)
+    every_object_reads_back(work)
+
+
+def test_files_that_are_not_ours_are_told_and_left(work, name):
+    touch(work.staging(), "notes.txt", "other-00000000-00001.1.part")
+    (work.staging() / "folder").mkdir()
+    told = [one for one in examined(work) if one.kind is Kind.STAGED]
+    assert {one.turn for one in told} == {Turn.NOBODY}
+    assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
+
+
+def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(work, told_then_mended):
+    whole = ["src-00000000-00001.caf", "src-00000000-00002.1.packed", "src-00000000-00002.packed.json"]
+    touch(work.staging(), "src-00000000-00001.1.part", *whole)
+    told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
+    assert [(told.name, told.turn) for told in examined(work)] == [(each, Turn.OPERATOR) for each in whole]
+    assert names(work.staging()) == whole
+
+
+def test_what_a_live_run_holds_in_staging_is_left(work, name, database_url):
+    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+    with started("lease", database_url, f"chunk/{name}", LONG):
+        touch(work.staging(), f"{name}.1.part")
+        assert found(work, told=True) == []
+
+
+def test_a_run_between_two_steps_is_left_what_it_has(work, name, monkeypatch):
+    archive_chunk(work, name, until=chunk_steps.load_locations)
+    touch(work.staging(), f"{name}.packed.json")
+
+    def goes_on(_):
+        archive_chunk(work, name)
+
+    monkeypatch.setattr(findings.time, "sleep", goes_on)
+    assert found(work) == []
+
+
+def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(work, name, database_url):
+    chunk_steps.withdraw(work, name)
+    touch(work.staging(), f"{name}.1.part")
+    (finding,) = examined(work)
+    with started("lease", database_url, f"chunk/{name}", LONG), pytest.raises(HeldByOther):
+        finding.mend()
+    assert names(work.staging()) == [f"{name}.1.part"]
+
+
+def test_a_reservation_of_which_nothing_is_there_is_given_back(work, name, told_then_mended):
+    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
+    told_then_mended((Kind.RESERVATION, name))
+    assert work.ledger.reservations() == []
+
+
+def test_a_reservation_of_a_packing_that_goes_on_is_left(work, name):
+    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
+    touch(work.staging(), f"{name}.1.part", f"{name}.1.journal")
+    assert found(work) == []
+
+
+# --- inventories, plans, half copies ---------------------------------------------------------------------------------
+
+
+def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, told_then_mended, tmp_path, database_url):
+    with started("inventory", database_url, str(tmp_path)) as inventory:
+        (path,) = work.inventories().iterdir()
+        inventory.send_signal(signal.SIGSTOP)
+        assert found(work, told=True) == []
+        inventory.kill()
+        inventory.wait()
+        told_then_mended((Kind.LEFTOVER, str(path)))
+    assert names(work.inventories()) == []
+
+
+def test_where_a_live_query_spills_is_left(work, name):
+    path = work.inventories() / "any.parquet"
+    with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
+        assert [each for each in names(work.inventories()) if each.startswith(".caf-spill-")]
+        assert found(work) == []
+
+
+def test_what_killed_plans_left_is_removed_and_registered_plans_stay(work, name, told_then_mended):
+    before = names(work.plans())
+    left = [work.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
+    for folder in left:
+        touch(folder, "chunks.parquet")
+    told_then_mended(*((Kind.LEFTOVER, str(folder)) for folder in left))
+    assert names(work.plans()) == before
+
+
+def test_what_a_killed_rebuild_left_is_removed_and_a_live_one_is_left(work, told_then_mended):
+    left = work.staging() / ".restoring-x"
+    touch(left, "manifest.parquet")
+    with writing_into(work.staging()):
+        assert found(work, told=True) == []
+    told_then_mended((Kind.LEFTOVER, str(left)))
+    assert names(work.staging()) == []
+
+
+def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(work, tmp_path, new_ledger, monkeypatch):  # noqa: F811
+    (name,) = archive_everything(work)
+    before = names(work.plans())
+    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB")
+
+    def away(_):
+        raise StoreUnreachable("it is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(lost.store, "posted", away)
+        mended(lost)
+    assert names(work.plans()) == before
+    assert (Kind.FILE, name, "restored, with 60 locations") in mended(lost)
+    assert found(lost, told=True) == []
+    assert names(work.plans()) == before
+
+
+def test_a_chunk_whose_objects_are_located_elsewhere_is_left_and_said_to_be_so(work, tmp_path, new_ledger):  # noqa: F811
+    (name,) = archive_everything(work)
+    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+        work.ledger.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
+        work.ledger.move(lease, name, S.DAMAGED, S.WITHDRAWN)
+    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
+    lost.objects.bodies = dict(work.objects.bodies) | {"later": b"x"}  # so that its plan is another one
+    archive_everything(lost)
+    ((kind, which, done),) = mended(lost)
+    assert (kind, which) == (Kind.FILE, name)
+    assert done.startswith("left: every object of it is located in other chunks")
+    assert len(lost.ledger.chunks()) == 1
+
+
+def test_a_plan_that_is_cut_at_this_moment_is_left(work, database_url, monkeypatch):
+    seen = []
+    original = PostgresLedger.register_plan
+    monkeypatch.setattr(
+        PostgresLedger, "register_plan", lambda *given: (seen.append(found(work, told=True)), original(*given))[1]
+    )
+    cut_plan(work, take_inventory(work))
+    assert seen == [[]]
+
+
+def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(work, name, told_then_mended, database_url):
+    archive_chunk(work, name, until=chunk_steps.post_file)
+    chunks = work.store.folder / "chunks"
+    left = chunks / f".part-{work.ledger.chunk(name).merkle_root.hex()}.caf-abc"
+    touch(chunks, left.name)
+    with started("lease", database_url, f"chunk/{name}", LONG):
+        assert found(work) == []
+    killed("lease", database_url, f"chunk/{name}", LONG)
+    told_then_mended((Kind.LEASE, f"chunk/{name}"), (Kind.LEFTOVER, str(left)))
+    assert names(chunks) == []
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(work, name, told_then_mended, database_url):
+    archive_chunk(work, name)
+    sql(
+        database_url,
+        "INSERT INTO file_locations SELECT source_id, 'stray', object_version, part, 999, start_byte, end_byte, version_id,"
+        " etag, last_modified, sha256 FROM file_locations LIMIT 1",
+    )
+    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'v', 999 FROM sources")
+    told_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
+    every_object_reads_back(work)
+
+
+def test_claims_of_a_chunk_that_claims_nothing_are_ended(work, name, told_then_mended, database_url):
+    chunk_steps.withdraw(work, name)
+    sql(
+        database_url,
+        "INSERT INTO claims SELECT source_id, 'stray', 'v', caf_file_id FROM caf_files",
+    )
+    told_then_mended((Kind.ROWS, name))
+    assert settled(work.ledger, [("stray", "v")]) == set()
+
+
+def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(work, name, tmp_path, database_url):
+    archive_chunk(work, name)
+    for state in (S.DAMAGED, S.WITHDRAWN):
+        with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+            work.ledger.move(lease, name, work.ledger.chunk(name).state, state, reason="lost")
+        before = everything(tmp_path, database_url)["file_locations"]
+        assert Kind.ROWS not in {kind for kind, _ in found(work, told=True)}
+        assert everything(tmp_path, database_url)["file_locations"] == before
+
+
+def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_url):
+    archive_chunk(work, name)
+    sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
+    (told,) = examined(work)
+    assert (told.kind, told.name, told.turn) == (Kind.ROWS, name, Turn.OPERATOR)
+    assert told.found == "59 locations of 60 members"
+
+
+# --- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(work, name, told_then_mended):
+    archive_chunk(work, name)
+    for path in (work.store.folder / "chunks").iterdir():
+        path.unlink()
+    done = told_then_mended((Kind.COPIES, name))
+    assert f"caf jackal repair {name}" in done[Kind.COPIES, name]
+    assert work.ledger.chunk(name).state is S.DAMAGED
+    (told,) = examined(work)
+    assert (told.kind, told.turn) == (Kind.COPIES, Turn.OPERATOR)
+
+
+def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(work, name):
+    chunk_steps.park(work, name, "five runs failed")
+    (told,) = examined(work)
+    assert (told.turn, told.found) == (Turn.OPERATOR, "parked: five runs failed")
+    assert f"caf unpark {name}" in told.remedy
+
+
+def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(work, name):
+    (told,) = examined(work)
+    assert (told.kind, told.name, told.turn) == (Kind.CHUNK, "src", Turn.RUN)
+
+
+@pytest.mark.parametrize(
+    "step", [chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file, chunk_steps.verify_stored]
+)
+def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(work, name, step):
+    archive_chunk(work, name, until=step)
+    (told,) = examined(work)
+    assert (told.kind, told.name, told.turn) == (Kind.CHUNK, name, Turn.RUN)
+
+
+# --- the doctor itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrecked(work, name, database_url):
+    """A source with something of each kind that a folder store can have; and what is right when all of it is mended."""
+    archive_chunk(work, name)
+    right = names(work.plans()), names(work.inventories())
+    touch(work.staging(), f"{name}.1.part", f"{name}.1.journal", f"{name}.caf", "src-00000000-00001.1.part", "notes.txt")
+    touch(work.plans() / ".cutting-x", "a")
+    touch(work.plans() / "0123abcd", "a", "b")
+    touch(work.inventories(), ".src-1.parquet.tmp")
+    touch(work.store.folder / "chunks", f".part-{work.ledger.chunk(name).merkle_root.hex()}.caf-abc")
+    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
+        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
+    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'v', 999 FROM sources")
+    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'w', caf_file_id FROM caf_files")
+    killed("lease", database_url, "plan/src", LONG)
+    killed("lease", database_url, f"chunk/{name}", LONG)
+
+    def is_right():
+        assert found(work) == []
+        assert names(work.staging()) == ["notes.txt"]
+        assert (names(work.plans()), names(work.inventories())) == right
+        assert len(names(work.store.folder / "chunks")) == 1
+        assert work.ledger.reservations() == work.ledger.leases() == []
+        assert [(rows.locations, rows.claims) for rows in work.ledger.rows_by_chunk("src")] == [(60, 0)]
+        every_object_reads_back(work)
+
+    return is_right
+
+
+@pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
+def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(wrecked, work, tmp_path, database_url, fatal):
+    doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
+    doctor.join(60)
+    assert doctor.exitcode == -signal.SIGKILL
+    mended(work)
+    wrecked()
+
+
+def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, work, tmp_path, database_url):
+    doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
+    for doctor in doctors:
+        doctor.join(60)
+    assert [doctor.exitcode for doctor in doctors] == [0, 0]
+    mended(work)  # what one held for a moment the other left alone
+    wrecked()

@@ -1,0 +1,526 @@
+"""A ledger that is lost and rebuilt from what the store lists: row by row, and whatever lies there beside our chunks."""
+
+import dataclasses
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.maintenance import rebuild
+from caf_pipeline.maintenance.rebuild import FindingKind
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
+from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
+from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything, plan
+
+RESTORED = ("sources", "plans", "caf_files", "copies", "file_locations", "skipped_objects", "claims")
+
+
+class Versions(MemorySource):
+    """A source in which a key may have versions: `key@2` is version 2 of `key`, later than version 1."""
+
+    def objects(self):
+        found = [self.object(name) for name in self.bodies]
+        return sorted(found, key=lambda obj: (obj.key, obj.last_modified))
+
+    def object(self, name):
+        key, _, number = name.partition("@")
+        obj = super().object(name)
+        version = number or None
+        later = MOMENT + timedelta(hours=int(number or 0))
+        return S3Object(key.encode(), version, obj.etag, obj.size_bytes, later)
+
+    def read(self, obj, start_byte, end_byte):
+        name = obj.key.decode() + (f"@{obj.version_id}" if obj.version_id else "")
+        return super().read(dataclasses.replace(obj, key=name.encode()), start_byte, end_byte)
+
+
+def a_source():
+    bodies = {f"key-{number:02d}": os.urandom(60_000) for number in range(30)}
+    bodies |= {key: key.encode() * 5 for key in ODD_KEYS} | {"empty": b"", "a/": b"", ".caf/chunk": b"x", ".caf/chunk~": b"y"}
+    bodies |= {"versions@1": b"one", "versions@2": b"two"}
+    unavailable = {"key-07": (SkipReason.COLD_STORAGE, 0), "key-21": (SkipReason.DELETED, 0)}
+    return Versions(bodies, unavailable=unavailable)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory, postgres_url, template_database):
+    """A workplace with some chunks, of two plans, which every test leaves as it is."""
+    folder = tmp_path_factory.mktemp("origin")
+    with ExitStack() as stack:
+        ledger = make_ledger(stack, postgres_url, template_database)
+        store = SeveralFolders(folder / "store")
+        work = a_workplace(folder / "first", a_source(), ledger, store=store, target="512KiB")
+        archive_everything(work)
+        work.objects.bodies |= {"versions@3": b"three", "later": os.urandom(1000)}
+        archive_everything(work)
+        yield work
+
+
+@pytest.fixture
+def archived(origin, tmp_path):
+    """The same, with a store that the test may spoil."""
+    kept = origin.store
+    shutil.copytree(kept.folders["anna"].folder.parent, tmp_path / "store")
+    store = SeveralFolders(tmp_path / "store")
+    store.posts, store.noted = dict(kept.posts), dict(kept.noted)
+    return dataclasses.replace(origin, store=store)
+
+
+@pytest.fixture
+def lost(archived, ledger, tmp_path):
+    """The same source and store, and an empty ledger."""
+    return a_workplace(tmp_path / "second", archived.objects, ledger, store=archived.store, target="512KiB")
+
+
+def kinds(outcomes):
+    return [outcome.finding.kind for outcome in outcomes]
+
+
+def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
+    outcomes = list(rebuild.rebuild(lost))
+    assert set(kinds(outcomes)) == {FindingKind.CHUNK}
+    before, after = rows_of(archived.ledger), rows_of(lost.ledger)
+    assert len(before["caf_files"]) > 3
+    assert len(before["skipped_objects"]) == 2
+    for name in RESTORED:
+        assert after[name] == before[name], name
+    assert sum(outcome.rows for outcome in outcomes) == len(after["file_locations"])
+
+
+def test_what_a_rebuilt_ledger_has_is_not_planned_again(archived, lost):
+    list(rebuild.rebuild(lost))
+    report = plan(lost)
+    assert list(report.chunks) == []
+    assert (report.accounting.unaccounted, report.accounting.claimed) == (0, 0)
+
+
+def newest(work):
+    """The body of each key, of its last version."""
+    found = {}
+    for obj in work.objects.objects():
+        name = obj.key.decode() + (f"@{obj.version_id}" if obj.version_id else "")
+        if name not in work.objects.unavailable:
+            found[obj.key.decode()] = work.objects.bodies[name]
+    return found
+
+
+def everything_reads_back(work):
+    for key, body in newest(work).items():
+        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body, key
+
+
+def test_objects_of_a_rebuilt_ledger_read_back_each_in_its_last_version(archived, lost):
+    list(rebuild.rebuild(lost))
+    everything_reads_back(lost)
+    assert b"".join(fetch(lost.ledger, lost.store, "src", "versions", "1").pieces) == b"one"
+
+
+def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
+    for finding in reversed(list(rebuild.find_chunks(lost))):
+        assert finding.spool is not None
+        assert not finding.spool.exists()
+        rebuild.restore(lost, finding)
+    assert rows_of(lost.ledger) == rows_of(archived.ledger)
+
+
+def test_a_rebuild_that_is_ended_is_gone_on_with(archived, lost):
+    for outcomes in range(1, 3):
+        run = rebuild.rebuild(lost)
+        for _ in range(outcomes):
+            next(run)
+        run.close()
+    done = list(rebuild.rebuild(lost))
+    assert kinds(done).count(FindingKind.KNOWN) == 2
+    assert rows_of(lost.ledger) == rows_of(archived.ledger)
+    assert set(kinds(rebuild.rebuild(lost))) == {FindingKind.KNOWN}
+
+
+def test_a_dry_run_tells_and_writes_nothing(archived, lost):
+    outcomes = list(rebuild.rebuild(lost, dry_run=True))
+    assert {outcome.finding.name for outcome in outcomes} == {chunk.name for chunk in archived.ledger.chunks()}
+    assert [outcome.rows for outcome in outcomes] == [None] * len(outcomes)
+    assert lost.ledger.chunks() == []
+
+
+def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
+    list(rebuild.rebuild(lost))
+    name = lost.ledger.chunks()[0].name
+    with lost.ledger.lease(f"chunk/{name}", holder()) as lease:
+        lost.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+    before = rows_of(lost.ledger)
+    assert set(kinds(rebuild.rebuild(lost))) == {FindingKind.KNOWN}
+    assert rows_of(lost.ledger) == before
+
+
+def test_nothing_is_rebuilt_while_a_plan_is_cut(lost, database):
+    quick = PostgresLedger(database, lease_seconds=1.5)
+    with quick.lease("plan/src", holder("run-2")), pytest.raises(HeldByOther):
+        list(rebuild.rebuild(dataclasses.replace(lost, ledger=quick)))
+
+
+def test_nothing_of_staging_is_left(archived, lost):
+    list(rebuild.rebuild(lost))
+    assert list(lost.staging().iterdir()) == []
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def a_posting(work):
+    return next(iter(work.store.posts.values()))
+
+
+def test_a_chunk_with_too_few_copies_comes_back_damaged_and_is_repaired(archived, lost):
+    posting = a_posting(archived)
+    lost.store.file("carl", posting).unlink()
+    outcomes = [outcome for outcome in rebuild.rebuild(lost) if outcome.fault]
+    assert [outcome.fault[:7] for outcome in outcomes] == ["2 of 3 "]
+    name = outcomes[0].finding.name
+    assert lost.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert "2 of 3 copies" in lost.ledger.chunk(name).reason
+    everything_reads_back(lost)
+    assert repair_chunk(lost, name).chunk.state is ChunkState.LOCATED
+
+
+def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lost):
+    list(rebuild.rebuild(lost))
+    assert not list(lost.plans().iterdir())
+    chunk = lost.ledger.chunks()[0]
+    assert prove_chunk(lost, chunk.name).proven
+    for provider in lost.store.folders:
+        lost.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
+    assert not prove_chunk(lost, chunk.name).proven
+    with pytest.raises(CafError, match=r"nowhere to be had.*the plan's file"):
+        repair_chunk(lost, chunk.name)
+
+
+def test_a_restored_chunk_is_packed_again_from_the_plan_that_is_still_there(archived, ledger):
+    home = archived.settings.home.parent
+    again = a_workplace(home, archived.objects, ledger, store=archived.store, target="512KiB")
+    list(rebuild.rebuild(again))
+    chunk = again.ledger.chunks()[0]
+    for provider in again.store.folders:
+        again.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
+    assert not prove_chunk(again, chunk.name).proven
+    assert repair_chunk(again, chunk.name).origin == "source"
+
+
+def test_a_copy_whose_provider_does_not_answer_is_not_compared_and_said_to_be_so(archived, lost):
+    lost.store.away.add("bert")
+    for outcome in rebuild.rebuild(lost):
+        assert outcome.finding.chunk.read_from == ("anna", "carl")
+        assert "bert is away" in outcome.finding.chunk.silent["bert"]
+    assert rows_of(lost.ledger)["file_locations"] == rows_of(archived.ledger)["file_locations"]
+
+
+def test_a_chunk_that_nobody_gives_now_is_restored_by_the_next_rebuild(archived, lost):
+    lost.store.away |= {"anna", "bert", "carl"}
+    outcomes = list(rebuild.rebuild(lost))
+    assert set(kinds(outcomes)) == {FindingKind.UNREADABLE}
+    assert not any(outcome.complete for outcome in outcomes)
+    assert "carl is away" in outcomes[0].finding.why
+    lost.store.away.clear()
+    list(rebuild.rebuild(lost))
+    assert rows_of(lost.ledger) == rows_of(archived.ledger)
+
+
+@pytest.mark.parametrize("at", [100, -2, -1000])
+def test_copies_that_differ_in_what_is_read_are_refused_and_named(archived, lost, at):
+    posting = a_posting(archived)
+    file = lost.store.file("bert", posting)
+    corrupt(file, at if at > 0 else file.stat().st_size + at)
+    (refused,) = [one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FindingKind.CHUNK]
+    assert refused.kind is FindingKind.DIFFERING
+    assert "anna, carl differ from bert" in refused.why
+    assert refused.file.posting == posting
+    chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
+    assert len(chunks) == len(archived.ledger.chunks()) - 1
+    (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.KNOWN]
+    assert "bert gives other bytes than its Merkle root says" in damaged.fault
+    assert damaged.finding.chunk.read_from == ("anna", "carl")
+    assert rows_of(lost.ledger)["file_locations"] == rows_of(archived.ledger)["file_locations"]
+    assert repair_chunk(lost, damaged.finding.name).chunk.state is ChunkState.LOCATED
+
+
+def test_copies_of_which_none_has_the_root_are_never_believed(archived, lost):
+    posting = a_posting(archived)
+    for number, provider in enumerate(lost.store.folders):
+        file = lost.store.file(provider, posting)
+        corrupt(file, file.stat().st_size - 1000 - number)
+    (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.CHUNK]
+    assert refused.kind is not FindingKind.KNOWN
+    assert refused.file.posting == posting
+    assert len(lost.ledger.chunks()) == len(archived.ledger.chunks()) - 1
+
+
+def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_comes_back_damaged(archived, lost):
+    posting = a_posting(archived)
+    (chunk,) = [one for one in archived.ledger.chunks() if one.merkle_root == posting.merkle_root]
+    sample = next(one for one in archived.ledger.chunk(chunk.name).samples if one.offset > 512)
+    corrupt(lost.store.file("bert", posting), sample.offset + 7)
+    (outcome,) = [one for one in rebuild.rebuild(lost) if one.fault]
+    assert "2 of 3 copies" in outcome.fault
+    assert "bert gives other bytes of 'key-" in outcome.fault
+    restored = lost.ledger.chunk(chunk.name)
+    assert (restored.state, restored.samples) == (ChunkState.DAMAGED, archived.ledger.chunk(chunk.name).samples)
+    report = repair_chunk(lost, chunk.name)
+    assert (report.chunk.state, report.origin, len(report.copies)) == (ChunkState.LOCATED, "provider", 3)
+
+
+# --- what is no chunk of ours ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path, ledger):
+    """A workplace of which nothing is archived."""
+    return a_workplace(tmp_path, a_source(), ledger, store=SeveralFolders(tmp_path / "store"), target="512KiB")
+
+
+def found(work):
+    """The one outcome of a rebuild, and how many rows there are afterwards."""
+    (outcome,) = rebuild.rebuild(work)
+    return outcome, len(rows_of(work.ledger)["file_locations"])
+
+
+def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
+    forged = Forgery(bare.archive_id, skipped=[a_skip("c")])
+    posting = put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
+    outcome, rows = found(bare)
+    assert (outcome.finding.kind, outcome.rows, rows) == (FindingKind.CHUNK, 2, 2)
+    chunk = bare.ledger.chunk(forged.name)
+    assert (chunk.state, chunk.start, chunk.member_count, chunk.skipped_count) == (ChunkState.LOCATED, posting.start, 2, 1)
+    assert (chunk.object_count, chunk.released_count, chunk.number) == (3, 0, 1)
+    assert bare.ledger.plan_name_taken("src", forged.plan)
+
+
+def test_a_plan_of_an_earlier_version_has_a_hash_that_no_plan_can_have(bare, tmp_path):
+    put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    put(bare.store, Forgery(bare.archive_id, {"d": b"4"}, number=2).write(tmp_path / "y"), bare.archive_id)
+    list(rebuild.rebuild(bare))
+    (row,) = rows_of(bare.ledger)["plans"]
+    assert len(row["sha256"]) > 32
+    assert (row["object_count"], row["object_bytes"]) == (3, 7)
+
+
+def test_what_was_planned_and_put_off_is_told_by_the_manifest(bare, tmp_path):
+    told = {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 5, "planned_bytes": 99}
+    put(bare.store, Forgery(bare.archive_id, described=told).write(tmp_path / "x"), bare.archive_id)
+    outcome, _ = found(bare)
+    chunk = bare.ledger.chunk(outcome.finding.name)
+    assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 99, 3)
+    assert bare.ledger.find_plan(told["plan_sha256"]).name == "0a0b0c0d"
+
+
+def widened(path):
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("more", table["key"]), path)
+
+
+def one_group(path):
+    table = pq.read_table(path)
+    pq.write_table(table.take([0] * 5_000), path, row_group_size=5_000)
+
+
+def bloated(path):
+    """One text of 2 MB for each of 400 rows, in a file of some KB."""
+    table = pq.read_table(path)
+    rows = table.take([0] * 400)
+    keys = pa.DictionaryArray.from_arrays(pa.array([0] * 400), pa.array(["x" * 2_000_000]))
+    place = table.schema.get_field_index("key")
+    rows = rows.set_column(place, pa.field("key", keys.type, nullable=False), keys)
+    # Its Arrow schema, which would tell that the text is in a dictionary, is not written along.
+    with pq.ParquetWriter(path, rows.schema.remove_metadata(), compression="zstd", store_schema=False) as writer:
+        writer.write_table(rows.replace_schema_metadata(None))
+        writer.add_key_value_metadata(table.schema.metadata)
+    assert path.stat().st_size < 50_000
+
+
+def of_format(path):
+    table = pq.read_table(path)
+    described = json.loads(table.schema.metadata[b"caf-pipeline"]) | {"format": "caf-pipeline/9"}
+    pq.write_table(table.replace_schema_metadata({"caf-pipeline": json.dumps(described)}), path)
+
+
+def row_with(**changes):
+    return {"change_row": lambda row: row["key"] == "b" and row.update(changes)}
+
+
+SPOOFS = {
+    "no head": ({"head": b"x" * 512}, "does not begin with the head"),
+    "a head of another format": ({"head": b'{"format":"other/1"}'.ljust(512)}, "is of the format 'other/1'"),
+    "a head that is no object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
+    "a head that is nested deep": ({"head": b"[" * 512}, "does not begin with the head"),
+    "another archive": ({"archive_id": "f" * 32}, "names the archive 'ffff"),
+    "another source": ({"source": "other"}, "none of source src"),
+    "a plan that is none": ({"plan": "nonsense"}, "none of source src"),
+    "a number of six digits": ({"number": 123_456}, "none of source src"),
+    "a manifest of another chunk": ({"described": {"chunk": "src-0a0b0c0d-09999"}}, "names the chunk"),
+    "a manifest that is no Parquet": ({"change_manifest": lambda path: path.write_bytes(b"PAR1" * 20)}, "cannot be read"),
+    "an empty manifest": ({"change_manifest": lambda path: path.write_bytes(b"")}, "does not end with a member"),
+    "a cut manifest": ({"change_manifest": lambda path: os.truncate(path, path.stat().st_size // 2)}, "cannot be read"),
+    "other columns": ({"change_manifest": widened}, "columns"),
+    "a row group that is too large": ({"change_manifest": one_group}, "row group"),
+    "a text that is bloated": ({"change_manifest": bloated}, "a text of 2000000 bytes"),
+    "a later format": ({"change_manifest": of_format}, "caf-pipeline/9"),
+    "no object": ({"bodies": {}}, "holds no object"),
+    "a row too many": ({"skipped": [a_row("c", b"", 518)]}, "no member for 'c'"),
+    "a member too many": ({"extra_member": True}, "its index has 5 members"),
+    "another range": (row_with(start_byte=514), "at another range"),
+    "another size": (row_with(size_bytes=4), "at another range"),
+    "a range of another member": (row_with(member="a", start_byte=512, end_byte=515), "another member, too"),
+    "a SHA-256 that is missing": (row_with(sha256=None), "no SHA-256"),
+    "an object twice": ({"skipped": [a_skip("b", size_bytes=3)]}, "names 'b' twice"),
+    "keys out of order": ({"bodies": {"b": b"1", "a": b"2"}}, "order of keys"),
+    "a key that is empty": ({"bodies": {"": b"1"}}, "no chunk can hold"),
+    "a key with a NUL": ({"bodies": {"a\0": b"1"}}, "no chunk can hold"),
+    "a key that is too long": ({"bodies": {"a" * 1025: b"1"}}, "no chunk can hold"),
+    "an ETag with a NUL": (row_with(etag="\0"), "which version"),
+    "a negative size": ({"skipped": [a_skip("c", size_bytes=-1)]}, "a size of -1"),
+    "a reason that there is not": ({"skipped": [a_skip("c", "boredom")]}, "no reason"),
+    "fewer planned than there are": (
+        {"described": {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 1}},
+        "2 objects, of 1",
+    ),
+    "a hash of another plan": ({"described": {"plan_sha256": b"x" * 32, "planned_objects": 2}}, "not what a packing writes"),
+    "an index that is longer than any": ({"footer": b"\xff\xff\xff\xff"}, "footer"),
+    "an index that is longer than the file": ({"footer": b"\xff\xff\x00\x00"}, ""),
+    "an index that is none": ({"change_index": lambda index: b"{" * len(index)}, "index"),
+}
+
+
+def test_a_spoofed_chunk_gives_no_row_and_is_told_of_with_the_reason(bare, tmp_path):
+    expected = {}
+    for number, (name, (changes, said)) in enumerate(SPOOFS.items(), 1):
+        forged = Forgery(**{"archive_id": bare.archive_id, "number": number} | changes)
+        posting = put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
+        expected[posting.start] = name, said
+    outcomes = list(rebuild.rebuild(bare))
+    assert len(outcomes) == len(SPOOFS)
+    for outcome in outcomes:
+        name, said = expected[outcome.finding.file.posting.start]
+        assert (outcome.finding.kind, outcome.complete) == (FindingKind.NO_CHUNK, False), name
+        assert said in outcome.finding.why, name
+    assert not any(rows for table, rows in rows_of(bare.ledger).items() if table != "sources")
+
+
+def test_bytes_that_are_no_chunk_give_no_row(bare, tmp_path):
+    for size in (1, 3, 512, 513, 70_000):
+        path = tmp_path / str(size)
+        path.write_bytes(os.urandom(size))
+        put(bare.store, path, bare.archive_id)
+    assert set(kinds(rebuild.rebuild(bare))) == {FindingKind.NO_CHUNK}
+    assert bare.ledger.chunks() == []
+
+
+def test_a_post_that_was_never_uploaded_is_told_of(bare, tmp_path):
+    put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id, upload=False)
+    outcome, rows = found(bare)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.NOT_UPLOADED, False, 0)
+    assert "no provider is listed" in outcome.finding.why
+
+
+def test_another_owners_file_is_foreign_and_never_read(bare, tmp_path):
+    posting = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    bare.store.posts[posting.merkle_root] = dataclasses.replace(posting, owner="mallory")
+    outcome, rows = found(bare)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.FOREIGN, True, 0)
+    assert "mallory" in outcome.finding.why
+
+
+def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
+    posting = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    twice = dataclasses.replace(posting, start=posting.start + 5)
+    bare.store.posts[b"twice"] = twice
+    assert sorted(kinds(rebuild.rebuild(bare))) == [FindingKind.CHUNK, FindingKind.DOUBLE]
+    assert bare.ledger.chunks()[0].start == posting.start
+    outcomes = list(rebuild.rebuild(bare))
+    assert sorted(kinds(outcomes)) == [FindingKind.DOUBLE, FindingKind.KNOWN]
+    assert all(outcome.complete for outcome in outcomes)
+
+
+def test_two_chunks_of_one_name_are_both_refused_but_not_the_one_that_is_known(bare, tmp_path):
+    one = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    two = put(bare.store, Forgery(bare.archive_id, {"a": b"other"}).write(tmp_path / "y"), bare.archive_id)
+    outcomes = list(rebuild.rebuild(bare))
+    assert kinds(outcomes) == [FindingKind.CONFLICTING] * 2
+    assert all(posting.merkle_root.hex()[:16] in outcomes[0].finding.why for posting in (one, two))
+    assert bare.ledger.chunks() == []
+    bare.store.forget(two)
+    assert kinds(rebuild.rebuild(bare)) == [FindingKind.CHUNK]
+    bare.store.posts[two.merkle_root] = two
+    outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
+    assert outcomes.keys() == {FindingKind.KNOWN, FindingKind.CONFLICTING}
+    assert len(rows_of(bare.ledger)["file_locations"]) == 2
+
+
+def test_a_chunk_under_way_is_left_to_its_run(bare):
+    name = plan(bare).chunks[0].name
+    forged = Forgery(bare.archive_id, plan=name.split("-")[1])
+    put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
+    before = rows_of(bare.ledger)
+    outcome, _ = found(bare)
+    assert (outcome.finding.kind, outcome.complete) == (FindingKind.KNOWN, True)
+    assert "its own run" in outcome.finding.why
+    assert rows_of(bare.ledger) == before
+
+
+def test_a_chunk_whose_object_is_claimed_is_told_of_and_not_restored(bare):
+    (claimed, *_) = [obj for obj in bare.objects.objects() if obj.key == b"empty"]
+    row = {"etag": claimed.etag, "last_modified": claimed.last_modified}
+    plan(bare)
+    forged = Forgery(bare.archive_id, {"empty": b""}, change_row=lambda one: one.update(row))
+    put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
+    outcome, rows = found(bare)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.CONFLICTING, False, 0)
+    assert "'empty'" in outcome.finding.why
+
+
+# --- the same object in several chunks -------------------------------------------------------------------------------
+
+
+def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_not_restored(bare, tmp_path):
+    first = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "1"), bare.archive_id)
+    put(bare.store, Forgery(bare.archive_id, {"b": b"two", "c": b"3"}, number=2).write(tmp_path / "2"), bare.archive_id)
+    put(bare.store, Forgery(bare.archive_id, {"a": b"one"}, number=3).write(tmp_path / "3"), bare.archive_id)
+    outcomes = list(rebuild.rebuild(bare))
+    assert [outcome.rows for outcome in outcomes] == [2, 1, None]
+    assert (outcomes[2].finding.kind, outcomes[2].complete) == (FindingKind.SUPERSEDED, True)
+    assert "every object" in outcomes[2].finding.why
+    assert len(bare.ledger.chunks()) == 2
+    rows = rows_of(bare.ledger)["file_locations"]
+    assert [(row["file_path"], row["chunk"][-1]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "2")]
+    assert bare.ledger.locate("src", "b").posting == first
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bare, tmp_path, order):
+    skipped = a_skip("z", size_bytes=3)
+    bodies = [{"a": b"1"}, {"b": b"1"}, {"c": b"1", "z": b"abc"}]
+    for number, body in enumerate(bodies, 1):
+        skips = [skipped | {"skip_detail": f"by {number}"}, a_skip("zz", skip_detail=f"by {number}")]
+        forged = Forgery(bare.archive_id, body, number=number, skipped=skips[number == 3 :])
+        put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
+    findings = list(rebuild.find_chunks(bare))
+    for place in order:
+        rebuild.restore(bare, findings[place])
+    (row,) = rows_of(bare.ledger)["skipped_objects"]
+    assert (row["file_path"], row["detail"], row["chunk"][-1]) == ("zz", "by 3", "3")
+    assert bare.ledger.locate("src", "z") is not None

@@ -1,0 +1,841 @@
+"""What may be deleted at a source: the steps over a store of several folders, over Jackal, and over a real S3 server."""
+
+import ast
+import csv
+import io
+import os
+from pathlib import Path
+from urllib.parse import unquote_to_bytes
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import text
+
+import caf_pipeline
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import (
+    ChainUnreachable,
+    HeldByOther,
+    IntegrityError,
+    LeaseLost,
+    LedgerError,
+    SettingsError,
+    StoreUnreachable,
+    UsageError,
+)
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.ledger.leases import HeldLease
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
+from caf_pipeline.maintenance.deletion import verdicts
+from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+
+BODIES = {f"key-{number:03d}": os.urandom(100_000) for number in range(30)}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return SeveralFolders(tmp_path / "several")
+
+
+@pytest.fixture
+def work(tmp_path, ledger, store):
+    """A source of three chunks over a store of three providers; nothing archived yet."""
+    return a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
+
+
+@pytest.fixture
+def names(work):
+    return archive_everything(work)
+
+
+@pytest.fixture
+def proven(work, store, names):
+    """The names of the chunks, proven in one window; another has begun."""
+    pass_window(work, store)
+    return names
+
+
+def pass_window(work, store):
+    """Let every located chunk be looked at in a window, and the next one begin."""
+    store.window = store.now = (store.now or 0) + 1
+    for chunk in work.ledger.chunks("src", [ChunkState.LOCATED]):
+        assert prove_chunk(work, chunk.name).proven
+    store.window = store.now = store.now + 1
+
+
+class Answer:
+    """What one question gave: the report, the list as another program reads it, and the reasons of the others."""
+
+    def __init__(self, work, folder, **options):
+        self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
+        self.told: list[str] = []
+        watcher = verdicts.Watcher(tell=self.told.append)
+        self.found = find_deletable(work, self.file, report=self.report_file, watcher=watcher, **options)
+        self.listed = read_list(self.file) if self.file.exists() else []
+        self.rest = pq.read_table(self.report_file).to_pylist()
+        assert len(self.listed) == self.found.safe_objects
+        assert len(self.listed) + len(self.rest) == self.found.snapshot.object_count
+        assert (self.found.manifest is None) == (not self.listed)
+
+    @property
+    def keys(self) -> list[str]:
+        return [key.decode() for _, key, *_ in self.listed]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return {row["key"].decode(): row["reason"] for row in self.rest}
+
+    @property
+    def details(self) -> set[str]:
+        return {row["detail"] for row in self.rest}
+
+
+def read_list(file: Path) -> list[tuple]:
+    lines = csv.reader(io.StringIO(file.read_text(encoding="ascii"), newline=""))
+    return [(bucket, unquote_to_bytes(key), *version) for bucket, key, *version in lines]
+
+
+def posting(work, name):
+    return chunk_steps.posting_of(work.ledger.chunk(name))
+
+
+def keys_of(work, name) -> set[str]:
+    return {key for key in BODIES if (found := work.ledger.locate("src", key)) and found.chunk == name}
+
+
+def tamper(database, change: str, key: str = "key-000") -> None:
+    with database.transaction() as connection:
+        connection.execute(text(f"UPDATE file_locations SET {change} WHERE file_path = :key"), {"key": key})
+
+
+def flip_between_samples(work, name, *providers) -> None:
+    """Change a byte that no sample of the chunk has."""
+    chunk = work.ledger.chunk(name)
+    at = max(
+        start
+        for start in range(chunk.stored_size_bytes)
+        if not any(s.offset <= start < s.offset + s.length for s in chunk.samples)
+    )
+    for provider in providers:
+        with work.store.file(provider, posting(work, name)).open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1]))
+
+
+# --- what is safe ----------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_safe_once_it_is_proven_twice_and_read_back(work, tmp_path, proven):
+    answer = Answer(work, tmp_path)
+    assert answer.keys == sorted(BODIES)
+    assert {bucket for bucket, *_ in answer.listed} == {"b"}
+    assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (True, sum(map(len, BODIES.values())))
+    assert answer.found.read_back[0] == len(proven)
+    assert all(work.ledger.chunk(name).read_back_at for name in proven)
+
+
+def test_a_chunk_is_read_back_once(work, store, tmp_path, proven, monkeypatch):
+    Answer(work, tmp_path)
+    whole = []
+    original = store.read
+
+    def counted(at, start, end, **named):
+        whole.append(end - start == at.stored_size_bytes)
+        return original(at, start, end, **named)
+
+    monkeypatch.setattr(store, "read", counted)
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert whole
+    assert not any(whole)
+
+
+def test_a_source_without_objects_has_nothing_to_delete(work, tmp_path, proven):
+    work.objects.bodies.clear()
+    answer = Answer(work, tmp_path)
+    assert (answer.found.everything_is_safe, answer.found.manifest, answer.found.gone) == (True, None, len(BODIES))
+
+
+# --- why something is not safe ---------------------------------------------------------------------------------------
+
+
+def test_what_is_proven_in_one_window_waits_for_the_next(work, store, tmp_path, names):
+    store.window = store.now = 4
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    when = "the next window begins in about 60 minutes: look again while it lasts"
+    assert answer.details == {f"proven in 1 of 2 proof windows in a row; {when}"}
+    assert answer.found.manifest is None
+    store.window = store.now = 5
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+
+
+@pytest.mark.parametrize("between", [1, 2, 40])
+def test_two_windows_count_only_if_they_follow_each_other(work, store, tmp_path, proven, between):
+    store.window = store.now = store.now + between
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    assert all("proven in 1 of 2" in detail for detail in answer.details)
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+
+
+def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(work, store, tmp_path, proven):
+    store.unverified = {"bert"}
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+
+
+def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(work, store, tmp_path, proven):
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.unverified = {"anna", "bert", "carl"}
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.window = store.now = store.now + 1  # by now they may have been dropped, and have joined again
+    assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
+
+
+def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(work, store, tmp_path, names):
+    store.window, store.now = 4, 5
+    details = Answer(work, tmp_path).details
+    assert details == {"proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 minutes"}
+
+
+def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(work, store, tmp_path, proven):
+    store.required_copies = 2
+    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    store.unlisted = {"anna"}
+    assert set(Answer(work, tmp_path).reasons.values()) == {"not_read_back"}
+    answer = Answer(work, tmp_path)
+    assert (answer.keys, answer.found.read_back[0]) == (sorted(BODIES), len(proven))
+
+
+@pytest.fixture
+def small(tmp_path, ledger, store):
+    """A workplace with one chunk of no more than two leaves, of which the chain shows no verified proof; its name."""
+    work = a_workplace(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
+    store.unverified = {"anna", "bert", "carl"}
+    (name,) = archive_everything(work)
+    assert work.ledger.chunk(name).stored_size_bytes <= 20_480
+    return work, name
+
+
+def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(small, store, tmp_path):
+    work, _ = small
+    store.window = store.now = 3
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"key": "one_window"}
+    assert all(detail.startswith("read back as a whole in 1 of 2 proof windows; ") for detail in answer.details)
+    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    store.window = store.now = 9
+    assert Answer(work, tmp_path).keys == ["key"]
+
+
+def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(small, store, tmp_path):
+    work, _ = small
+    store.window = store.now = 3
+    Answer(work, tmp_path)
+    store.window = store.now = 4
+    store.away = {"bert"}
+    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    store.away = set()
+    assert Answer(work, tmp_path).keys == ["key"]
+
+
+def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp_path):
+    work, name = small
+    store.window = store.now = 3
+    assert prove_chunk(work, name).verdict == "unverified"
+    corrupt(store.file("carl", posting(work, name)), at=work.ledger.chunk(name).stored_size_bytes // 2)
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_windows_of_fewer_copies_than_required_do_not_count(work, store, tmp_path, proven):
+    with work.ledger._database.transaction() as connection:
+        connection.execute(text("UPDATE copies SET windows = 0, last_window = NULL WHERE provider = 'bert'"))
+    assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
+
+
+def test_a_chunk_that_lost_a_copy_has_too_few(work, store, tmp_path, proven):
+    store.unlisted = {"bert"}
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"too_few_copies"}
+    assert all("2 of 3 copies" in detail for detail in answer.details)
+
+
+def test_objects_of_a_damaged_chunk_are_not_safe(work, store, tmp_path, proven):
+    store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(work, proven[0]), "damaged")
+    assert answer.keys == sorted(BODIES.keys() - keys_of(work, proven[0]))
+
+
+def test_objects_of_an_expired_chunk_are_not_safe(work, tmp_path, proven):
+    gone = keys_of(work, proven[0])
+    with work.ledger.lease(chunk_steps.lease_name(proven[0]), work.holder) as lease:
+        work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
+    assert Answer(work, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
+
+
+def test_without_reading_back_nothing_new_is_safe(work, tmp_path, proven):
+    answer = Answer(work, tmp_path, reads_back=False)
+    assert set(answer.reasons.values()) == {"not_read_back"}
+    assert answer.found.read_back == (0, 0)
+
+
+def test_an_object_replaced_by_one_of_the_same_size_is_changed(work, tmp_path, proven):
+    work.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"key-007": "changed"}
+    assert len(answer.keys) == len(BODIES) - 1
+
+
+def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(work, tmp_path, proven):
+    work.objects.bodies["new"] = b"n"
+    assert Answer(work, tmp_path).reasons == {"new": "not_planned"}
+    (chunk,) = plan(work).chunks
+    assert Answer(work, tmp_path).reasons == {"new": "claimed"}
+    archive_chunk(work, chunk.name, until=chunk_steps.verify_stored)
+    assert Answer(work, tmp_path).reasons == {"new": "claimed"}
+
+
+def test_a_skipped_object_has_its_reason(work, tmp_path, store):
+    work.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
+    archive_everything(work)
+    pass_window(work, store)
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"key-003": "skipped"}
+    (told,) = answer.found.not_safe
+    assert (told.skip, told.objects, told.size_bytes, list(told.examples)) == ("cold_storage", 1, 100_000, [("key-003", "")])
+
+
+def test_an_object_that_the_source_no_longer_has_is_told_as_gone(work, tmp_path, proven):
+    del work.objects.bodies["key-001"]
+    found = Answer(work, tmp_path).found
+    assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (1, ["key-001"], True)
+
+
+def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(work, store, tmp_path, proven):
+    Answer(work, tmp_path)
+    root = posting(work, proven[0]).merkle_root
+    original = store.read
+
+    def read(at, *arguments, **named):
+        if at.merkle_root == root:
+            raise StoreUnreachable("nobody answers")
+        return original(at, *arguments, **named)
+
+    store.read = read
+    assert Answer(work, tmp_path).reasons == dict.fromkeys(keys_of(work, proven[0]), "not_looked_at")
+    assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+
+
+def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
+    from caf_pipeline.ledger.postgres import PostgresLedger
+
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
+    first, *_ = archive_everything(work)
+    pass_window(work, store)
+    with ledger.lease(chunk_steps.lease_name(first), this_process("run-2")):
+        answer = Answer(work, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(work, first), "not_looked_at")
+    assert Answer(work, tmp_path).found.everything_is_safe
+
+
+@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1"])
+def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(work, tmp_path, proven, database, change):
+    tamper(database, change)
+    answer = Answer(work, tmp_path)
+    chunk = work.ledger.locate("src", "key-000").chunk
+    assert answer.reasons == dict.fromkeys(keys_of(work, chunk), "disagrees")
+    assert work.ledger.chunk(chunk).read_back_at is None
+    assert Answer(work, tmp_path).reasons == answer.reasons
+
+
+@pytest.mark.parametrize(
+    "change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1", "end_byte = end_byte - 1"]
+)
+def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(work, tmp_path, proven, database, change):
+    assert Answer(work, tmp_path).found.everything_is_safe
+    tamper(database, change)
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(work, work.ledger.locate("src", "key-000").chunk), "disagrees")
+
+
+def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(work, tmp_path, proven, database):
+    work.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
+    assert Answer(work, tmp_path).reasons == {"key-000": "changed"}
+    now = work.objects.object("key-000")
+    tamper(database, f"object_version = '{now.object_version}', etag = '{now.etag}'")
+    assert "key-000" not in Answer(work, tmp_path).keys
+
+
+def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, store, tmp_path, proven, monkeypatch):
+    Answer(work, tmp_path)
+    original = verdicts._save_manifest
+    asked = []
+
+    def save(store_, at, provider, name, file):
+        asked.append(provider)
+        original(store_, at, provider, name, file)
+        if provider == "anna":
+            file.write_bytes(b"nonsense")
+
+    monkeypatch.setattr(verdicts, "_save_manifest", save)
+    assert Answer(work, tmp_path).found.everything_is_safe
+    assert asked == ["anna", "bert"] * len(proven)
+
+
+# --- reading back ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path, ledger, store):
+    """A workplace with one chunk that its samples do not cover; its name."""
+    bodies = {f"key-{number:03d}": os.urandom(300_000) for number in range(20)}
+    work = a_workplace(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
+    (name,) = archive_everything(work)
+    pass_window(work, store)
+    return work, name
+
+
+def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(large, tmp_path):
+    work, name = large
+    flip_between_samples(work, name, "anna")
+    assert prove_chunk(work, name).proven
+    answer = Answer(work, tmp_path)
+    chunk = work.ledger.chunk(name)
+    assert set(answer.reasons.values()) == {"damaged"}
+    assert (chunk.state, chunk.read_back_at) == (ChunkState.DAMAGED, None)
+    assert "anna: read as a whole: it gives other bytes" in chunk.reason
+    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["anna"]
+    assert any("anna" in sentence for sentence in answer.told)
+
+
+def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_path):
+    work, name = large
+    flip_between_samples(work, name, "anna")
+    Answer(work, tmp_path)
+    assert not prove_chunk(work, name).proven
+    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["anna"]
+
+
+def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(large, store, tmp_path):
+    work, name = large
+    flip_between_samples(work, name, "anna")
+    Answer(work, tmp_path)
+    repair_chunk(work, name)
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"one_window"}
+    assert work.ledger.chunk(name).read_back_at
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).found.everything_is_safe
+
+
+def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_anew(work, store, tmp_path, proven):
+    store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
+    repair_chunk(work, proven[0])
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(work, proven[0]), "one_window")
+    store.window = store.now = store.now + 1
+    assert Answer(work, tmp_path).found.everything_is_safe
+
+
+def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(work, store, tmp_path, proven, monkeypatch):
+    original = work.ledger.export_located
+
+    def export(source, path):
+        original(source, path)
+        if "late" not in work.objects.bodies:
+            work.objects.bodies["late"] = os.urandom(1000)
+            (chunk,) = plan(work).chunks
+            archive_chunk(work, chunk.name)
+
+    monkeypatch.setattr(work.ledger, "export_located", export)
+    answer = Answer(work, tmp_path)
+    assert "late" in answer.reasons
+    assert work.ledger.chunk(work.ledger.locate("src", "late").chunk).read_back_at is None
+
+
+def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
+    work, name = large
+    flip_between_samples(work, name, "anna")
+    Answer(work, tmp_path)
+    monkeypatch.setattr(store, "put", lambda *_: None)
+    with pytest.raises(IntegrityError, match="2 of 3 copies"):
+        repair_chunk(work, name)
+    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
+
+
+def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, store, tmp_path):
+    work, name = large
+    store.away = {"anna"}
+    assert Answer(work, tmp_path).found.everything_is_safe
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+
+
+def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
+    work, _ = large
+    monkeypatch.setattr(verdicts, "read_back", lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")))
+    answer = Answer(work, tmp_path)
+    assert set(answer.reasons.values()) == {"not_read_back"}
+    assert all("anna does not answer: line down" in detail for detail in answer.details)
+
+
+def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch):
+    work, name = large
+
+    def broken(self, caf_file_id):
+        raise IntegrityError("the export is torn")
+        yield
+
+    monkeypatch.setattr(verdicts.LocatedRows, "ranges", broken)
+    with pytest.raises(deletion.StagingError, match="torn"):
+        Answer(work, tmp_path)
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+
+
+def test_progress_adds_up_to_what_is_read(work, tmp_path, proven):
+    done, totals = [], []
+
+    class Bar:
+        def __init__(self, title, total):
+            totals.append(total)
+
+        def __enter__(self):
+            return done.append
+
+        def __exit__(self, *_):
+            pass
+
+    find_deletable(work, tmp_path / "l.csv", watcher=verdicts.Watcher(progress=Bar))
+    assert sum(done) == totals[0] == sum(work.ledger.chunk(name).stored_size_bytes for name in proven)
+
+
+# --- nothing half-done -----------------------------------------------------------------------------------------------
+
+
+def leaves(work, folder, error, match=None, **options):
+    """The question fails with this error, and the old list stands as it stood."""
+    file = folder / "list.csv"
+    file.write_text("b,old\n")
+    before = sorted(folder.iterdir())
+    with pytest.raises(error, match=match):
+        find_deletable(work, file, report=folder / "rest.csv", **options)
+    assert file.read_text() == "b,old\n"
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_chain_that_is_away_ends_the_question(work, store, tmp_path, proven, monkeypatch):
+    def away(*_):
+        raise ChainUnreachable("no LCD answers")
+
+    monkeypatch.setattr(store, "copies", away)
+    leaves(work, tmp_path, ChainUnreachable)
+    assert {work.ledger.chunk(name).state for name in proven} == {ChunkState.LOCATED}
+
+
+def test_a_source_that_is_away_ends_the_question(work, tmp_path, proven):
+    from caf_pipeline.errors import SourceUnreachable
+
+    work.objects.down = SourceUnreachable("no answer")
+    leaves(work, tmp_path, SourceUnreachable)
+
+
+def test_an_object_that_was_not_decided_on_ends_the_question(work, tmp_path, proven, monkeypatch):
+    original = deletion.Decisions.batches
+    monkeypatch.setattr(deletion.Decisions, "batches", lambda self, **named: (b.slice(1) for b in original(self, **named)))
+    leaves(work, tmp_path, IntegrityError, match="30 objects .* but 29")
+
+
+def test_an_object_that_was_decided_on_twice_ends_the_question(work, tmp_path, proven, monkeypatch):
+    original = deletion.Decisions.batches
+    monkeypatch.setattr(
+        deletion.Decisions, "batches", lambda self, **named: (b for batch in original(self, **named) for b in (batch, batch))
+    )
+    leaves(work, tmp_path, IntegrityError, match="30 objects .* but 60")
+
+
+def test_a_file_of_somebody_else_is_not_replaced(work, store, tmp_path, proven, monkeypatch):
+    monkeypatch.setattr(store, "copies", None)  # nothing may be asked first
+    (tmp_path / "list.csv").write_text("name,age\n")
+    with pytest.raises(UsageError):
+        find_deletable(work, tmp_path / "list.csv")
+    assert (tmp_path / "list.csv").read_text() == "name,age\n"
+
+
+def test_the_list_and_the_report_are_two_files(work, tmp_path, proven):
+    with pytest.raises(UsageError, match="list and the report"):
+        find_deletable(work, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
+    assert not (tmp_path / "list.csv").exists()
+
+
+def test_an_old_list_goes_where_nothing_is_safe_any_more(work, store, tmp_path, proven):
+    Answer(work, tmp_path)
+    store.unlisted = {"bert"}
+    assert Answer(work, tmp_path).listed == []
+    assert not (tmp_path / "list.csv").exists()
+
+
+def test_the_same_question_asked_twice_at_once_is_asked_once(work, tmp_path, proven):
+    with work.ledger.lease("deletion/src", this_process("run-2")):
+        leaves(work, tmp_path, HeldByOther)
+
+
+def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, work, monkeypatch):
+    lease = HeldLease(database, "deletion/src", work.holder, seconds=0.5)
+    others = work.ledger.lease
+    monkeypatch.setattr(
+        work.ledger, "lease", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
+    )
+    original = work.objects.list_pages
+
+    def listing(**named):
+        """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
+        yield from original(**named)
+        with database.transaction() as connection:
+            connection.execute(text("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'"))
+        noticed = False
+        while not noticed:
+            try:
+                lease.check()
+            except LeaseLost:
+                noticed = True
+
+    monkeypatch.setattr(work.objects, "list_pages", listing)
+    leaves(work, tmp_path, LeaseLost)
+
+
+def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(work, tmp_path, proven, monkeypatch):
+    original = work.objects.list_pages
+
+    def listing(**named):
+        with work.ledger.lease(chunk_steps.lease_name(proven[0]), this_process("the watch")) as lease:
+            work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+        yield from original(**named)
+
+    monkeypatch.setattr(work.objects, "list_pages", listing)
+    assert Answer(work, tmp_path).reasons == dict.fromkeys(keys_of(work, proven[0]), "not_looked_at")
+
+
+def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(work, tmp_path, proven, monkeypatch):
+    original = deletion.Decisions.batches
+
+    def batches(self, **named):
+        yield from original(self, **named)
+        with work.ledger.lease(chunk_steps.lease_name(proven[0]), this_process("the watch")) as lease:
+            work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+
+    monkeypatch.setattr(deletion.Decisions, "batches", batches)
+    leaves(work, tmp_path, LedgerError, match="while the list was written")
+
+
+def test_an_object_that_changes_while_chunks_are_read_is_seen(work, store, tmp_path, proven, monkeypatch):
+    original = store.read
+
+    def read(at, *arguments, **named):
+        work.objects.bodies["key-009"] = b"changed meanwhile"
+        return original(at, *arguments, **named)
+
+    monkeypatch.setattr(store, "read", read)
+    assert Answer(work, tmp_path).reasons == {"key-009": "changed"}
+
+
+def test_nothing_is_left_beside_the_two_files(work, tmp_path, proven):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    Answer(work, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["list.csv", "rest.parquet"]
+    assert not list(work.inventories().glob(".deletion*"))
+
+
+def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger)
+    archive_everything(work)
+    with pytest.raises(SettingsError, match="'directory' proves nothing over time"):
+        find_deletable(work, tmp_path / "list.csv")
+
+
+# --- Jackal and S3 as they are ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_jackal(tmp_path, ledger, network, new_bucket):
+    """Make a workplace of the bucket on the loopback network."""
+    opened = []
+
+    def make(**changes):
+        sources = {"src": {"bucket": new_bucket.name, "target_size": "1MiB", "public": True}}
+        settings = jackal_settings(network, proof_seconds=20, **changes)
+        work = a_workplace(tmp_path, new_bucket.source(), ledger, store=open_jackal_store, jackal=settings, sources=sources)
+        opened.append(work.store)
+        return work
+
+    network.grant(ADDRESS, SPACE)
+    yield make
+    for store in opened:
+        store.close()
+
+
+def next_window(work, network):
+    """Make blocks until every chunk is in its next window and was proven in it."""
+    postings = [chunk_steps.posting_of(chunk) for chunk in work.ledger.chunks("src", [ChunkState.LOCATED])]
+    # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be led past its next one.
+    following = [(at, work.store.current_window(at) + 1) for at in postings]
+    for at, window in following:
+        while work.store.current_window(at) < window:
+            network.advance(10)
+        network.wait_for(
+            lambda _, at=at, window=window: all(work.store.proof_window(at, copy) == window for copy in work.store.copies(at))
+        )
+
+
+@pytest.mark.parametrize("versions", [False, True])
+def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_bucket, tmp_path, versions):
+    if versions:
+        new_bucket.keep_versions()
+    put = {key: new_bucket.put(key, os.urandom(50_000)) for key in ("a, b", 'q"', "100%", "p+q", "é/ü", "plain")}
+    work = on_jackal()
+    (name,) = archive_everything(work)
+    first = Answer(work, tmp_path)
+    assert set(first.reasons.values()) == {"one_window"}
+    assert all("the next window begins in about" in detail for detail in first.details)
+    assert work.ledger.chunk(name).read_back_at
+    next_window(work, network)
+    answer = Answer(work, tmp_path)
+    assert answer.found.everything_is_safe, answer.rest
+    ids = {key: (done["VersionId"],) if versions else () for key, done in put.items()}
+    assert answer.listed == [(new_bucket.name, key.encode(), *ids[key]) for key in sorted(put, key=str.encode)]
+
+
+def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, new_bucket, tmp_path):
+    new_bucket.put("null", b"before versions")
+    new_bucket.keep_versions()
+    for key in ("kept", "replaced", "deleted"):
+        new_bucket.put(key, key.encode() * 1000)
+    work = on_jackal()
+    archive_everything(work)
+    prove_chunk(work, work.ledger.chunks("src")[0].name)
+    next_window(work, network)
+    new_bucket.put("replaced", b"REPLACED" * 1000)
+    new_bucket.delete("deleted")
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"replaced": "changed"}
+    assert [(key, version) for _, key, version in answer.listed if key == b"null"] == [(b"null", "null")]
+    assert answer.keys == ["kept", "null"]
+    assert answer.found.gone_examples == ["deleted"]
+
+
+def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(on_jackal, network, new_bucket, tmp_path):
+    for key in ("same", "rewritten", "changed"):
+        new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
+    work = on_jackal()
+    archive_everything(work)
+    prove_chunk(work, work.ledger.chunks("src")[0].name)
+    next_window(work, network)
+    next_second()
+    new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"})
+    new_bucket.put("changed", b"changed" * 10_000, Metadata={"a": "2"})
+    answer = Answer(work, tmp_path)
+    assert (answer.keys, answer.reasons) == (["rewritten", "same"], {"changed": "metadata_changed"})
+    archive_everything(work)
+    again = Answer(work, tmp_path)
+    assert set(again.reasons.values()) <= {"one_window"}  # of the new chunk; windows of the two pass at different blocks
+
+
+def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_bucket, tmp_path):
+    new_bucket.put("key", os.urandom(400_000))
+    work = on_jackal()
+    (name,) = archive_everything(work)
+    prove_chunk(work, name)
+    next_window(work, network)
+    holders = work.store.holders(chunk_steps.posting_of(work.ledger.chunk(name)))
+    for holder in holders:  # whoever is asked first
+        network.misbehave(provider=network.provider_addresses.index(holder), flip_byte=200_000)
+    answer = Answer(work, tmp_path)
+    assert answer.reasons == {"key": "damaged"}
+    assert all(f"{holder}: " in work.ledger.chunk(name).reason for holder in holders)
+
+
+def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_path):
+    new_bucket.put("key", b"body")
+    work = on_jackal()
+    archive_everything(work)
+    Answer(work, tmp_path)
+    assert [each["Key"] for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]] == ["key"]
+
+
+# --- nothing here deletes --------------------------------------------------------------------------------------------
+
+ASKED_OF_SOURCES = {
+    "list_objects_v2",
+    "list_object_versions",
+    "get_bucket_versioning",
+    "head_bucket",
+    "head_object",
+    "get_object",
+}
+"""Everything that this project asks of S3, none of which changes anything."""
+
+NO_REQUESTS = {"meta", "_get_credentials", "exceptions", "close"}
+OF_S3 = ("s3.py", "s3_clients.py", "s3_errors.py", "s3_listing.py", "s3_reading.py")
+PACKAGE = Path(caf_pipeline.__file__).parent
+
+
+def attributes_of(module: Path, *owners: str) -> set[str]:
+    """Return the attributes that a module uses of names, or of attributes of any object, called so."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            if owner in owners:
+                found.add(node.attr)
+    return found
+
+
+def test_only_requests_that_change_nothing_are_sent_to_sources():
+    used = set().union(*(attributes_of(PACKAGE / name, "client", "_client") for name in OF_S3))
+    assert {"list_objects_v2", "get_object"} <= used  # or this looks in the wrong place
+    assert used <= ASKED_OF_SOURCES | NO_REQUESTS
+
+
+def test_obstore_is_asked_for_nothing_but_bytes():
+    used = set().union(*(attributes_of(PACKAGE / name, "obstore", "store", "_store") for name in OF_S3))
+    assert "get" in used
+    assert used <= {"get", "S3Store", "exceptions", "store"}
+
+
+def test_no_module_but_these_has_a_client_of_s3():
+    clients = {"boto3", "obstore", "botocore", "dagster_aws", "aiobotocore", "s3fs"}
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        if {name.split(".")[0] for name in names} & clients:
+            assert path.name in {*OF_S3, "source_resource.py", "ranges.py"}, path
+            text_ = path.read_text(encoding="utf-8")
+            for word in (
+                "delete_object",
+                "delete_bucket",
+                "put_object",
+                "put_bucket",
+                "copy_object",
+                "upload_file",
+                "obstore.delete",
+            ):
+                assert word not in text_, f"{path} names {word}"

@@ -1,0 +1,295 @@
+"""The proof watch: what a look at a located chunk finds, records and changes."""
+
+import os
+
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, StoreUnreachable
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest, sweep_staging
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything, plan
+
+
+@pytest.fixture
+def store(tmp_path):
+    return SeveralFolders(tmp_path / "several")
+
+
+@pytest.fixture
+def work(tmp_path, ledger, store):
+    source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(40)})
+    return a_workplace(tmp_path, source, ledger, store=store)
+
+
+@pytest.fixture
+def name(work):
+    return archive_everything(work)[0]
+
+
+def posting(work, name):
+    return chunk_steps.posting_of(work.ledger.chunk(name))
+
+
+def overwrite(path):
+    """Change every piece of a file, so that a look at any place sees it."""
+    path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+
+
+def test_a_chunk_whose_copies_are_right_is_proven_and_stays_located(work, name):
+    report = prove_chunk(work, name)
+    assert (report.proven, report.chunk.state) == (True, ChunkState.LOCATED)
+    assert list(report.read_back) == ["anna", "bert", "carl"]
+    assert report.chunk.checked_at is not None
+
+
+def test_what_was_seen_of_each_copy_is_recorded(work, store, name):
+    for store.window in (4, 5, 5):
+        prove_chunk(work, name)
+    copies = work.ledger.known_copies(name)
+    assert [(copy.provider, copy.listed, copy.fault, copy.windows) for copy in copies] == [
+        (provider, True, "", 2) for provider in ("anna", "bert", "carl")
+    ]
+
+
+def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(work, store, name):
+    store.window = store.now = 4
+    store.unverified = {"bert"}
+    report = prove_chunk(work, name)
+    assert (report.verdict, report.proven, report.chunk.state) == ("unverified", False, ChunkState.LOCATED)
+    assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
+    assert {copy.provider: copy.windows for copy in work.ledger.known_copies(name)} == {"anna": 1, "bert": 0, "carl": 1}
+    store.unverified = set()
+    assert prove_chunk(work, name).verdict == "proven"
+
+
+def test_a_store_without_windows_has_nothing_to_verify(work, store, name):
+    store.unverified = {"anna", "bert", "carl"}
+    assert prove_chunk(work, name).proven
+
+
+def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others(work, store):
+    first, second = archive_everything(work)
+    store.window = store.now = 4
+    store.window_ends_in = lambda posting: 0.0  # the next one has begun by the next look
+    store.unverified = {"bert"}
+    prove_chunk(work, first)
+    store.unverified = set()
+    prove_chunk(work, second)
+    for window in (5, 6):
+        store.window = store.now = window
+        prove_chunk(work, second)
+    assert [report.chunk.name for report in prove_oldest(work, 1)] == [first]
+
+
+def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(work, store, name):
+    store.window, store.now = 9, 4
+    prove_chunk(work, name)
+    assert {copy.windows for copy in work.ledger.known_copies(name)} == {0}
+
+
+class Forgetful:
+    """Lets a provider keep, from `stop` on, only what it was asked for until then."""
+
+    def __init__(self, store, provider):
+        self.asked, self.learns, honest = [], True, store.read
+
+        def read(at, start, end, **named):
+            right = b"".join(honest(at, start, end, **named))
+            if named.get("provider") == provider and self.learns:
+                self.asked.append((start, end))
+            elif named.get("provider") == provider and not any(begin <= start and end <= until for begin, until in self.asked):
+                right = bytes(len(right))
+            return iter([right])
+
+        store.read = read
+
+    def stop(self):
+        self.learns = False
+
+
+def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(tmp_path, ledger, store):
+    bodies = {f"key-{number:04d}": os.urandom(4_000) for number in range(1500)}
+    work = a_workplace(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
+    bert = Forgetful(store, "bert")
+    (name,) = archive_everything(work)
+    assert prove_chunk(work, name).proven
+    bert.stop()
+    looks = 0
+    while prove_chunk(work, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
+        looks += 1
+        assert looks < 50
+    assert "bert: read as a whole: " in work.ledger.chunk(name).reason
+
+
+def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(work, name, database):
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE file_locations SET sha256 = sha256('x')"))
+    report = prove_chunk(work, name)
+    assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
+
+
+def test_a_listed_copy_that_is_proven_no_more_is_damage(work, store, name):
+    store.window, store.now = 4, 6
+    assert prove_chunk(work, name).proven
+    store.now = 7
+    report = prove_chunk(work, name)
+    assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
+    assert "not proven since window 4" in report.explanation
+
+
+def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(work, store, name, monkeypatch):
+    asked = []
+    original = store.read
+
+    def counted(*arguments, **named):
+        asked.append(arguments[1])
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(store, "read", counted)
+    prove_chunk(work, name)
+    assert len(asked) == 3 * (len(work.ledger.chunk(name).samples) + 1)
+    asked.clear()
+    prove_chunk(work, name)
+    assert len(asked) == 3 * 2
+
+
+def test_fewer_copies_than_required_make_a_chunk_damaged(work, store, name):
+    store.unlisted = {"bert"}
+    report = prove_chunk(work, name)
+    assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
+    assert report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
+    assert {copy.provider for copy in work.ledger.known_copies(name) if not copy.listed} == {"bert"}
+
+
+def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(work, store, name):
+    prove_chunk(work, name)
+    overwrite(store.file("carl", posting(work, name)))
+    report = prove_chunk(work, name)
+    assert report.chunk.state is ChunkState.DAMAGED
+    assert "carl: differs at bytes" in report.chunk.reason
+    assert list(report.read_back) == ["anna", "bert"]
+
+
+def test_wrong_bytes_make_a_chunk_damaged_even_where_enough_copies_are_right(work, store, name):
+    store.required_copies = 2
+    overwrite(store.file("carl", posting(work, name)))
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_a_provider_that_has_lost_the_bytes_is_no_copy(work, store, name):
+    store.file("anna", posting(work, name)).unlink()
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_a_chunk_that_is_no_longer_listed_is_damaged(work, store, name):
+    store.forget(posting(work, name))
+    report = prove_chunk(work, name)
+    assert report.chunk.state is ChunkState.DAMAGED
+    assert "no longer lists" in report.explanation
+
+
+def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(work, store, name):
+    from caf_pipeline.retrieval.reader import fetch
+
+    overwrite(store.file("anna", posting(work, name)))
+    prove_chunk(work, name)
+    assert b"".join(fetch(work.ledger, store, "src", "key-000").pieces) == work.objects.bodies["key-000"]
+
+
+def test_a_store_out_of_reach_is_an_error_and_no_damage(work, store, name):
+    store.away = {"anna", "bert", "carl"}
+    with pytest.raises(StoreUnreachable, match="anna is away"):
+        prove_chunk(work, name)
+    chunk = work.ledger.chunk(name)
+    assert (chunk.state, chunk.checked_at) == (ChunkState.LOCATED, None)
+
+
+def test_one_provider_out_of_reach_is_no_damage_while_it_is_listed(work, store, name):
+    store.away = {"bert"}
+    report = prove_chunk(work, name)
+    assert (report.proven, list(report.read_back)) == (True, ["anna", "carl"])
+
+
+def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(work, store, name):
+    overwrite(store.file("bert", posting(work, name)))
+    prove_chunk(work, name)
+    store.away = {"bert"}
+    assert not prove_chunk(work, name).proven
+    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["bert"]
+
+
+def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(work, store, name):
+    store.unlisted = {"bert"}
+    prove_chunk(work, name)
+    store.unlisted = set()
+    report = prove_chunk(work, name)
+    assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
+    assert "found damaged before: 2 of 3" in report.explanation
+
+
+def test_a_chunk_under_way_is_not_proven(work):
+    (name, *_) = [chunk.name for chunk in plan(work).chunks]
+    with pytest.raises(CafError, match="is 'planned'"):
+        prove_chunk(work, name)
+
+
+def test_the_chunks_looked_at_longest_ago_come_first(work):
+    names = archive_everything(work)
+    assert len(names) == 2
+    first = [report.chunk.name for report in prove_oldest(work, 1)]
+    second = [report.chunk.name for report in prove_oldest(work, 1)]
+    assert sorted(first + second) == sorted(names)
+
+
+def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
+    from caf_pipeline.ledger.postgres import PostgresLedger
+
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
+    (name,) = archive_everything(work)
+    with ledger.lease(chunk_steps.lease_name(name), this_process("run-2")):
+        assert list(prove_oldest(work, 10)) == []
+
+
+def test_kept_files_are_swept_when_their_hold_is_over(work, store):
+    store.hold = 3600
+    names = archive_everything(work)
+    assert list(sweep_staging(work)) == []
+    store.hold = 1e-6
+    assert sorted(sweep_staging(work)) == sorted(names)
+    assert list(work.staging().iterdir()) == []
+
+
+def test_a_file_that_is_not_ours_is_not_swept(work, store, name):
+    (work.staging() / "somebody.caf").write_bytes(b"theirs")
+    (work.staging() / f"{name}.caf").write_bytes(b"ours")
+    assert list(sweep_staging(work)) == [name]
+
+
+def test_a_wrong_first_byte_is_seen_at_the_first_look(work, store, name):
+    corrupt(store.file("anna", posting(work, name)))
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(work, store):
+    first, *others = archive_everything(work)
+    roots = posting(work, first).merkle_root
+    asked = store.read
+
+    def read(at, *arguments, **named):
+        if at.merkle_root == roots:
+            raise StoreUnreachable("nobody answers")
+        return asked(at, *arguments, **named)
+
+    store.read = read
+    reports = prove_oldest(work, 1)
+    assert next(reports).chunk.name == others[0]
+    with pytest.raises(StoreUnreachable):
+        next(reports)
+    assert work.ledger.chunk(first).state is ChunkState.LOCATED

@@ -1,0 +1,132 @@
+"""docs/verify-without-us.md, run as it stands there by somebody who has nothing of ours."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.contracts.ledger import ODD_KEYS
+from caf_pipeline_tests.support.chain_user import ChainUser
+from caf_pipeline_tests.support.jackal_command_line import new_wallet
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
+SECONDS = 300  # a hang fails the test instead of the whole suite
+THEIRS = ("pyarrow", "blake3", "numpy")
+"""What the page tells to install; nothing else of this environment is there."""
+
+
+def script():
+    """All shell blocks of the page, in order."""
+    return "".join(re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A folder and an environment in which `python3` has what the page names, and nothing of this project."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    packages, programs = folder / "packages", folder / "bin"
+    packages.mkdir()
+    programs.mkdir()
+    for package in THEIRS:
+        for path in Path(__import__(package).__file__).parents[1].glob(f"{package}*"):
+            (packages / path.name).symlink_to(path)
+    python = programs / "python3"
+    # -S: what is installed beside the interpreter is not there, so that this project is not, either.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(packages), "LANG": "C.UTF-8"}
+    return folder, environment
+
+
+def sh(text, folder, environment):
+    done = subprocess.run(
+        ["sh", "-e", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(params=[0, 3])
+def archived(request, tmp_path, ledger, network):
+    """An archive of a wallet of its own, of several chunks with one proof type, and that wallet's address."""
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 10**9)
+    bodies = {f"key-{number}": os.urandom(150_000) for number in range(5)} | {key: key.encode() for key in ODD_KEYS}
+    source = MemorySource(bodies | {"empty": b"", ".caf/manifest.parquet": b"not ours"})
+    settings = jackal_settings(network, mnemonic=wallet.words, proof_type=request.param, proof_seconds=8)
+    work = a_workplace(tmp_path, source, ledger, target="512KiB", store=open_jackal_store, jackal=settings)
+    archive_everything(work)
+    yield work, wallet.address
+    work.store.close()
+
+
+def run_page(work, address, elsewhere, folder):
+    """Run the page's commands with this network and wallet; return what they said."""
+    folder.mkdir()
+    (lcd, *_) = work.settings.jackal.lcd
+    text, changed = re.subn(r"^lcd=\S+", f"lcd={lcd}", script(), flags=re.MULTILINE)
+    text, also = re.subn(r"^owner=\S+", f"owner={address}", text, flags=re.MULTILINE)
+    assert (changed, also) == (1, 1)
+    return sh(text, folder, elsewhere[1])
+
+
+def test_nothing_of_this_project_is_there(elsewhere):
+    folder, environment = elsewhere
+    for module in ("caf_pipeline", "httpx", "dagster"):
+        done = subprocess.run(
+            ["python3", "-c", f"import {module}"], cwd=folder, env=environment, capture_output=True, check=False
+        )
+        assert b"ModuleNotFoundError" in done.stderr
+    assert "import caf" not in script()
+
+
+@pytest.mark.thorough
+def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archived, elsewhere, tmp_path):
+    work, address = archived
+    said = run_page(work, address, elsewhere, tmp_path / "visitor").splitlines()
+    assert said[-1] == "everything is right"
+    copies = 3
+    for key in work.objects.bodies:
+        assert sum(line.startswith(f"right {key!a} ") for line in said) == copies, key
+    chunks = work.ledger.chunks()
+    assert len(chunks) > 1
+    for chunk in chunks:
+        assert said.count(f"right Merkle root {chunk.merkle_root.hex()}") == copies
+    assert not any(line.startswith("WRONG") for line in said)
+
+
+@pytest.mark.thorough
+def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, network):
+    work, address = archived
+    location = work.ledger.locate("src", "key-3")
+    holders = work.store.holders(location.posting)
+    network.misbehave(provider=network.provider_addresses.index(holders[0]), flip_byte=location.row.start_byte + 77)
+    said = run_page(work, address, elsewhere, tmp_path / "visitor").splitlines()
+    assert said[-1].endswith("checks FAILED")
+    assert sum(line.startswith("WRONG 'key-3' ") for line in said) == 1
+    assert f"WRONG Merkle root {location.posting.merkle_root.hex()}" in said
+
+
+@pytest.mark.thorough
+def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path, network):
+    import httpx
+
+    from caf_pipeline.store.jackal.messages import archive_note
+
+    work, address = archived
+    stranger = new_wallet()
+    network.fund(stranger.address, 10**9)
+    network.grant(stranger.address, 10**9)
+    with httpx.Client() as client:
+        post = ChainUser(network, client, stranger.words).post(os.urandom(1000), note=archive_note(work.archive_id))
+    said = run_page(work, address, elsewhere, tmp_path / "visitor")
+    assert said.endswith("everything is right\n")
+    assert post.root.hex() not in said

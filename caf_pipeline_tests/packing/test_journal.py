@@ -1,0 +1,314 @@
+"""The packing journal: whatever becomes of it, what is believed of it is a right prefix."""
+
+import os
+
+import msgspec
+import pytest
+
+from caf_pipeline.formats.chunkio import LogReader, LogWriter
+from caf_pipeline.interfaces import ObjectHeaders
+from caf_pipeline.inventory.manifest import ChunkIdentity
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.packing.journal.format import (
+    MAX_ENTRY_BYTES,
+    MAX_OUTCOMES,
+    Headers,
+    Journal,
+    Member,
+    OpenMember,
+    Place,
+    Skipped,
+    headers_of,
+    object_headers,
+)
+from caf_pipeline.packing.journal.writer import Pace, _text_bytes
+from caf_pipeline_tests.support.journaled_packing import IDENTITY, Packing, a_source
+from caf_pipeline_tests.support.peak_memory import peak_bytes
+from caf_pipeline_tests.support.plans import MOMENT
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An undisturbed packing with a journal of one checkpoint for each object and part."""
+    packing = Packing(tmp_path_factory.mktemp("whole"), a_source())
+    packing.packed = packing.run()
+    packing.opening = packing.packer().opening
+    packing.bytes, packing.log = packing.files()
+    packing.said = [said for _, said in checkpoints(packing.journal, packing.opening)]
+    return packing
+
+
+def checkpoints(path, opening, *, attempt=9):
+    journal = Journal.open(path, attempt=attempt)
+    try:
+        return list(journal.reader().checkpoints(opening, attempt=attempt))
+    finally:
+        journal.close()
+
+
+def why_broken(path, opening, *, attempt=9):
+    journal = Journal.open(path, attempt=attempt)
+    try:
+        reader = journal.reader()
+        list(reader.checkpoints(opening, attempt=attempt))
+        return reader.broken
+    finally:
+        journal.close()
+
+
+def written(path, says, *, attempts=None):
+    """A journal that says this, rightly chained."""
+    path.unlink(missing_ok=True)
+    journal = Journal.create(path, attempt=1)
+    for number, said in enumerate(says):
+        journal.attempt = attempts[number] if attempts else 1
+        journal.append(said)
+    journal.close()
+    return path
+
+
+def entries(log):
+    return list(LogReader(lambda start, end: log[start:end], len(log)).entries())
+
+
+def goes_on_right(whole, folder, part, journal):
+    """Pack on from these files, and return what was resumed: the chunk is the undisturbed one in any case."""
+    packing = Packing(folder, a_source())
+    packing.put(part, journal)
+    packed = packing.run(attempt=9)
+    assert packing.part.read_bytes() == whole.bytes
+    assert packed.merkle_root == whole.packed.merkle_root
+    return packed
+
+
+def test_a_journal_tells_of_every_object_and_where_the_file_is_safe(whole):
+    assert len(whole.said) > 20
+    outcomes = [outcome for said in whole.said for outcome in said.outcomes]
+    assert len(outcomes) == len(whole.source.bodies)
+    assert whole.said[-1].durable_bytes == whole.said[-1].boundary == outcomes[-1].end_byte
+    inside = [said.open.size_bytes for said in whole.said if said.open]
+    assert inside == sorted(inside)
+    assert len(inside) >= 4
+
+
+def test_a_finished_part_is_resumed_without_a_get(whole, tmp_path):
+    packing = Packing(tmp_path, a_source())
+    packing.put(whole.bytes, whole.log)
+    packed = packing.run(attempt=2)
+    assert packing.read_bytes() == 0
+    assert packed.resumed_bytes == whole.said[-1].durable_bytes
+    assert packing.part.read_bytes() == whole.bytes
+
+
+def test_a_journal_cut_at_any_byte_tells_a_prefix(whole, tmp_path):
+    ends = {place.end for place, _ in checkpoints(whole.journal, whole.opening)}
+    path = tmp_path / "cut.journal"
+    path.write_bytes(whole.log)
+    for size in range(len(whole.log) - 1, -1, -1):
+        os.truncate(path, size)
+        if size % 13 and size not in ends and size + 1 not in ends:
+            continue  # within an entry one place is like the next
+        found = [said for _, said in checkpoints(path, whole.opening)]
+        assert found == whole.said[: sum(1 for end in ends if end <= size)]
+
+
+def test_a_flipped_byte_anywhere_in_a_journal_leaves_a_prefix(whole, tmp_path):
+    path = tmp_path / "flipped.journal"
+    for at in range(0, len(whole.log), 5):
+        log = bytearray(whole.log)
+        log[at] ^= 0x10
+        path.write_bytes(log)
+        found = [said for _, said in checkpoints(path, whole.opening)]
+        assert found == whole.said[: len(found)]
+        assert len(found) < len(whole.said) or at < 16  # the log's own header says nothing
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
+    at = 20 + (len(whole.log) - 40) * tenth // 9
+    flipped = bytearray(whole.log)
+    flipped[at] ^= 1
+    goes_on_right(whole, tmp_path / "cut", whole.bytes, whole.log[:at])
+    goes_on_right(whole, tmp_path / "flipped", whole.bytes, bytes(flipped))
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(whole, tmp_path, tenth):
+    at = (whole.said[-1].durable_bytes - 1) * tenth // 9
+    part = bytearray(whole.bytes)
+    part[at] ^= 1
+    packed = goes_on_right(whole, tmp_path / "chunk", bytes(part), whole.log)
+    assert packed.resumed_bytes == max((said.durable_bytes for said in whole.said if said.durable_bytes <= at), default=0)
+    assert packed.not_resumed
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_part_shorter_than_its_journal_says_is_resumed_where_it_is_whole(whole, tmp_path, tenth):
+    size = whole.said[-1].durable_bytes * tenth // 10
+    packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes[:size], whole.log)
+    assert packed.resumed_bytes == max((said.durable_bytes for said in whole.said if said.durable_bytes <= size), default=0)
+
+
+def test_a_journal_that_went_on_after_a_crash_is_read_to_its_end(whole, tmp_path):
+    packing = Packing(tmp_path, a_source())
+    place, _ = checkpoints(whole.journal, whole.opening)[9]
+    packing.put(whole.bytes, whole.log[: place.end])
+    packing.run(attempt=3)
+    found = checkpoints(packing.journal, whole.opening)
+    assert [place.attempt for place, _ in found] == [1] * 10 + [3] * (len(found) - 10)
+    assert packing.part.read_bytes() == whole.bytes
+
+
+# --- journals that lie ---------------------------------------------------------------------------------------------
+
+
+def changed(said, **changes):
+    return msgspec.structs.replace(said, **changes)
+
+
+def lies(whole):
+    """Rightly chained entries in place of the fifth checkpoint, each of which says something that is not so."""
+    true = whole.said[4]
+    (member,) = true.outcomes
+    inside = next(number for number, said in enumerate(whole.said) if said.open and number > 5)
+    yield "another sha256", 4, changed(true, outcomes=[changed(member, sha256=bytes(32))])
+    yield "another tree", 4, changed(true, tree=whole.said[-1].tree)
+    yield "a tree that is none", 4, changed(true, tree=b"")
+    yield "other objects", 4, changed(true, objects_sha256=bytes(32))
+    yield "a gap", 4, changed(true, outcomes=[changed(member, start_byte=member.start_byte + 1)])
+    yield "an end before its start", 4, changed(true, outcomes=[changed(member, end_byte=member.start_byte - 1)])
+    yield (
+        "a longer member",
+        4,
+        changed(true, outcomes=[changed(member, end_byte=member.end_byte + 1)], boundary=true.boundary + 1),
+    )
+    yield "more than is staged", 4, changed(true, durable_bytes=1 << 34)
+    yield "less than its members", 4, changed(true, durable_bytes=1)
+    yield "more objects than the plan has", 4, changed(true, outcomes=[Skipped(SkipReason.DELETED, "")] * 500)
+    yield "an open member of none", 4, changed(true, open=OpenMember(0, bytes(32)))
+    yield (
+        "an open member larger than the object",
+        4,
+        changed(true, open=OpenMember(1 << 20, bytes(32)), durable_bytes=true.boundary + (1 << 20)),
+    )
+    yield (
+        "an open member that shrinks",
+        inside,
+        changed(whole.said[inside], open=OpenMember(1, bytes(32)), durable_bytes=whole.said[inside].boundary + 1),
+    )
+    yield "another opening in its middle", 4, whole.opening
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_a_lying_journal_is_believed_up_to_the_lie(whole, tmp_path, number):
+    what, at, lie = list(lies(whole))[number]
+    log = written(tmp_path / "lying.journal", [whole.opening, *whole.said[:at], lie, *whole.said[at + 1 :]]).read_bytes()
+    packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes, log)
+    assert packed.resumed_bytes == whole.said[at - 1].durable_bytes, what
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("journal_format", 2),
+        ("software", "caf-pipeline/1 pyarrow 0"),
+        ("chunk", "src-00000000-00002"),
+        ("archive_id", "1" * 32),
+        ("plan", "11111111"),
+        ("identity", bytes(32)),
+        ("chunk_row", bytes(32)),
+        ("proof_type", 0),
+        ("limit_bytes", 1),
+        ("compare_checksums", False),
+    ],
+)
+def test_a_journal_of_another_opening_is_not_resumed(whole, tmp_path, field, value):
+    path = written(tmp_path / "foreign.journal", [changed(whole.opening, **{field: value}), *whole.said])
+    assert checkpoints(path, whole.opening) == []
+    assert field.replace("_", " ") in why_broken(path, whole.opening)
+    assert goes_on_right(whole, tmp_path / "chunk", whole.bytes, path.read_bytes()).resumed_bytes == 0
+
+
+def test_a_journal_of_another_chunk_is_not_resumed(whole, tmp_path):
+    other = Packing(tmp_path / "other", a_source(), identity=ChunkIdentity("0" * 32, "src", "x-1", "0", "snapshot", MOMENT))
+    other.run()
+    packed = goes_on_right(whole, tmp_path / "chunk", *other.files())
+    assert packed.resumed_bytes == 0
+    assert packed.not_resumed
+
+
+def test_the_opening_tells_chunks_of_one_plan_apart(whole):
+    assert Packing(whole.folder, a_source(), proof_type=0).packer().opening != whole.opening
+    assert whole.opening.chunk == IDENTITY.chunk
+
+
+def test_reordered_and_repeated_entries_end_the_prefix(whole, tmp_path):
+    log, found = whole.log, entries(whole.log)
+    reader = LogReader(lambda start, end: log[start:end], len(log))
+    kept = [(entry.user_data, reader.content(entry)) for entry in found[:10]]
+    for order in ([0, 1, 2, 4, 3, 5], [0, 1, 2, 2, 3], [0, 2, 3], [1, 2, 3], [0, 1, 2, 1, 2, 3]):
+        writer = LogWriter()
+        path = tmp_path / "reordered.journal"
+        path.write_bytes(b"".join(writer.entry(*kept[number]) for number in order))
+        said = [said for _, said in checkpoints(path, whole.opening)]
+        assert said == whole.said[: len(said)]
+        assert len(said) <= 2
+
+
+def test_entries_of_an_older_or_a_later_attempt_are_not_believed(whole, tmp_path):
+    says = [whole.opening, *whole.said[:5]]
+    older = written(tmp_path / "older.journal", says, attempts=[3, 3, 3, 2, 3, 3])
+    assert len(checkpoints(older, whole.opening)) == 2
+    later = written(tmp_path / "later.journal", says, attempts=[3, 3, 3, 12, 12, 12])
+    assert len(checkpoints(later, whole.opening, attempt=9)) == 2
+
+
+def test_huge_claims_cost_no_memory(whole, tmp_path):
+    before = peak_bytes()
+    huge = tmp_path / "huge.journal"
+    huge.write_bytes(whole.log)
+    os.truncate(huge, 1 << 40)
+    assert len(checkpoints(huge, whole.opening)) == len(whole.said)
+    crowded = msgspec.msgpack.encode([bytes(32), [1, [[1, "deleted", ""]] * (MAX_OUTCOMES + 1), bytes(32), 512, b"", 512, None]])
+    too_long = msgspec.msgpack.encode([bytes(32), [1, [], bytes(32), 512, b"x" * (MAX_ENTRY_BYTES // 2), 512, None]])
+    for content in (crowded, too_long, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000):
+        writer, path = LogWriter(), tmp_path / "claims.journal"
+        path.write_bytes(writer.entry(bytes(16), content))
+        assert checkpoints(path, whole.opening) == []
+    assert peak_bytes() - before < 256 << 20
+
+
+def test_a_file_that_is_no_journal_is_packed_anew(whole, tmp_path):
+    for number, log in enumerate((b"", b"\0" * 200_000, os.urandom(200_000), b"romkatv/chunkio\n")):
+        assert goes_on_right(whole, tmp_path / str(number), whole.bytes, log).resumed_bytes == 0
+
+
+def test_headers_come_back_as_they_were():
+    headers = ObjectHeaders("text/plain", "gzip", "de", "inline", "no-store", "0", {"k": "æ"})
+    assert object_headers(headers_of(headers)) == headers
+    assert headers_of(ObjectHeaders()) is None
+
+
+@pytest.mark.parametrize("field", [name for name in Headers.__struct_fields__ if name != "user_metadata"])
+def test_every_header_counts_towards_the_size_of_an_entry(field):
+    long = ObjectHeaders(**{field: "x" * 8000})
+    assert _text_bytes(headers_of(long)) >= 8000  # longer entries than `MAX_ENTRY_BYTES` would not be read
+
+
+def test_an_append_that_failed_leaves_no_half_entry(whole, tmp_path):
+    journal = Journal.create(tmp_path / "torn.journal", attempt=1)
+    journal.append(whole.opening)
+    journal.append(whole.said[0])
+    with (tmp_path / "torn.journal").open("ab") as file:
+        file.write(b"half an entry")
+    journal.cut()
+    journal.close()
+    assert len(checkpoints(tmp_path / "torn.journal", whole.opening)) == 1
+
+
+def test_a_journal_is_a_small_part_of_the_chunk(tmp_path):
+    packing = Packing(tmp_path, a_source(small=2000, large=0), pace=Pace())
+    packing.run()
+    assert packing.journal.stat().st_size < 100 * 2003
+    assert Place().sequence == 0
+    assert isinstance(checkpoints(packing.journal, packing.packer().opening)[0][1].outcomes[0], Member)

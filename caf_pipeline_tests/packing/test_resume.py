@@ -1,0 +1,624 @@
+"""A packing that was broken off is gone on with: the same bytes come out, and little is fetched twice."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefused, StagingError
+from caf_pipeline.interfaces import Checksum, ObjectHeaders
+from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.packing import pack_chunk
+from caf_pipeline.packing.journal.format import Journal
+from caf_pipeline.packing.journal.writer import LEAST_AHEAD_BYTES, LOST_BYTES, Checkpoints, Pace, pace_of, part_of, window_of
+from caf_pipeline.packing.sink import PartFile
+from caf_pipeline.packing.staging import leftovers, staged_path
+from caf_pipeline.settings import PackingSettings
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.packing.test_crashes import ends_right
+from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
+from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
+
+SCALED = Pace(due_bytes=4 * PART, due_outcomes=1000, ahead_bytes=8 * PART)
+
+
+def undisturbed(folder, source, **changes):
+    packing = Packing(folder, source, **changes)
+    return packing, packing.run()
+
+
+def broken_off(folder, source, after, **changes):
+    """A packing whose process was killed: its files are those at the last checkpoint, and its room is still reserved."""
+    packing = Packing(folder, source, **changes)
+    with pytest.raises(Broken):
+        packing.run(break_after=after)
+    os.truncate(packing.part, 1 << 20)
+    return packing
+
+
+# --- the same bytes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", range(1, 30, 3))
+def test_a_resumed_chunk_is_that_of_an_undisturbed_packing(tmp_path, after):
+    first, packed = undisturbed(tmp_path / "whole", a_source())
+    second = broken_off(tmp_path / "broken", a_source(), after)
+    resumed = second.run(attempt=2)
+    assert second.part.read_bytes() == first.part.read_bytes()
+    assert resumed.merkle_root == packed.merkle_root
+    assert (resumed.member_count, resumed.member_bytes) == (packed.member_count, packed.member_bytes)
+    assert resumed.resumed_bytes > 512
+
+
+def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
+    def source():
+        made = a_source()
+        made.headers = {
+            key: ObjectHeaders(content_type=f"text/{number}", user_metadata={"n": str(number), "a": "æ"})
+            for number, key in enumerate(made.bodies)
+        }
+        made.unavailable = {"a003": (SkipReason.CHANGED, -1), "a007": (SkipReason.COLD_STORAGE, -1)}
+        return made
+
+    first, _ = undisturbed(tmp_path / "whole", source())
+    second = broken_off(tmp_path / "broken", source(), 20)
+    assert second.run(attempt=2).skipped_count == 2
+    assert second.part.read_bytes() == first.part.read_bytes()
+
+
+def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
+    chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
+    first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=Pace())
+    second = broken_off(tmp_path / "broken", SteadySource(chance), 3000, pace=Pace(due_outcomes=500))
+    for attempt, after in enumerate((5000, 8000), 2):
+        with pytest.raises(Broken):
+            second.run(attempt=attempt, break_after=after)
+    second.run(attempt=4)
+    assert second.part.read_bytes() == first.part.read_bytes()
+
+
+def test_progress_counts_resumed_objects_too(tmp_path):
+    packing = broken_off(tmp_path, a_source(), 10)
+    packing.run(attempt=2)
+    assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
+
+
+def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(tmp_path, monkeypatch):
+    packing = Packing(tmp_path, a_source())
+    packer = packing.packer(break_after=10)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "end", interrupted)
+    journal = Journal.create(packing.journal, attempt=1)
+    with pytest.raises(KeyboardInterrupt):
+        packer.pack(
+            read_chunk_objects(packing.plan.folder, 1), PartFile.create(packing.part), tmp_path / "chunk.manifest", journal
+        )
+    journal.close()
+    assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
+    monkeypatch.undo()
+    assert packing.run(attempt=2).resumed_bytes == packer.kept_bytes
+
+
+def test_a_packing_without_a_journal_is_packed_anew_and_says_why(tmp_path):
+    packing = broken_off(tmp_path, a_source(), 15)
+    packing.journal.write_bytes(b"of a version that nobody knows")
+    packed = packing.run(attempt=2)
+    assert (packed.resumed_bytes, packed.fetched_bytes) == (0, packed.member_bytes)
+    assert packed.not_resumed == "its journal has no opening"
+
+
+# --- inside a large object -----------------------------------------------------------------------------------------
+
+
+def in_the_middle(folder, source=None):
+    """Broken off behind three of the large object's six parts."""
+    packing = Packing(folder, source or a_source())
+    packing.source.failing = {"b-large": 3 * PART + 1}
+    with pytest.raises(ObjectReadFailed):
+        packing.run()
+    packing.source.failing = {}
+    return packing
+
+
+def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
+    first, _ = undisturbed(tmp_path / "whole", a_source())
+    packing = in_the_middle(tmp_path / "broken")
+    packing.run(attempt=2)
+    assert min(start for key, start, _ in packing.source.reads if key == "b-large") == 3 * PART
+    assert packing.part.read_bytes() == first.part.read_bytes()
+
+
+def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
+    first, _ = undisturbed(tmp_path / "whole", a_source())
+    packing = in_the_middle(tmp_path / "broken")
+    packing.settings = SETTINGS.model_copy(update={"part_size": 1 << 20})
+    packing.run(attempt=2)
+    assert packing.part.read_bytes() == first.part.read_bytes()
+
+
+@pytest.mark.parametrize("reason", [SkipReason.CHANGED, SkipReason.DELETED])
+def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
+    gone = a_source()
+    gone.unavailable = {"b-large": (reason, 4 * PART)}
+    first, _ = undisturbed(tmp_path / "whole", gone)
+    packing = in_the_middle(tmp_path / "broken")
+    packing.source.unavailable = {"b-large": (reason, 4 * PART)}
+    packed = packing.run(attempt=2)
+    assert packed.skipped_count == 1
+    assert packing.part.read_bytes() == first.part.read_bytes()
+    assert packed.merkle_root == merkle_root(packing.part, 3)
+
+
+@pytest.mark.parametrize("after", range(1, 10, 2))
+def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_path, after):
+    gone = a_source()
+    gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
+    first, _ = undisturbed(tmp_path / "whole", gone)
+    packing = in_the_middle(tmp_path / "broken")
+    packing.source.unavailable = gone.unavailable
+    with pytest.raises(Broken):
+        packing.run(attempt=2, break_after=after)
+    packing.run(attempt=3)
+    assert packing.part.read_bytes() == first.part.read_bytes()
+
+
+@pytest.mark.parametrize("begun", ["in the run before", "in the same run"])
+def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_path, begun):
+    gone = a_source()
+    gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
+    packing = in_the_middle(tmp_path) if begun == "in the run before" else Packing(tmp_path, a_source())
+    packing.source.unavailable = gone.unavailable
+    whole = packing.run(attempt=2)
+    finished = packing.part.read_bytes()
+    again = packing.run(attempt=3)
+    assert (again.not_resumed, again.merkle_root) == ("", whole.merkle_root)
+    assert (packing.source.reads, packing.part.read_bytes()) == ([], finished)
+
+
+def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path):
+    packing = Packing(tmp_path, a_source())
+    packing.source.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
+    packing.run()
+    finished = packing.part.read_bytes()
+    for attempt, key in enumerate(("c000", "a003", "c001"), 2):
+        at = finished.index(packing.source.bodies[key])
+        packing.put(finished[:at] + bytes([finished[at] ^ 1]) + finished[at + 1 :], packing.journal.read_bytes())
+        assert packing.run(attempt=attempt).resumed_bytes == at
+        assert packing.part.read_bytes() == finished
+
+
+def with_checksum(digest=None):
+    source = a_source()
+    right = zlib.crc32(source.bodies["b-large"]).to_bytes(4, "big")
+    source.checksums["b-large"] = Checksum("crc32", digest or right)
+    return source
+
+
+def test_s3s_own_checksum_is_compared_over_a_resumed_object(tmp_path):
+    packing = in_the_middle(tmp_path / "right", with_checksum())
+    assert packing.run(attempt=2).skipped_count == 0
+    packing = in_the_middle(tmp_path / "wrong", with_checksum(b"\0\0\0\0"))
+    with pytest.raises(ObjectReadFailed, match="crc32"):
+        packing.run(attempt=2)
+
+
+def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_run(tmp_path):
+    packing = in_the_middle(tmp_path, with_checksum(b"\0\0\0\0"))
+    with pytest.raises(ObjectReadFailed):
+        packing.run(attempt=2)
+    packing.source.checksums = with_checksum().checksums
+    packing.run(attempt=3)
+    assert ("b-large", 0, PART) in packing.source.reads
+
+
+# --- how much is fetched twice -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "part"), [("64MiB", "8MiB"), ("1GiB", "16MiB"), ("1GiB", "1GiB"), ("1MiB", "64KiB")])
+def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
+    settings = PackingSettings.model_validate({"window_size": window, "part_size": part})
+    pace = pace_of(settings)
+    assert window_of(settings) + pace.ahead_bytes + 2 * part_of(settings) <= LOST_BYTES
+    assert pace.ahead_bytes >= LEAST_AHEAD_BYTES
+    assert window_of(settings) >= part_of(settings)
+    assert pace.due_seconds + pace.ahead_seconds <= 11
+
+
+@pytest.mark.parametrize("after", [20, 40, 60, 80])
+def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, after):
+    source = a_source(small=200, large=40)
+    packing = Packing(tmp_path, source, pace=SCALED)
+    with pytest.raises(Broken):
+        packing.run(break_after=after)
+    first = packing.read_bytes()
+    packing.run(attempt=2)
+    size_bytes = sum(map(len, source.bodies.values()))
+    window = SETTINGS.window_size
+    assert first + packing.read_bytes() - size_bytes <= SCALED.ahead_bytes + window + 2 * PART
+
+
+def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, ledger, database_url):
+    work = a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
+    (chunk,) = plan(work).chunks
+    log = tmp_path / "reads"
+    run_logged(tmp_path, database_url, chunk.name, fatal=60)
+    run_logged(tmp_path, database_url, chunk.name)
+    fetched = sum(int(end) - int(start) for _, start, end in map(str.split, log.read_text().splitlines()))
+    size_bytes = sum(map(len, work.objects.bodies.values()))
+    assert fetched - size_bytes <= dying_runs.OFTEN.ahead_bytes + (1 << 20) + 2 * PART
+    ends_right(work, chunk.name)
+
+
+def run_logged(folder, url, chunk, *, fatal=0):
+    return dying_runs.run(folder, url, chunk, fatal=fatal, source=LoggedSource(str(folder / "reads")))
+
+
+class LoggedSource:
+    """Makes the steady source with a log of its reads; it goes to another process."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __call__(self):
+        source = a_steady_source()
+        source.log = Path(self.log)
+        return source
+
+
+# --- real kills ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    return a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
+
+
+def root_of_undisturbed(work, name, folder):
+    chunk = work.ledger.chunk(name)
+    with work.ledger.lease(chunk_steps.lease_name(name), work.holder) as lease:
+        packer = pack_chunk.packer_of(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+        objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
+        return packer.pack(objects, folder / "undisturbed", folder / "manifest").merkle_root
+
+
+@pytest.mark.parametrize("fatal", [45, 75])
+def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(work, tmp_path, database_url, fatal):
+    (chunk,) = plan(work).chunks
+    assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
+    dying_runs.run(tmp_path, database_url, chunk.name)
+    ends_right(work, chunk.name)
+    assert work.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(work, chunk.name, tmp_path)
+
+
+@pytest.mark.parametrize("second", sampled(range(3, 40, 6), every=4))
+def test_a_run_that_is_killed_while_it_resumes_is_resumed_by_the_next(work, tmp_path, database_url, second):
+    (chunk,) = plan(work).chunks
+    assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=60) is None
+    assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=second) is None
+    dying_runs.run(tmp_path, database_url, chunk.name)
+    ends_right(work, chunk.name)
+    assert work.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(work, chunk.name, tmp_path)
+
+
+def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
+    command = [
+        sys.executable,
+        "-m",
+        "caf_pipeline_tests.support.pausing_run",
+        str(folder),
+        url,
+        chunk,
+        pause_at,
+        str(lease_seconds),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    return process
+
+
+def woken(process):
+    os.kill(process.pid, signal.SIGCONT)
+    said, _ = process.communicate(timeout=180)
+    return said.strip()
+
+
+def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_path, database, database_url):
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    work = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
+    (chunk,) = plan(work).chunks
+    process = paused(tmp_path, database_url, chunk.name)
+    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
+    report = chunk_steps.seal_chunk(work, chunk.name)
+    assert report.resumed_bytes > 512  # its writer still had it, so it was copied
+    before = staged_path(work, chunk.name).read_bytes()
+    assert woken(process) == "LeaseLost"
+    assert staged_path(work, chunk.name).read_bytes() == before
+    archive_chunk(work, chunk.name)
+    ends_right(work, chunk.name)
+
+
+def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp_path, database, database_url):
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    source = a_steady_source()
+    work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
+    (chunk,) = plan(work).chunks
+    process = paused(tmp_path, database_url, chunk.name)
+    said = []
+    original = source.read
+
+    def read(obj, start_byte, end_byte):
+        if not said:
+            said.append("")
+            said.append(woken(process))
+        return original(obj, start_byte, end_byte)
+
+    source.read = read
+    archive_chunk(work, chunk.name)
+    assert said[1] == "LeaseLost"
+    ends_right(work, chunk.name)
+
+
+def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
+    ledger = PostgresLedger(database, lease_seconds=1.5)
+    source = a_steady_source()
+    work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
+    name = broken_chunk(work)
+    process = paused(tmp_path, database_url, name, pause_at="taking over")
+    original, said = source.read, []
+
+    def read(obj, start_byte, end_byte):
+        if not said:
+            said.append("")  # the threads that fetch are several
+            said.append(woken(process))
+        return original(obj, start_byte, end_byte)
+
+    source.read = read
+    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+    assert said[1] == "LeaseLost"
+    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_000_000
+    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+
+
+def refused_by_staging(work, name, error, *, slept):
+    with chunk_steps.held(work, name) as lease:
+        if slept:
+            lease._good_until = 0.0
+        raise error
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
+def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(work, error):
+    (chunk,) = plan(work).chunks
+    with pytest.raises(LeaseLost):
+        refused_by_staging(work, chunk.name, error, slept=True)
+    with pytest.raises(StagingError):
+        refused_by_staging(work, chunk.name, error, slept=False)
+
+
+# --- full disks, and what others leave in staging ------------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothing(tmp_path, small_disk):
+    source = a_source(small=40, large=2)
+    source.headers = {key: ObjectHeaders(user_metadata={"m": os.urandom(15_000).hex()}) for key in source.bodies}
+    first, _ = undisturbed(tmp_path / "whole", source)
+    packing = Packing(small_disk, source)
+    with pytest.raises(StagingError):
+        packing.run()
+    elsewhere = Packing(tmp_path / "elsewhere", source)
+    elsewhere.put(*packing.files())
+    assert elsewhere.run(attempt=2).resumed_bytes > 512
+    assert elsewhere.part.read_bytes() == first.part.read_bytes()
+
+
+def broken_chunk(work):
+    """A chunk whose packing failed near its end."""
+    (chunk,) = plan(work).chunks
+    chunk_steps.load_batch(work, chunk.name)
+    work.objects.failing = {"key-050": 0}
+    with pytest.raises(ObjectReadFailed):
+        chunk_steps.pack_chunk(work, chunk.name)
+    work.objects.failing = {}
+    return chunk.name
+
+
+def test_a_failed_run_is_resumed_and_the_report_says_so(work):
+    name = broken_chunk(work)
+    work.objects.reads.clear()
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(work, name)
+    assert report.resumed_bytes > 1_000_000
+    assert (report.not_resumed, {key for key, _, _ in work.objects.reads}) == ("", {f"key-{n:03d}" for n in range(50, 60)})
+    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("copied_by", ["the kernel", "us"])
+def test_without_locks_what_an_earlier_run_left_is_copied(work, monkeypatch, refusal, copied_by):
+    def refused(*_):
+        raise OSError(refusal, os.strerror(refusal))
+
+    name = broken_chunk(work)
+    monkeypatch.setattr("fcntl.flock", refused)
+    if copied_by == "us":
+        monkeypatch.delattr("os.copy_file_range")
+    (left,) = work.staging().glob("*.part")
+    inode = left.stat().st_ino
+    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_000_000
+    assert staged_path(work, name).stat().st_ino != inode
+    archive_chunk(work, name)
+    ends_right(work, name)
+
+
+def test_a_part_of_an_older_version_is_packed_anew_and_the_report_says_so(work):
+    name = broken_chunk(work)
+    next(work.staging().glob("*.journal")).unlink()
+    archive_chunk(work, name)
+    ends_right(work, name)
+
+
+def test_files_whose_counterpart_has_another_epoch_are_paired_by_their_content(work):
+    name = broken_chunk(work)
+    (journal,) = work.staging().glob("*.journal")
+    journal.rename(journal.with_name(f"{name}.1.journal"))
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_000_000
+
+
+def test_of_several_leftovers_the_best_is_resumed_and_the_others_go(work):
+    name = broken_chunk(work)
+    for path in sorted(work.staging().iterdir()):
+        data = path.read_bytes()
+        path.with_name(f"{name}.1{path.suffix}").write_bytes(data[: len(data) // 2])
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_500_000
+    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+
+
+def test_a_withdrawn_chunk_leaves_neither_part_nor_journal(work):
+    name = broken_chunk(work)
+    chunk_steps.withdraw(work, name)
+    assert list(work.staging().iterdir()) == []
+
+
+def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
+    work = a_workplace(
+        tmp_path, a_steady_source(), ledger, target="8MiB", packing={"part_size": "64KiB", "staging_limit": "3MiB"}
+    )
+    name = broken_chunk(work)
+    archive_chunk(work, name)
+    assert ledger.chunk(name).state is ChunkState.LOCATED
+
+
+def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(work):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
+    (record,) = work.staging().glob("*.packed.json")
+    data = bytearray(record.read_bytes())
+    data[30] ^= 1
+    record.write_bytes(data)
+    work.objects.reads.clear()
+    archive_chunk(work, chunk.name)
+    assert work.objects.reads == []
+    ends_right(work, chunk.name)
+
+
+def test_leftovers_name_every_file_of_the_folder(work):
+    name = broken_chunk(work)
+    (work.staging() / "notes.txt").write_bytes(b"mine")
+    found = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(work)}
+    assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
+
+
+# --- flipped bytes of a sealed chunk -------------------------------------------------------------------------------
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def between_samples(work, name):
+    """A byte that no sample covers."""
+    chunk = work.ledger.chunk(name)
+    covered = {at // 4096 for sample in chunk.samples for at in range(sample.offset, sample.offset + sample.length, 4096)}
+    covered |= {(sample.offset + sample.length) // 4096 for sample in chunk.samples}
+    return next(at for at in range(4096, chunk.stored_size_bytes, 4096) if at // 4096 not in covered)
+
+
+def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(work, tmp_path, ledger):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
+    root = ledger.chunk(chunk.name).merkle_root
+    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
+    other = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
+    chunk_steps.post_file(other, chunk.name)
+    assert merkle_root(staged_path(work, chunk.name), 3) == root
+    archive_chunk(other, chunk.name)
+    ends_right(work, chunk.name)
+
+
+class CheckingStore:
+    """The folder store, that looks at the root of what it is brought, as a provider does."""
+
+    def __init__(self, store):
+        self.store = store
+        self.refused = 0
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def put(self, posting, staged, progress):
+        if merkle_root(staged, 3) != posting.merkle_root:
+            self.refused += 1
+            raise RootRefused("these are other bytes")
+        self.store.put(posting, staged, progress)
+
+
+def refusing(tmp_path, ledger):
+    work = a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
+    store = CheckingStore(work.store)
+    return a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB", store=lambda *_: store), store
+
+
+def test_a_file_that_was_damaged_after_the_post_is_packed_again_and_uploaded(tmp_path, ledger):
+    work, store = refusing(tmp_path, ledger)
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
+    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
+    archive_chunk(work, chunk.name)
+    assert store.refused == 1
+    ends_right(work, chunk.name)
+
+
+def test_a_damaged_file_of_objects_that_have_changed_is_abandoned(tmp_path, ledger):
+    work, _ = refusing(tmp_path, ledger)
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
+    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
+    work.objects.unavailable = {"key-000": (SkipReason.CHANGED, -1)}
+    with pytest.raises(CafError, match="have changed since"):
+        chunk_steps.upload_chunk(work, chunk.name)
+    assert ledger.chunk(chunk.name).state is ChunkState.ABANDONED
+
+
+@pytest.mark.parametrize("record", ["kept", "gone"])
+def test_rows_never_come_from_a_flipped_manifest(work, record):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.verify_stored)
+    path = staged_path(work, chunk.name)
+    if record == "gone":
+        (work.staging() / f"{chunk.name}.packed.json").unlink()
+    data = bytearray(path.read_bytes())
+    manifest = data.rindex(b"PAR1", 0, data.rindex(b"PAR1"))
+    data[manifest + 40] ^= 1
+    path.write_bytes(data)
+    archive_chunk(work, chunk.name)
+    ends_right(work, chunk.name)
+
+
+def test_a_packed_file_whose_manifest_is_damaged_is_not_sealed(work):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
+    (packed,) = work.staging().glob("*.packed")
+    flip(packed, -200)
+    archive_chunk(work, chunk.name)
+    ends_right(work, chunk.name)

@@ -1,0 +1,438 @@
+"""GETs against a server that answers what moto never does: S3's error codes, broken bodies, odd ranges."""
+
+import base64
+import json
+import ssl
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from caf_pipeline.errors import (
+    BucketMissing,
+    ObjectReadFailed,
+    ObjectUnavailable,
+    SettingsError,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
+from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.source.s3.clients import build_client, build_store, credential_provider, is_aws
+from caf_pipeline.source.s3.source import open_s3_source
+from caf_pipeline_tests.contracts.object_source import listed
+from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error, serving, settings_for
+
+MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
+GET_OK = {"ETag": '"e1"', "Last-Modified": "Sun, 01 Nov 2026 12:30:15 GMT", "Accept-Ranges": "bytes"}
+
+BOTH = pytest.mark.parametrize("key", [b"plain", b"bent/"])
+SSE_C = "The object was stored using a form of Server Side Encryption. The correct parameters must be provided."
+
+
+def thing(key: bytes = b"plain", size: int = 5, version: str | None = None, checksum: str = "") -> S3Object:
+    return S3Object(key, version, "e1", size, MOMENT, "STANDARD", checksum)
+
+
+def ok(body: bytes = b"bytes", **more) -> ScriptedAnswer:
+    return ScriptedAnswer(200, body, dict(GET_OK), **more)
+
+
+def partial(body: bytes, content_range: str) -> ScriptedAnswer:
+    return ScriptedAnswer(206, body, GET_OK | {"Content-Range": content_range})
+
+
+def answers(server, *given: ScriptedAnswer):
+    """Give the answers one after another, the last for ever."""
+    left = list(given)
+    server.answer = lambda request: left.pop(0) if len(left) > 1 else left[0]
+    return server.source()
+
+
+# --- what is asked -------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_an_object_without_version_is_pinned_by_its_quoted_etag(scripted_s3, key):
+    assert bytes(answers(scripted_s3, ok()).read(thing(key), 0, 5).body) == b"bytes"
+    [request] = scripted_s3.requests
+    assert (request.headers["if-match"], request.query.get("versionId")) == ('"e1"', None)
+    assert "range" not in request.headers
+
+
+@BOTH
+def test_a_version_is_pinned_by_its_id(scripted_s3, key):
+    answers(scripted_s3, ok()).read(thing(key, version="v/1 +"), 0, 5)
+    [request] = scripted_s3.requests
+    assert (request.query["versionId"], request.headers.get("if-match")) == ("v/1 +", None)
+
+
+@BOTH
+def test_a_part_is_a_ranged_get(scripted_s3, key):
+    body = answers(scripted_s3, partial(b"te", "bytes 2-3/5")).read(thing(key), 2, 4).body
+    assert (bytes(body), scripted_s3.requests[0].headers["range"]) == (b"te", "bytes=2-3")
+
+
+@BOTH
+def test_an_empty_object_is_a_plain_get(scripted_s3, key):
+    assert bytes(answers(scripted_s3, ok(b"")).read(thing(key, 0), 0, 0).body) == b""
+    assert "range" not in scripted_s3.requests[0].headers
+
+
+@BOTH
+def test_whoever_pays_says_so_and_whoever_is_anonymous_does_not_sign(scripted_s3, key):
+    scripted_s3.answer = lambda request: ok()
+    scripted_s3.source(requester_pays=True).read(thing(key), 0, 5)
+    scripted_s3.source(anonymous=True).read(thing(key), 0, 5)
+    paid, anonymous = scripted_s3.requests
+    assert paid.headers["x-amz-request-payer"] == "requester"
+    assert KEY_ID in paid.headers["authorization"]
+    assert "authorization" not in anonymous.headers
+
+
+# --- what is answered ----------------------------------------------------------------------------------------------
+
+REASONS = [
+    (s3_error(412, "PreconditionFailed"), "changed"),
+    (s3_error(404, "NoSuchKey"), "deleted"),
+    (s3_error(404, "NoSuchVersion"), "deleted"),
+    (s3_error(405, "MethodNotAllowed"), "deleted"),
+    (ScriptedAnswer(404, b""), "deleted"),
+    (s3_error(403, "InvalidObjectState"), "cold_storage"),
+    (s3_error(403, "AccessDenied"), "access_denied"),
+    (s3_error(403, "AccessDenied", "not authorized to perform: kms:Decrypt"), "access_denied"),
+    (ScriptedAnswer(403, b""), "access_denied"),
+    (s3_error(400, "InvalidRequest", SSE_C), "needs_key"),
+    (s3_error(400, "KMS.DisabledException"), "needs_key"),
+    (s3_error(400, "KMS.NotFoundException"), "needs_key"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("answer", "reason"), REASONS)
+def test_an_object_that_cannot_be_archived_has_its_reason(scripted_s3, key, answer, reason):
+    with pytest.raises(ObjectUnavailable, match=f"s3://bucket-of-script/{key.decode()} ") as caught:
+        answers(scripted_s3, answer).read(thing(key), 0, 5)
+    assert caught.value.reason == reason
+    assert len(scripted_s3.requests) <= 2
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (s3_error(403, "InvalidAccessKeyId"), SourceDenied),
+        (s3_error(403, "SignatureDoesNotMatch"), SourceDenied),
+        (s3_error(400, "ExpiredToken"), SourceDenied),
+        (s3_error(404, "NoSuchBucket"), BucketMissing),
+        (s3_error(400, "InvalidRequest", "something else"), ObjectReadFailed),
+        (s3_error(416, "InvalidRange"), ObjectReadFailed),
+        (s3_error(501, "NotImplemented"), ObjectReadFailed),
+    ],
+)
+def test_other_refusals_are_no_reason_to_skip(scripted_s3, key, answer, error):
+    with pytest.raises(error) as caught:
+        answers(scripted_s3, answer).read(thing(key), 0, 5)
+    assert SECRET not in f"{caught.value}{caught.value.hint}"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "failure", [s3_error(503, "SlowDown"), s3_error(500, "InternalError"), ScriptedAnswer(502, b"<html>"), ok(b"byt", length=5)]
+)
+def test_what_is_over_after_a_while_is_tried_again(scripted_s3, key, failure):
+    asked_by_boto3: list[str] = []
+
+    def answer(request):
+        if "Boto3" in request.headers["user-agent"]:
+            asked_by_boto3.append(request.path)
+        return ok() if len(asked_by_boto3) > 1 else failure
+
+    scripted_s3.answer = answer
+    assert bytes(scripted_s3.source().read(thing(key), 0, 5).body) == b"bytes"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (s3_error(503, "SlowDown"), "SlowDown"),
+        (s3_error(500, "InternalError"), "InternalError"),
+        (ok(b"byt", length=5), "cannot be read"),
+        (ok(b"byt"), "3 bytes of 3 came where 5 of 5 were promised"),
+        (ok(b"bytes and more"), "14 bytes of 14 came where 5 of 5 were promised"),
+    ],
+)
+def test_a_get_that_goes_on_failing_ends_after_its_budget(scripted_s3, key, failure, words):
+    with pytest.raises(ObjectReadFailed, match=words):
+        answers(scripted_s3, failure).read(thing(key), 0, 5)
+    # Two attempts of boto3, after one of obstore with two quick retries.
+    assert 2 <= len(scripted_s3.requests) <= (5 if key == b"plain" else 2)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "answer",
+    [
+        partial(b"te", "bytes 2-3/6"),
+        partial(b"tes", "bytes 2-4/5"),
+        partial(b"t", "bytes 2-2/5"),
+        partial(b"te", "bytes 2-3/*"),
+        ScriptedAnswer(206, b"te", GET_OK),
+        ok(b"bytes"),
+    ],
+)
+def test_a_range_that_is_not_what_was_asked_for_is_not_taken(scripted_s3, key, answer):
+    with pytest.raises(ObjectReadFailed):
+        answers(scripted_s3, answer).read(thing(key), 2, 4)
+
+
+def test_headers_that_obstore_cannot_read_are_read_by_boto3(scripted_s3):
+    answer = ok()
+    answer.headers |= {"x-amz-meta-Name": "caf\xe9", "Content-Type": "text/plain"}
+    part = answers(scripted_s3, answer).read(thing(), 0, 5)
+    assert (part.headers.user_metadata, part.headers.content_type) == ({"name": "caf\xe9"}, "text/plain")
+
+
+# --- checksums -----------------------------------------------------------------------------------------------------
+
+CRC = base64.b64encode(b"\1\2\3\4").decode()
+
+
+def head(**headers: str) -> ScriptedAnswer:
+    return ScriptedAnswer(200, b"", GET_OK | {name.replace("_", "-"): value for name, value in headers.items()}, length=5)
+
+
+@pytest.mark.parametrize(
+    ("listed_as", "answer", "digest"),
+    [
+        ("CRC32/FULL_OBJECT", head(x_amz_checksum_crc32=CRC, x_amz_checksum_type="FULL_OBJECT"), b"\1\2\3\4"),
+        ("CRC32", head(x_amz_checksum_crc32=CRC), b"\1\2\3\4"),
+        ("CRC32", head(x_amz_checksum_crc32=f"{CRC}-3"), None),
+        ("CRC32", head(x_amz_checksum_crc32=CRC, x_amz_checksum_type="COMPOSITE"), None),
+        ("CRC32/FULL_OBJECT", head(), None),
+        ("CRC32/FULL_OBJECT", head(x_amz_checksum_crc32="not base64!"), None),
+    ],
+)
+def test_a_checksum_is_told_where_it_covers_the_full_object(scripted_s3, listed_as, answer, digest):
+    found = answers(scripted_s3, answer).full_object_checksum(thing(checksum=listed_as))
+    assert (found.digest if found else None) == digest
+    [request] = scripted_s3.requests
+    assert (request.method, request.headers["x-amz-checksum-mode"], request.headers["if-match"]) == ("HEAD", "ENABLED", '"e1"')
+
+
+@pytest.mark.parametrize("checksum", ["", "CRC32/COMPOSITE", "MD5/FULL_OBJECT", "SHA256/SOMETHING"])
+def test_nothing_is_asked_where_the_listing_names_no_checksum_of_the_full_object(scripted_s3, checksum):
+    assert answers(scripted_s3, head()).full_object_checksum(thing(checksum=checksum)) is None
+    assert scripted_s3.requests == []
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("status", "get", "outcome"),
+    [
+        (400, s3_error(400, "InvalidRequest", SSE_C), "needs_key"),
+        (403, s3_error(403, "AccessDenied"), "access_denied"),
+        (412, s3_error(412, "PreconditionFailed"), "changed"),
+        (404, s3_error(404, "NoSuchKey"), "deleted"),
+        (403, partial(b"b", "bytes 0-0/5"), None),
+    ],
+)
+def test_a_head_that_fails_is_explained_by_a_get(scripted_s3, key, status, get, outcome):
+    scripted_s3.answer = lambda request: ScriptedAnswer(status) if request.method == "HEAD" else get
+    source, obj = scripted_s3.source(), thing(key, checksum="CRC32/FULL_OBJECT")
+    if outcome is None:
+        assert source.full_object_checksum(obj) is None
+        return
+    with pytest.raises(ObjectUnavailable) as caught:
+        source.full_object_checksum(obj)
+    assert caught.value.reason == outcome
+
+
+# --- servers and credentials ---------------------------------------------------------------------------------------
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def test_an_endpoint_where_nobody_is_is_unreachable():
+    source = open_s3_source("demo", settings_for(NOBODY, "bucket"), attempts=2)
+    with pytest.raises(
+        SourceUnreachable, match=r"endpoint http://127\.0\.0\.1:1 cannot be reached: connection refused"
+    ) as caught:
+        listed(source)
+    assert "endpoint_url" in caught.value.hint
+    for key in (b"plain", b"bent/"):
+        with pytest.raises(ObjectReadFailed, match="cannot be reached"):
+            source.read(thing(key), 0, 5)
+
+
+@BOTH
+def test_a_source_without_credentials_says_which_to_set(scripted_s3, key):
+    source = open_s3_source(
+        "demo", settings_for(scripted_s3.endpoint, "bucket", access_key_id=None, secret_access_key=None), attempts=2
+    )
+    for ask in (lambda: listed(source), lambda: source.read(thing(key), 0, 5)):
+        with pytest.raises(SourceDenied, match="no usable credentials") as caught:
+            ask()
+        assert "CAF_SOURCES__DEMO__ACCESS_KEY_ID" in caught.value.hint
+    assert scripted_s3.requests == []
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    """A profile whose credentials are temporary and come from a process; returns the file that holds them."""
+    file = tmp_path / "credentials.json"
+    print_file = f"import pathlib; print(pathlib.Path({str(file)!r}).read_text())"
+    (tmp_path / "print.py").write_text(print_file)
+    config = f"[profile work]\nregion = eu-test-1\ncredential_process = {sys.executable} {tmp_path / 'print.py'}\n"
+    (tmp_path / "config").write_text(config)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    return file
+
+
+def temporary(key_id: str, lasts: timedelta) -> str:
+    expiration = (datetime.now(UTC) + lasts).isoformat()
+    keys = {"AccessKeyId": key_id, "SecretAccessKey": "s", "SessionToken": f"token of {key_id}", "Expiration": expiration}
+    return json.dumps({"Version": 1, **keys})
+
+
+@BOTH
+def test_the_credentials_of_a_profile_sign_the_requests_of_both_clients(scripted_s3, profile, key):
+    profile.write_text(temporary("FIRST", timedelta(hours=1)))
+    scripted_s3.answer = lambda request: ok()
+    settings = settings_for(scripted_s3.endpoint, "bucket", profile="work", access_key_id=None, secret_access_key=None)
+    open_s3_source("demo", settings).read(thing(key), 0, 5)
+    [request] = scripted_s3.requests
+    assert "Credential=FIRST/" in request.headers["authorization"]
+    assert "/eu-test-1/s3/" in request.headers["authorization"]
+    assert request.headers["x-amz-security-token"] == "token of FIRST"
+
+
+def test_temporary_credentials_are_handed_to_obstore_renewed_and_for_a_short_time(profile):
+    profile.write_text(temporary("FIRST", timedelta(minutes=1)))
+    settings = settings_for(NOBODY, "bucket", profile="work", access_key_id=None, secret_access_key=None)
+    current = credential_provider(build_client(settings))
+    profile.write_text(temporary("SECOND", timedelta(hours=1)))
+    given = current()
+    assert (given["access_key_id"], given["token"]) == ("SECOND", "token of SECOND")
+    assert given["expires_at"] < datetime.now(UTC) + timedelta(minutes=10)
+
+
+def test_credentials_that_last_are_handed_over_once(profile):
+    given = credential_provider(build_client(settings_for(NOBODY, "bucket")))()
+    assert (given["access_key_id"], given["expires_at"]) == (KEY_ID, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"AWS_PROFILE": "nowhere"}, "no profile 'nowhere'"),
+        ({"AWS_DEFAULT_REGION": "not a region!"}, "'not a region!'"),
+        ({"AWS_ENDPOINT_URL_S3": "not a url"}, "not a url"),
+    ],
+)
+def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatch):
+    for name, value in changes.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=words) as caught:
+        open_s3_source("demo", settings_for("", "bucket", access_key_id=None, secret_access_key=None))
+    assert next(iter(changes)) in caught.value.hint
+
+
+def test_half_of_the_credentials_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    with pytest.raises(SettingsError, match="AWS_SECRET_ACCESS_KEY is missing"):
+        open_s3_source("demo", settings_for(NOBODY, "bucket", access_key_id=None, secret_access_key=None))
+
+
+def test_a_profile_that_there_is_not_is_named():
+    with pytest.raises(SettingsError, match="no profile 'nowhere'"):
+        open_s3_source("demo", settings_for(NOBODY, "bucket", profile="nowhere"))
+
+
+def test_an_arn_that_is_no_access_point_is_named(scripted_s3):
+    with pytest.raises(SettingsError, match=r"sources\.demo\.bucket: 'arn:aws:sns:x'"):
+        listed(open_s3_source("demo", settings_for(scripted_s3.endpoint, "arn:aws:sns:x")))
+
+
+def store_for(bucket: str, endpoint: str = "", region: str = "eu-west-1", bucket_region: str | None = None, **changes):
+    client = build_client(settings_for(endpoint, bucket, region=region, **changes))
+    return client, build_store(client, bucket, region=bucket_region).config
+
+
+@pytest.mark.parametrize(
+    ("asked", "endpoint", "virtual"),
+    [
+        ({"bucket": "plain"}, "https://plain.s3.eu-west-1.amazonaws.com", "true"),
+        ({"bucket": "with.dots"}, "https://s3.eu-west-1.amazonaws.com", "false"),
+        ({"bucket": "plain", "bucket_region": "us-west-2"}, "https://plain.s3.us-west-2.amazonaws.com", "true"),
+        ({"bucket": "plain", "region": "us-east-1"}, "https://plain.s3.amazonaws.com", "true"),
+        (
+            {"bucket": "plain", "region": "us-east-1", "bucket_region": "us-west-2"},
+            "https://plain.s3.us-west-2.amazonaws.com",
+            "true",
+        ),
+        ({"bucket": "plain", "path_style": True}, "https://s3.eu-west-1.amazonaws.com", "false"),
+        ({"bucket": "plain", "endpoint": "http://127.0.0.1:9000"}, "http://127.0.0.1:9000", "false"),
+        ({"bucket": "plain", "endpoint": "https://s3.example.org", "path_style": False}, "https://plain.s3.example.org", "true"),
+    ],
+)
+def test_obstore_speaks_to_the_endpoint_of_boto3(asked, endpoint, virtual):
+    client, config = store_for(**asked)
+    assert config["endpoint"] == endpoint
+    assert config["virtual_hosted_style_request"] == virtual
+    assert config["region"] == asked.get("bucket_region", asked.get("region", "eu-west-1"))
+    assert is_aws(client) == ("endpoint" not in asked)
+
+
+@pytest.fixture
+def tls_s3(scripted_s3, tmp_path):
+    """A server whose certificate nobody knows, with the file that holds the certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), MOMENT, MOMENT + timedelta(days=9999)
+    )
+    certificate = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    file = tmp_path / "certificate.pem"
+    file.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file, tmp_path / "key.pem")
+    with serving(scripted_s3, context) as port:
+        yield f"https://localhost:{port}", file
+
+
+@BOTH
+def test_both_clients_trust_the_certificates_that_they_are_told_to(tls_s3, scripted_s3, monkeypatch, key):
+    endpoint, file = tls_s3
+    scripted_s3.answer = lambda request: ok()
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(file))
+    source = open_s3_source("demo", settings_for(endpoint, "bucket"), attempts=1)
+    assert bytes(source.read(thing(key), 0, 5).body) == b"bytes"
+    assert ("Boto3" in scripted_s3.requests[0].headers["user-agent"]) == (key == b"bent/")
+
+
+def test_an_unknown_certificate_is_not_trusted(tls_s3):
+    with pytest.raises(SourceError, match="certificate") as caught:
+        listed(open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=6))
+    assert caught.value.permanent
+    assert "AWS_CA_BUNDLE" in caught.value.hint
+
+
+def test_http_where_https_is_spoken_is_told(tls_s3):
+    endpoint = tls_s3[0].replace("https:", "http:")
+    with pytest.raises(SourceError, match="speaks HTTPS and not HTTP") as caught:
+        listed(open_s3_source("demo", settings_for(endpoint, "bucket"), attempts=2))
+    assert caught.value.hint == "write https:// in sources.demo.endpoint_url"
+
+
+def test_a_file_of_certificates_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere.pem")
+    with pytest.raises(SettingsError, match=r"AWS_CA_BUNDLE names /nowhere\.pem"):
+        open_s3_source("demo", settings_for(NOBODY, "bucket"))

@@ -1,0 +1,328 @@
+"""Listings as S3 and its look-alikes write them, the wrong ones too: what is decoded, retried, refused."""
+
+import re
+from urllib.parse import quote, quote_plus
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import BucketMissing, ListingRefused, SourceDenied, SourceError, SourceUnreachable
+from caf_pipeline.source.s3.listing import Loop, Undecodable, decode_key
+from caf_pipeline_tests.contracts.object_source import listed
+from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error
+
+TIME = "2026-11-01T12:30:15.000Z"
+
+
+def entry(key: str, **changes: str | None) -> str:
+    fields = {"Key": key, "LastModified": TIME, "ETag": '"e1"', "Size": "3", "StorageClass": "STANDARD"} | changes
+    return "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value is not None)
+
+
+def page(*keys: str, more: str = "", encoding: str = "url", **changes: str | None) -> ScriptedAnswer:
+    contents = "".join(f"<Contents>{entry(key, **changes)}</Contents>" for key in keys)
+    return listing(contents, more=f"<NextContinuationToken>{more}</NextContinuationToken>" if more else "", encoding=encoding)
+
+
+def listing(contents: str, more: str = "", encoding: str = "url", truncated: bool | None = None) -> ScriptedAnswer:
+    head = f"<EncodingType>{encoding}</EncodingType>" if encoding else ""
+    said = "true" if (bool(more) if truncated is None else truncated) else "false"
+    body = f"<ListResult>{head}<IsTruncated>{said}</IsTruncated>{more}{contents}</ListResult>"
+    return ScriptedAnswer(200, body.encode(), {"Content-Type": "application/xml"})
+
+
+UNVERSIONED = ScriptedAnswer(200, b"<VersioningConfiguration/>")
+VERSIONED = ScriptedAnswer(200, b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
+
+
+def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERSIONED):
+    """Give the answers one after another, the last for ever, and `versioning` to the question for that."""
+    left = list(answers)
+
+    def answer(request):
+        if "versioning" in request.query:
+            return versioning
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    server.answer = answer
+    return server.source()
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(min_size=1))
+@settings(deadline=None)
+def test_a_key_is_decoded_to_its_bytes_however_a_space_is_written(key):
+    assert decode_key(quote(key, safe="/"), "url") == decode_key(quote_plus(key), "url") == key
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "key"),
+    [
+        ("a+b%2Bc", "url", b"a b+c"),
+        ("%ff%FE", "url", b"\xff\xfe"),
+        ("a/b~c*d", "url", b"a/b~c*d"),
+        ("é", "url", "é".encode()),
+        ("a+b%2Bc", None, b"a+b%2Bc"),
+        ("%", None, b"%"),
+    ],
+)
+def test_keys_are_decoded_as_the_answer_says_that_they_are_encoded(text, encoding, key):
+    assert decode_key(text, encoding) == key
+
+
+@pytest.mark.parametrize("text", ["%", "a%", "a%4", "%zz", "%4g", "%%41", "%u0041", "a%\u0664\u0661"])
+def test_a_percent_sign_without_two_hexadecimal_digits_is_refused(text):
+    with pytest.raises(Undecodable):
+        decode_key(text, "url")
+
+
+def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
+    source = script(scripted_s3, page("bad%FE", "bad%FF"))
+    assert [obj.key for obj in listed(source)] == [b"bad\xfe", b"bad\xff"]
+
+
+# --- circles -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 30), st.integers(1, 30))
+@settings(deadline=None)
+def test_a_sequence_that_repeats_is_found_out_and_no_other(lead, period):
+    loop = Loop()
+    assert not any(loop.closes({"m": str(number)}) for number in range(lead + period))
+    later = ({"m": str(lead + number % period)} for number in range(4 * (lead + period)))
+    assert any(loop.closes(marker) for marker in later)
+
+
+@pytest.mark.parametrize("tokens", [["t"], ["t", "u"], ["s", "t", "u", "t", "u"]])
+def test_a_listing_that_goes_in_circles_is_refused(scripted_s3, tokens):
+    scripted_s3.answer = lambda request: (
+        UNVERSIONED if "versioning" in request.query else page("a", more=tokens[len(scripted_s3.requests) % len(tokens)])
+    )
+    with pytest.raises(ListingRefused, match="circles"):
+        listed(scripted_s3.source())
+    assert len(scripted_s3.requests) < 20
+
+
+# --- what is asked -------------------------------------------------------------------------------------------------
+
+
+def test_pages_are_asked_for_with_the_token_and_who_pays(scripted_s3):
+    script(scripted_s3, page("p/a", more="t/1+="), page("p/b"))
+    assert [obj.key for obj in listed(scripted_s3.source("p/", requester_pays=True), after=b"p/ 0")] == [b"p/a", b"p/b"]
+    _, first, second = scripted_s3.requests
+    assert (first.query["prefix"], first.query["start-after"], first.query["encoding-type"]) == ("p/", "p/ 0", "url")
+    assert second.query["continuation-token"] == "t/1+="
+    assert {request.headers["x-amz-request-payer"] for request in (first, second)} == {"requester"}
+
+
+def test_nothing_is_asked_before_the_first_page_is_wanted(scripted_s3):
+    scripted_s3.source().list_pages()
+    assert scripted_s3.requests == []
+
+
+def test_a_server_that_ignores_where_to_start_is_filtered(scripted_s3):
+    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", "c")), after=b"b")] == [b"c"]
+
+
+def test_an_empty_page_in_the_middle_is_no_end(scripted_s3):
+    source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b"))
+    assert [obj.key for obj in listed(source)] == [b"a", b"b"]
+
+
+def test_empty_pages_do_not_count_against_the_bound(scripted_s3):
+    source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b", more="4"), page("c"))
+    assert [len(objects) for objects in source.list_pages(max_pages=2)] == [1, 1]
+
+
+def test_an_anonymous_listing_is_not_signed(scripted_s3):
+    script(scripted_s3, page("a"))
+    listed(scripted_s3.source(anonymous=True, access_key_id=None, secret_access_key=None))
+    assert all("authorization" not in request.headers for request in scripted_s3.requests)
+
+
+@pytest.mark.parametrize(
+    ("fields", "checksum"),
+    [
+        ({"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}, "CRC64NVME/FULL_OBJECT"),
+        ({"ChecksumAlgorithm": "SHA256", "ChecksumType": "COMPOSITE"}, "SHA256/COMPOSITE"),
+        ({"ChecksumAlgorithm": "SHA1"}, "SHA1"),
+        ({"ChecksumType": "FULL_OBJECT"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_checksum_is_kept_as_listed(scripted_s3, fields, checksum):
+    assert [obj.checksum for obj in listed(script(scripted_s3, page("a", **fields)))] == [checksum]
+
+
+# --- versions ------------------------------------------------------------------------------------------------------
+
+
+def version(key: str, version_id: str, latest: bool, tag: str = "Version") -> str:
+    size = None if tag == "DeleteMarker" else "3"
+    return f"<{tag}>{entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)}</{tag}>"
+
+
+def test_of_versions_the_latest_is_taken_and_no_deleted_object(scripted_s3):
+    more = "<NextKeyMarker>b+%2B%C3%A9</NextKeyMarker><NextVersionIdMarker>v/3</NextVersionIdMarker>"
+    first = version("a", "v2", True) + version("a", "v1", False) + version("b+%2B%C3%A9", "v4", True, "DeleteMarker")
+    second = version("b+%2B%C3%A9", "v3", False) + version("c", "null", True)
+    source = script(scripted_s3, listing(first, more), listing(second), versioning=VERSIONED)
+    assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", "v2"), (b"c", None)]
+    asked = scripted_s3.requests[2].query
+    assert (asked["key-marker"], asked["version-id-marker"]) == ("b +é", "v/3")
+
+
+def test_versions_are_gone_on_with_after_a_key(scripted_s3):
+    source = script(scripted_s3, listing(version("b", "v1", True) + version("c", "v1", True)), versioning=VERSIONED)
+    assert [obj.key for obj in listed(source, after=b"b")] == [b"c"]
+    assert scripted_s3.requests[1].query["key-marker"] == "b"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [s3_error(403, "AccessDenied"), s3_error(501, "NotImplemented"), s3_error(405, "MethodNotAllowed"), s3_error(400, "X")],
+)
+def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(scripted_s3, refusal):
+    source = script(scripted_s3, page("a"), versioning=refusal)
+    assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", None)]
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (page("a%zz"), "not percent-encoded"),
+        (page("a", ETag=None), "without its ETag"),
+        (page("a", Size=None), "without its Size"),
+        (page("a", LastModified=None), "without its LastModified"),
+        (listing("<Contents><Size>1</Size></Contents>"), "without its Key"),
+        (listing("", truncated=True), "not where"),
+        (ScriptedAnswer(200, b"<html>Please log in</html>"), "not a listing"),
+        (ScriptedAnswer(200, b""), "not a listing"),
+        (page("a", Size="many"), "cannot be read"),
+        (page("a", LastModified="yesterday"), "cannot be read"),
+        (s3_error(400, "InvalidArgument"), "InvalidArgument"),
+    ],
+)
+def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, message):
+    with pytest.raises(ListingRefused, match=message):
+        listed(script(scripted_s3, answer))
+
+
+def test_a_listing_that_ignores_the_prefix_is_refused(scripted_s3):
+    script(scripted_s3, page("p/a", "q/a"))
+    with pytest.raises(ListingRefused, match="prefix 'p/'"):
+        listed(scripted_s3.source("p/"))
+
+
+@pytest.mark.parametrize("marker", ["<NextKeyMarker>%FF</NextKeyMarker>", "<NextKeyMarker>%z</NextKeyMarker>", ""])
+def test_versions_that_go_on_nowhere_are_refused(scripted_s3, marker):
+    with pytest.raises(ListingRefused):
+        listed(script(scripted_s3, listing(version("a", "1", True), marker, truncated=True), versioning=VERSIONED))
+
+
+DENIED = ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "RequestTimeTooSkewed"]
+
+
+@pytest.mark.parametrize("first", ["versioning", "listing"])
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        *[(s3_error(403, code), SourceDenied, "refuses") for code in DENIED],
+        (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'bucket-of-script' at http"),
+        (s3_error(400, "AuthorizationHeaderMalformed"), SourceDenied, "refuses the credentials"),
+        (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown"),
+        (s3_error(500, "InternalError"), SourceUnreachable, "InternalError"),
+        (ScriptedAnswer(502, b"<html>"), SourceUnreachable, "502"),
+    ],
+)
+def test_what_concerns_the_whole_source_is_told_with_a_hint(scripted_s3, first, answer, error, words):
+    source = script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
+    with pytest.raises(error, match=words) as caught:
+        listed(source)
+    assert caught.value.hint
+    assert "bucket-of-script" in str(caught.value)
+    assert SECRET not in f"{caught.value}{caught.value.hint}"
+    assert KEY_ID not in f"{caught.value}{caught.value.hint}"
+
+
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "hint"),
+    [
+        (s3_error(403, "InvalidAccessKeyId"), "does not know it", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
+        (s3_error(403, "SignatureDoesNotMatch"), "secret key does not belong", "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY"),
+        (s3_error(404, "NoSuchBucket"), "there is no bucket 'bucket-of-script'", "sources.demo.bucket"),
+        (s3_error(403, "AccessDenied"), "may not be listed", "s3:ListBucket"),
+        (
+            s3_error(400, "AuthorizationHeaderMalformed", message="the region is wrong; expecting 'eu-test-1'"),
+            "is in region 'eu-test-1'",
+            "set sources.demo.region to 'eu-test-1'",
+        ),
+        (ScriptedAnswer(200, b"<html>Please log in</html>", HTML), "is not S3: it answers with something that is", "S3 API"),
+        (
+            ScriptedAnswer(404, b"<html><br></html>", HTML),
+            "is not S3: it answers with a web page with HTTP status 404",
+            "sources.demo.endpoint_url",
+        ),
+        (ScriptedAnswer(403, b"<html><br></html>", HTML), "is not S3: it answers with a web page", "S3 API"),
+        (ScriptedAnswer(404, b"not found"), "is not S3: it answers with HTTP status 404", "S3 API"),
+        (
+            ScriptedAnswer(301, b"", {"Location": "https://s3.here/"}),
+            "redirects to https://s3.here/",
+            "sources.demo.endpoint_url",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_told_apart(scripted_s3, answer, words, hint):
+    scripted_s3.answer = lambda request: answer
+    with pytest.raises(SourceError, match=re.escape(words)) as caught:
+        listed(scripted_s3.source())
+    assert hint in caught.value.hint
+    assert caught.value.permanent
+
+
+def test_a_web_page_that_is_no_xml_is_told(scripted_s3):
+    scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
+    with pytest.raises(SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"):
+        listed(scripted_s3.source())
+
+
+def test_a_listing_that_is_not_permitted_names_the_permission(scripted_s3):
+    with pytest.raises(SourceDenied, match="may not be listed") as caught:
+        listed(script(scripted_s3, s3_error(403, "AccessDenied")))
+    assert "s3:ListBucket" in caught.value.hint
+
+
+def test_a_bucket_of_another_region_names_the_setting(scripted_s3):
+    # boto3 asks by a HEAD where the bucket is; this server does not say.
+    scripted_s3.answer = lambda request: ScriptedAnswer() if request.method == "HEAD" else s3_error(301, "PermanentRedirect")
+    with pytest.raises(SourceError, match="another region") as caught:
+        listed(scripted_s3.source())
+    assert "sources.demo.region" in caught.value.hint
+
+
+def test_a_page_that_fails_transiently_is_asked_for_again(scripted_s3):
+    source = script(scripted_s3, page("a", more="1"), s3_error(503, "SlowDown"), page("b"))
+    assert [obj.key for obj in listed(source)] == [b"a", b"b"]
+    assert scripted_s3.requests[-1].query["continuation-token"] == scripted_s3.requests[-2].query["continuation-token"] == "1"
+
+
+def test_a_page_that_was_cut_off_is_asked_for_again(scripted_s3):
+    cut = page("a", "b")
+    cut.body = cut.body[:-30]
+    assert [obj.key for obj in listed(script(scripted_s3, cut, page("a", "b")))] == [b"a", b"b"]
+
+
+def test_a_page_is_asked_for_as_often_as_the_budget_says(scripted_s3):
+    with pytest.raises(SourceUnreachable):
+        listed(script(scripted_s3, s3_error(503, "SlowDown")))
+    assert len([request for request in scripted_s3.requests if "list-type" in request.query]) == 2

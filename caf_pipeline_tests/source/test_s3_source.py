@@ -1,0 +1,218 @@
+"""S3Source on a real server, with versions and without, and what else S3 keeps of an object."""
+
+import hashlib
+import zlib
+from datetime import datetime
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import ObjectUnavailable
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.source.s3.clients import build_store
+from caf_pipeline.source.s3.errors import Address, Asking
+from caf_pipeline.source.s3.get import Reading, is_bent
+from caf_pipeline.source.s3.source import open_s3_source
+from caf_pipeline.waits import Waits
+from caf_pipeline_tests.contracts.object_source import BENT_KEYS, PLAIN_KEYS, ObjectSourceContract, listed, whole
+from caf_pipeline_tests.support.s3_server import make_bucket
+
+
+class TestWithoutVersions(ObjectSourceContract):
+    @pytest.fixture
+    def bucket(self, new_bucket):
+        return new_bucket
+
+
+class TestWithVersions(ObjectSourceContract):
+    @pytest.fixture
+    def bucket(self, new_bucket):
+        new_bucket.keep_versions()
+        return new_bucket
+
+    # moto writes the keys of a listing of versions into XML as they are, which cannot hold control characters.
+    @pytest.mark.parametrize("key", [key for key in [*BENT_KEYS, *PLAIN_KEYS] if min(key) >= " " and key not in ("\uffff",)])
+    def test_every_key_is_listed_and_read_as_itself(self, bucket, key):
+        super().test_every_key_is_listed_and_read_as_itself(bucket, key)
+
+
+# --- versions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(new_bucket):
+    new_bucket.keep_versions()
+    for key in ("a", "a/"):
+        new_bucket.put(key, b"first")
+    source = new_bucket.source()
+    objects = listed(source)
+    new_bucket.put("a", b"second")
+    new_bucket.delete("a/")
+    assert [whole(source, obj) for obj in objects] == [b"first", b"first"]
+    assert all(obj.version_id == obj.object_version for obj in objects)
+
+
+def test_the_null_version_has_no_version_id_and_is_pinned_by_its_etag(new_bucket):
+    new_bucket.put("a", b"before")
+    new_bucket.keep_versions()
+    source = new_bucket.source()
+    [obj] = listed(source)
+    assert (obj.version_id, obj.object_version) == (None, f"etag:{obj.etag}:6")
+    new_bucket.put("a", b"after")
+    with pytest.raises(ObjectUnavailable) as caught:
+        whole(source, obj)
+    assert caught.value.reason == SkipReason.CHANGED
+
+
+def test_a_bucket_whose_versions_are_suspended_is_listed_by_versions(new_bucket):
+    new_bucket.keep_versions()
+    version_id = new_bucket.put("a", b"1")["VersionId"]
+    new_bucket.keep_versions("Suspended")
+    assert [obj.version_id for obj in listed(new_bucket.source())] == [version_id]
+
+
+@pytest.mark.parametrize("key", ["a", "a/"])
+def test_a_version_that_was_removed_for_good_is_deleted(new_bucket, key):
+    new_bucket.keep_versions()
+    version_id = new_bucket.put(key, b"1")["VersionId"]
+    source = new_bucket.source()
+    [obj] = listed(source)
+    new_bucket.client.delete_object(Bucket=new_bucket.name, Key=key, VersionId=version_id)
+    with pytest.raises(ObjectUnavailable) as caught:
+        whole(source, obj)
+    assert caught.value.reason == SkipReason.DELETED
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keys", "bent"), [(BENT_KEYS, True), (PLAIN_KEYS, False)])
+def test_the_keys_that_obstore_bends_are_known(keys, bent):
+    assert [key for key in keys if is_bent(key.encode()) != bent] == []
+
+
+pieces = st.one_of(
+    st.sampled_from(["/", "//", ".", "..", "%2F", "%2E", "%", "+", " ", "?", "#", "\\", "\x01", "~", "a"]),
+    st.text(st.characters(exclude_characters="\0\n", exclude_categories=["Cs"]), min_size=1, max_size=3),
+)
+
+
+@given(st.lists(pieces, min_size=1, max_size=6).map("".join))
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_obstore_takes_each_key_that_is_not_bent_as_it_is(s3_server, key):
+    bucket = make_bucket(s3_server, "bucket-of-keys")
+    bucket.put(key, key.encode())
+    answer = bucket.client.head_object(Bucket=bucket.name, Key=key)
+    obj = S3Object(key.encode(), None, answer["ETag"].strip('"'), answer["ContentLength"], answer["LastModified"])
+    at = Address("demo", bucket.name, bucket.endpoint)
+    reading = Reading(bucket.client, build_store(bucket.client, bucket.name), Asking(at, 1, Waits()))
+    if not is_bent(obj.key):
+        assert bytes(reading._by_obstore(obj, 0, obj.size_bytes).body) == key.encode()
+    assert bytes(reading._by_boto3(obj, 0, obj.size_bytes).body) == key.encode()
+
+
+# --- headers -------------------------------------------------------------------------------------------------------
+
+
+def test_both_clients_give_the_same_headers_and_user_metadata(new_bucket):
+    metadata = {"content-type": "mine", "cache-control": "mine too", "storage-class": "x", "a": "=?UTF-8?B?w6k=?="}
+    headers = {
+        "ContentType": "text/x; charset=utf-8",
+        "ContentEncoding": "gzip",
+        "ContentLanguage": "de",
+        "ContentDisposition": 'attachment; filename="a"',
+        "CacheControl": "no-store",
+        "Expires": datetime(2030, 1, 1),  # noqa: DTZ001 - boto3 wants it so
+        "Metadata": {"One": "1", **metadata},
+        "StorageClass": "STANDARD_IA",
+    }
+    for key in ("plain", "bent/"):
+        new_bucket.put(key, b"not really gzip", **headers)
+    source = new_bucket.source()
+    bent, plain = (source.read(obj, 0, obj.size_bytes) for obj in listed(source))
+    assert plain.headers == bent.headers
+    assert plain.headers.content_type == "text/x; charset=utf-8"
+    assert plain.headers.content_disposition == 'attachment; filename="a"'
+    assert (plain.headers.content_encoding, plain.headers.content_language) == ("gzip", "de")
+    assert (plain.headers.cache_control, plain.headers.expires) == ("no-store", "")
+    assert plain.headers.user_metadata == {"one": "1", **metadata}
+    assert bytes(plain.body) == bytes(bent.body) == b"not really gzip"
+    assert {obj.storage_class for obj in listed(source)} == {"STANDARD_IA"}
+
+
+# --- checksums -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["a", "a//"])
+@pytest.mark.parametrize(
+    ("algorithm", "digest"),
+    [("SHA256", hashlib.sha256(b"x").digest()), ("SHA1", hashlib.sha1(b"x").digest()), ("CRC32", zlib.crc32(b"x").to_bytes(4))],
+)
+def test_the_checksum_of_a_full_object_is_its_raw_digest(new_bucket, algorithm, digest, key):
+    new_bucket.put(key, b"x", ChecksumAlgorithm=algorithm)
+    source = new_bucket.source()
+    [obj] = listed(source)
+    found = source.full_object_checksum(obj)
+    assert (found.algorithm, found.digest) == (algorithm.lower(), digest)
+
+
+def test_an_object_without_a_listed_checksum_has_none(new_bucket):
+    new_bucket.put("a", b"x")
+    source = new_bucket.source()
+    assert listed(source)[0].checksum == ""
+    assert source.full_object_checksum(listed(source)[0]) is None
+
+
+def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
+    new_bucket.put("a", b"x", ChecksumAlgorithm="SHA256")
+    source = new_bucket.source()
+    [obj] = listed(source)
+    new_bucket.put("a", b"y", ChecksumAlgorithm="SHA256")
+    with pytest.raises(ObjectUnavailable) as caught:
+        source.full_object_checksum(obj)
+    assert caught.value.reason == SkipReason.CHANGED
+
+
+# --- skips that moto knows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["a", "a/"])
+def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket, key):
+    new_bucket.put(key, b"x", StorageClass="GLACIER")
+    source = new_bucket.source()
+    [obj] = listed(source)
+    with pytest.raises(ObjectUnavailable, match="cold storage") as caught:
+        whole(source, obj)
+    assert caught.value.reason == SkipReason.COLD_STORAGE
+    restore = {"Bucket": new_bucket.name, "Key": key, "RestoreRequest": {"Days": 1}}
+    new_bucket.client.restore_object(**restore)
+    assert obj.storage_class == "GLACIER"
+    assert whole(source, obj) == b"x"
+
+
+# --- opening -------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_opens_from_its_settings_or_with_a_client_that_is_there(new_bucket):
+    new_bucket.put("p/a", b"x")
+    opened = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2)
+    given = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2, client=new_bucket.client)
+    assert listed(opened) == listed(given)
+    assert whole(opened, listed(opened)[0]) == whole(given, listed(given)[0]) == b"x"
+
+
+def test_nothing_that_obstore_would_take_from_the_environment_counts(new_bucket, monkeypatch):
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ENDPOINT": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "other",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_BUCKET": "other",
+    }.items():
+        monkeypatch.setenv(name, value)
+    new_bucket.put("a", b"x")
+    source = open_s3_source("demo", new_bucket.settings(), attempts=1)
+    [obj] = listed(source)
+    assert bytes(source._reading._by_obstore(obj, 0, 1).body) == b"x"

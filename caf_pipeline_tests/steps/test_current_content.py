@@ -1,0 +1,419 @@
+"""What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and restored versions."""
+
+import random
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from sqlalchemy import text
+
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
+from caf_pipeline.inventory.snapshot import SkipReason, read_snapshot
+from caf_pipeline.maintenance.rebuild import rebuild
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps.chunk_steps import open_chunk
+from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+
+A, B = b"first content", b"second content, longer"
+
+
+def next_second() -> None:
+    """Let what is written from now on have another LastModified: S3 tells it to the second."""
+    time.sleep(1.01 - time.time() % 1)
+
+
+def current(work, key="k"):
+    """Return the bytes that a look-up gives, and what is said of them."""
+    found = fetch(work.ledger, work.store, "src", key)
+    return b"".join(found.pieces), found.location.currency
+
+
+def headers_of(work, key="k"):
+    """Return content type and user metadata that the archive has of the current object."""
+    location = fetch(work.ledger, work.store, "src", key).location
+    rows = open_chunk(work, work.ledger.chunk(location.chunk)).manifest_rows(
+        ("key", *IDENTITY_COLUMNS, "content_type", "user_metadata")
+    )
+    (row,) = [row for row in rows if row["key"] == key and row_identity(row) == location.row.object_version]
+    return row["content_type"], dict(row["user_metadata"])
+
+
+def packed(work):
+    """Return how many objects all chunks together have."""
+    return sum(chunk.member_count for chunk in work.ledger.chunks("src"))
+
+
+@pytest.fixture
+def bucket(new_bucket):
+    return new_bucket
+
+
+@pytest.fixture
+def work(tmp_path, bucket, ledger):
+    return a_workplace(tmp_path, bucket.source(), ledger)
+
+
+# --- a bucket without versions -----------------------------------------------------------------------------------------
+
+
+def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, bucket):
+    for body in (A, B, A):
+        bucket.put("k", body)
+        archive_everything(work)
+        next_second()
+        assert current(work)[0] == body
+    assert (packed(work), current(work)[1].is_current) == (2, True)
+    assert plan(work).exceptions == 0
+
+
+def test_content_that_comes_back_after_a_deletion_is_given_out_again(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    bucket.delete("k")
+    archive_everything(work)
+    gone = current(work)[1]
+    assert (gone.is_current, gone.gone_at is not None) == (False, True)
+    bucket.put("k", A)
+    archive_everything(work)
+    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 1)
+
+
+def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
+    bucket.put("k", A)
+    bucket.put("other", B)
+    archive_everything(work)
+    seen = planning.take_inventory(work)
+    planning.cut_plan(work, seen)
+    next_second()
+    bucket.delete("k")
+    plan(work)
+    assert current(work)[1].last_seen == seen.taken_at
+
+
+def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", B)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A)
+    early = planning.take_inventory(work)
+    next_second()
+    bucket.put("k", B)
+    late = planning.take_inventory(work)
+    for snapshot in (late, early):
+        planning.cut_plan(work, snapshot)
+    assert (current(work)[0], current(work)[1].is_current) == (B, True)
+
+
+def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", B)
+    (late,) = [chunk.name for chunk in plan(work).chunks]
+    for step in ("load_batch", "pack_chunk", "seal_chunk"):
+        getattr(chunk_steps, step)(work, late)
+    next_second()
+    bucket.put("k", A)
+    plan(work)
+    archive_chunk(work, late)
+    assert current(work)[0] == A
+
+
+def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, ledger, tmp_path):
+    for body in (A, B, A):
+        bucket.put("k", body)
+        archive_everything(work)
+        next_second()
+    with ledger._database.transaction() as connection:
+        connection.execute(text("TRUNCATE current_exceptions, inventories"))
+    assert current(work)[0] == B
+    plan(work)
+    assert current(work)[0] == A
+
+
+def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, bucket, ledger, database):
+    for value in ("1", "2"):
+        bucket.put("k", A, Metadata={"a": value})
+        archive_everything(work)
+        next_second()
+    rows = rows_of(ledger)["file_locations"]
+    with database.transaction() as connection:
+        connection.execute(text("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE"))
+    ledger.register_source("src", work.archive_id, work.address)
+    assert all(outcome.complete for outcome in rebuild(work))
+    assert rows_of(ledger)["file_locations"] == rows
+    assert (plan(work).chunks, headers_of(work)[1]) == ([], {"a": "2"})
+
+
+def test_current_content_that_is_under_way_or_skipped_is_told_of(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", B)
+    (name,) = [chunk.name for chunk in plan(work).chunks]
+    body, said = current(work)
+    assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
+    next_second()
+    bucket.put("k", b"third")
+    archive_chunk(work, name)
+    body, said = current(work)
+    assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)
+
+
+def test_an_account_tells_current_older_and_gone_apart(work, bucket):
+    for key in ("same", "changes", "goes"):
+        bucket.put(key, A)
+    archive_everything(work)
+    next_second()
+    bucket.put("changes", B)
+    bucket.delete("goes")
+    archive_everything(work)
+    content = work.ledger.account("src").content
+    assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
+
+
+# --- headers -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_bytes_with_the_same_headers_are_not_packed_again(work, bucket):
+    for _ in range(3):
+        bucket.put("k", A, ContentType="text/plain", Metadata={"a": "1"})
+        archive_everything(work)
+        next_second()
+    assert (packed(work), plan(work).comparison.requests) == (1, 0)
+
+
+def test_a_look_settles_what_a_plan_has_compared(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    plan(work)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+
+
+def test_a_look_finds_content_that_came_back(work, bucket):
+    for body in (A, B):
+        bucket.put("k", body)
+        archive_everything(work)
+        next_second()
+    bucket.put("k", A)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    plan(work)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"Metadata": {"a": "2"}}, {"Metadata": {}}, {"ContentType": "text/html"}, {"CacheControl": "no-cache"},
+     {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}],
+    ids=str,
+)  # fmt: skip
+def test_the_same_bytes_with_other_headers_are_archived_again_whole(work, bucket, changed):
+    first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
+    bucket.put("k", A, **first)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A, **first | changed)
+    archive_everything(work)
+    expected = first | changed
+    assert (packed(work), headers_of(work)) == (2, (expected["ContentType"], expected["Metadata"]))
+    assert plan(work).comparison.requests == 0
+
+
+def test_headers_that_come_back_are_given_out_again_and_not_packed_again(work, bucket):
+    for value in ("1", "2", "1", "2"):
+        bucket.put("k", A, Metadata={"a": value})
+        archive_everything(work)
+        next_second()
+        assert headers_of(work)[1] == {"a": value}
+    assert packed(work) == 2
+
+
+def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(work, bucket, monkeypatch):
+    bucket.put("k", A)
+    (name,) = archive_everything(work)
+    next_second()
+    bucket.put("k", A)
+    stored = work.ledger.chunk(name)
+    holders = type(work.store).holders
+    monkeypatch.setattr(type(work.store), "holders", lambda *_: [])
+    report = plan(work)
+    assert (report.comparison.not_compared, report.accounting.skipped) == (1, {"not_compared": 1})
+    assert stored.tail_sha256 is not None
+    monkeypatch.setattr(type(work.store), "holders", holders)
+    with work.ledger._database.transaction() as connection:
+        connection.execute(text("UPDATE skipped_objects SET retry_at = now()"))
+    assert plan(work).comparison.equal == 1
+
+
+def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(work, bucket):
+    bucket.put("k", A, Metadata={"a": "1"})
+    (name,) = archive_everything(work)
+    chunk = work.ledger.chunk(name)
+    with work.ledger._database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET tail_sha256 = sha256('another')"))
+    next_second()
+    bucket.put("k", A, Metadata={"a": "1"})
+    assert plan(work).comparison.not_compared == 1
+    assert chunk.tail_start
+
+
+def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(work, bucket):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A)
+    listed = planning.take_inventory(work)
+    next_second()
+    bucket.put("k", A, Metadata={"a": "2"})
+    assert planning.cut_plan(work, listed).accounting.skipped == {"changed": 1}
+    archive_everything(work)
+    assert headers_of(work)[1] == {"a": "2"}
+
+
+# --- versions ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_version_is_current_again_when_the_one_after_it_is_deleted(work, bucket):
+    bucket.keep_versions()
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    second = bucket.put("k", B)["VersionId"]
+    archive_everything(work)
+    bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
+    archive_everything(work)
+    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 2)
+
+
+def test_an_old_version_that_was_never_archived_is_when_it_is_current(work, bucket):
+    bucket.keep_versions()
+    bucket.put("k", A)
+    next_second()
+    second = bucket.put("k", B)["VersionId"]
+    archive_everything(work)
+    bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
+    (name,) = [chunk.name for chunk in plan(work).chunks]
+    assert (current(work)[0], current(work)[1].chunk) == (B, name)
+    archive_chunk(work, name)
+    assert (current(work)[0], current(work)[1].is_current) == (A, True)
+
+
+def test_an_inventory_is_of_s3s_own_time(work, bucket):
+    bucket.put("k", A)
+    snapshot = planning.take_inventory(work)
+    assert snapshot.taken_at.microsecond == 0
+    assert abs(snapshot.taken_at - snapshot.listed_at) < timedelta(minutes=1)
+    assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at
+
+
+# --- anything, in any order ----------------------------------------------------------------------------------------------
+
+KEYS = ["a", "a/b", "ü"]
+BODIES = [b"", b"one", b"two, longer"]
+METADATA = [{}, {"a": "1"}, {"a": "2"}]
+
+
+class BucketMachine(RuleBasedStateMachine):
+    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and packs no bytes twice."""
+
+    def __init__(self, s3_server, folder, ledger, kind):
+        super().__init__()
+        self.bucket = make_bucket(s3_server)
+        self.kind = kind
+        if kind != "unversioned":
+            self.bucket.keep_versions("Enabled")
+        self.work = a_workplace(folder / f"{random.getrandbits(64):x}", self.bucket.source(), ledger)
+        with ledger._database.transaction() as connection:
+            connection.execute(
+                text("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
+            )
+        ledger.register_source("src", self.work.archive_id, self.work.address)
+        self.written = set()
+        self.archived = set()
+
+    @initialize()
+    def suspend(self):
+        if self.kind == "suspended":
+            self.bucket.put("a", b"of before", Metadata={"a": "1"})
+            self.bucket.keep_versions("Suspended")
+
+    @rule(key=st.sampled_from(KEYS), body=st.sampled_from(BODIES), metadata=st.sampled_from(METADATA))
+    def put(self, key, body, metadata):
+        self.bucket.put(key, body, Metadata=metadata)
+        self.written.add((key, body, str(metadata)))
+
+    @rule(key=st.sampled_from(KEYS))
+    def delete(self, key):
+        self.bucket.delete(key)
+
+    @precondition(lambda self: self.kind != "unversioned")
+    @rule(which=st.integers(0, 99))
+    def delete_a_version(self, which):
+        answer = self.bucket.client.list_object_versions(Bucket=self.bucket.name)
+        versions = [*answer.get("Versions", []), *answer.get("DeleteMarkers", [])]
+        if versions:
+            one = versions[which % len(versions)]
+            self.bucket.client.delete_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
+
+    @precondition(lambda self: self.kind != "unversioned")
+    @rule(which=st.integers(0, 99))
+    def restore_a_version(self, which):
+        versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
+        if versions:
+            one = versions[which % len(versions)]
+            found = self.bucket.client.get_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
+            self.put(one["Key"], found["Body"].read(), found["Metadata"])
+
+    @rule()
+    def run(self):
+        archive_everything(self.work)
+        self.compare()
+        report = plan(self.work)
+        assert (report.chunks, report.exceptions, report.comparison.requests) == ([], 0, 0)
+        next_second()
+
+    def compare(self):
+        listed = {}
+        for page in self.bucket.source().list_pages():
+            listed.update({obj.key.decode(): obj for obj in page})
+        for key in KEYS:
+            if key in listed:
+                body, said = current(self.work, key)
+                answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=key)
+                assert (body, said.is_current) == (answer["Body"].read(), True)
+                assert headers_of(self.work, key)[1] == answer["Metadata"]
+                self.archived.add(key)
+            elif key in self.archived:
+                assert current(self.work, key)[1].gone_at is not None
+            else:
+                with pytest.raises(NotLocated):
+                    current(self.work, key)
+        content = self.work.ledger.account("src").content
+        assert (content is None) == (not listed and not self.archived) or content.current_objects == len(listed)
+        if self.kind == "unversioned":
+            assert packed(self.work) <= len(self.written)
+
+    def teardown(self):
+        self.run()
+
+
+@pytest.mark.parametrize("kind", sampled(["versioned", "unversioned", "suspended"], every=3))
+def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_server, ledger, tmp_path, kind):
+    run_state_machine_as_test(
+        lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
+        settings=settings(max_examples=6, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+    )

@@ -1,0 +1,242 @@
+"""The first plan of a source in a ledger that has nothing of it: an empty home never archives, and pays, again."""
+
+import dataclasses
+import os
+
+import httpx
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreUnreachable
+from caf_pipeline.maintenance import rebuild
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.steps import planning
+from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.chain_user import ChainUser, random_content
+from caf_pipeline_tests.support.command_line import source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+BODIES = {f"key-{number}": os.urandom(5_000) for number in range(9)}
+
+
+def first_plan(work, **options):
+    return planning.cut_plan(work, planning.take_inventory(work), **options)
+
+
+def renamed(work, name, **changes):
+    """The same workplace with its source under another name, or at another address, which is all that the settings then have."""
+    settings = work.settings.model_copy(update={"sources": {name: SourceSettings(bucket="b", **changes)}})
+    work = dataclasses.replace(work, source=name, settings=settings)
+    work.ledger.register_source(name, work.archive_id, work.address)
+    return work
+
+
+# --- a store in a folder ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archived(tmp_path, ledger):
+    """A workplace whose source is archived."""
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger)
+    archive_everything(work)
+    return work
+
+
+@pytest.fixture
+def emptied(archived, new_ledger):  # noqa: F811
+    """The same with a ledger that knows nothing."""
+    return dataclasses.replace(archived, ledger=new_ledger())
+
+
+def registered(work):
+    work.ledger.register_source(work.source, work.archive_id, work.address)
+    return work
+
+
+def test_an_empty_ledger_plans_nothing_of_what_the_store_has_and_says_both_ways_on(emptied):
+    work = registered(emptied)
+    with pytest.raises(StoredAlready) as refused:
+        first_plan(work)
+    assert "1 file that may hold its objects" in str(refused.value)
+    assert "'caf rebuild src'" in refused.value.hint
+    assert "'caf run --source src --second-copy'" in refused.value.hint
+    assert work.ledger.chunks() == []
+    assert work.ledger.account("src").claimed_objects == 0
+
+
+def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
+    work = registered(emptied)
+    list(rebuild.rebuild(work))
+    assert first_plan(work).chunks == []
+    work.objects.bodies["new"] = b"new"
+    assert len(first_plan(work).chunks) == 1
+
+
+def test_a_second_copy_that_is_meant_is_planned_and_never_asked_about_again(emptied, monkeypatch):
+    work = registered(emptied)
+    assert len(first_plan(work, second_copy=True).chunks) == 1
+    monkeypatch.setattr(type(work.store), "archives", None)  # not asked: the ledger has chunks
+    assert first_plan(work).chunks == []
+
+
+def test_a_source_of_another_name_at_the_same_address_counts_as_the_same(emptied, archived):
+    with pytest.raises(StoredAlready, match="had another name"):
+        first_plan(renamed(emptied, "photos"))
+    beside = renamed(archived, "photos")
+    with pytest.raises(StoredAlready, match="those of source 'src', which has the same bucket and prefix") as refused:
+        first_plan(beside)
+    assert "caf rebuild" in refused.value.hint
+    assert "--second-copy" in refused.value.hint
+
+
+def test_a_source_whose_address_changed_counts_as_the_same(emptied):
+    with pytest.raises(StoredAlready):
+        first_plan(renamed(emptied, "src", endpoint_url="http://moved.example"))
+
+
+def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no_reason_to_refuse(archived, emptied):
+    assert len(first_plan(renamed(archived, "photos", prefix="photos/")).chunks) == 1
+    work = renamed(emptied, "photos", prefix="photos/")
+    with pytest.raises(StoredAlready):
+        first_plan(work)
+    both = {**work.settings.sources, **archived.settings.sources}
+    work = dataclasses.replace(work, settings=work.settings.model_copy(update={"sources": both}))
+    assert len(first_plan(work).chunks) == 1
+
+
+def test_a_post_of_before_posts_named_an_archive_counts(emptied):
+    (post,) = (emptied.store.folder / "posts").iterdir()
+    post.write_text(post.read_text().replace('"archive"', '"earlier"'))
+    with pytest.raises(StoredAlready):
+        first_plan(registered(emptied))
+
+
+def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
+    work = registered(emptied)
+    work.objects.bodies.clear()
+    monkeypatch.setattr(type(work.store), "archives", None)
+    assert first_plan(work).chunks == []
+
+
+def test_the_launchpad_plans_a_second_copy_only_where_it_is_ordered(pipeline, new_ledger):  # noqa: F811
+    pipeline.put(5)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute("archive_my_source", partition_key=chunk).success
+    with pipeline.ledger._database.transaction() as connection:
+        connection.exec_driver_sql("TRUNCATE sources CASCADE")
+    refused = pipeline.execute("plan_my_source")
+    assert not refused.success
+    assert "caf rebuild" in str(refused.events_for_node("my_source__chunk_plan"))
+    assert pipeline.chunks() == []
+    config = {"ops": {"my_source__chunk_plan": {"config": {"second_copy": True}}}}
+    assert pipeline.execute("plan_my_source", run_config=config).success
+    assert len(pipeline.chunks()) == 1
+
+
+# --- Jackal ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wallet(network):
+    return wallet_with_space(network)
+
+
+@pytest.fixture
+def work(tmp_path, ledger, network, wallet):
+    settings = jackal_settings(network, mnemonic=wallet.words)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    yield work
+    work.store.close()
+
+
+def post(network, words, note):
+    with httpx.Client() as client:
+        ChainUser(network, client, words).post(random_content(1000), note=note)
+
+
+@pytest.mark.parametrize("note", ["[]", '"text"', "5", '{"caf_pipeline":5}', archive_note("f" * 32)])
+def test_a_file_of_this_wallet_whose_note_cannot_be_read_or_names_an_unknown_archive_counts(work, network, wallet, note):
+    post(network, wallet.words, note)
+    with pytest.raises(StoredAlready):
+        first_plan(work)
+
+
+def test_files_of_other_programs_and_of_other_wallets_do_not_count(work, network, wallet):
+    post(network, wallet.words, '{"album":"holidays"}')
+    post(network, wallet.words, "{}")
+    stranger = wallet_with_space(network)
+    post(network, stranger.words, archive_note(work.archive_id))
+    assert len(first_plan(work).chunks) == 1
+
+
+def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(work, network):
+    for lcd in range(2):
+        network.misbehave(lcd=lcd, refuse=True)
+    with pytest.raises(StoreUnreachable):
+        first_plan(work)
+    assert work.ledger.chunks() == []
+    network.well_behaved()
+    assert len(first_plan(work).chunks) == 1
+
+
+def test_without_a_wallet_it_is_not_known_whose_files_to_ask_for(tmp_path, ledger, network):
+    settings = jackal_settings(network, mnemonic=None)
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    with pytest.raises(MnemonicRefused):
+        first_plan(work)
+    work.store.close()
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_home(tmp_path, network, wallet, s3_server, new_bucket):
+    """Makes a folder of its own with the same settings and wallet, on another ledger."""
+    new_bucket.put("key", os.urandom(100_000))
+
+    def make(name, ledger):
+        (tmp_path / name).mkdir()
+        caf = jackal_command_line(tmp_path / name, network, wallet.words, CAF_DATABASE_URL=ledger.url)
+        caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+        return caf
+
+    return make
+
+
+def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, new_ledger, network, wallet):  # noqa: F811
+    first, second = make_home("first", new_ledger()), make_home("second", fresh := new_ledger())
+    assert first("run").status == 0
+    charged = network.state()["charged"][wallet.address]
+    one_sentence(second("run"), 7, "caf rebuild src", "caf run --source src --second-copy")
+    assert fresh.chunks() == []
+    assert second("rebuild").status == 0
+    assert second("run").status == 0
+    assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
+    assert network.state()["charged"][wallet.address] == charged
+
+
+def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):  # noqa: F811
+    first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
+    assert first("run").status == 0
+    assert second("run", "--source", "src", "--second-copy").status == 0
+    looked = second("doctor", "--dry-run")
+    assert looked.status == 0
+    assert b"with other bytes" in looked.out
+    assert b"until the bought space ends" in looked.out
+
+
+def test_a_second_copy_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
+    caf = make_home("home", ledger := new_ledger())
+    post(network, wallet.words, archive_note("f" * 32))
+    one_sentence(caf("run", "--second-copy"), 2, "--source")
+    assert caf("run", "--source", "src", "--second-copy").status == 0
+    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}

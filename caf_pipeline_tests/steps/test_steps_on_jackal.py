@@ -1,0 +1,103 @@
+"""The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired, on the real ledger."""
+
+import os
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import NotPublic, PlanTooSmall
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.maintenance.scrub import prove_chunk, sweep_staging
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+
+
+@pytest.fixture
+def make_work(tmp_path, ledger, network):
+    opened = []
+
+    def make(**changes):
+        source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(10)})
+        work = a_workplace(
+            tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, proof_seconds=8), **changes
+        )
+        opened.append(work.store)
+        return work
+
+    network.grant(ADDRESS, SPACE)
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def work(make_work):
+    return make_work()
+
+
+@pytest.fixture
+def name(work):
+    (name,) = archive_everything(work)
+    return name
+
+
+def every_object_reads_back(work):
+    for key, body in work.objects.bodies.items():
+        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+
+
+def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(work, name):
+    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    assert len([copy for copy in work.ledger.known_copies(name) if copy.listed]) == 3
+    assert chunk_steps.staged_path(work, name).exists()
+    assert list(sweep_staging(work)) == []
+    every_object_reads_back(work)
+
+
+def test_a_look_finds_a_proof_window_of_each_copy(work, name):
+    report = prove_chunk(work, name)
+    assert (report.proven, len(report.read_back)) == (True, 3)
+    assert all(check.window is not None for check in report.checks)
+
+
+def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(work, name, network):
+    chunk = work.ledger.chunk(name)
+    gone = work.store.copies(chunk_steps.posting_of(chunk))[0].provider
+    network.drop_proofs(chunk.merkle_root, network.provider_addresses.index(gone))
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    report = repair_chunk(work, name)
+    assert (report.origin, report.posted_again, len(report.copies)) == ("staging", False, 3)
+    assert (report.chunk.state, report.chunk.start) == (ChunkState.LOCATED, chunk.start)
+    assert gone not in {copy.provider for copy in report.copies}
+    every_object_reads_back(work)
+
+
+def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(work, name, network):
+    chunk = work.ledger.chunk(name)
+    chunk_steps.staged_path(work, name).unlink()
+    listed = [copy.provider for copy in work.store.copies(chunk_steps.posting_of(chunk))]
+    network.delete_blob(network.provider_addresses.index(listed[0]), chunk.merkle_root)
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    report = repair_chunk(work, name)
+    assert (report.origin, len(report.copies)) == ("provider", 3)
+    every_object_reads_back(work)
+
+
+def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(work, network):
+    network.grant(ADDRESS, 100_000)
+    (chunk,) = plan(work).chunks
+    with pytest.raises(PlanTooSmall, match=str(3 * chunk.expected_size_bytes)):
+        archive_chunk(work, chunk.name)
+    assert work.objects.reads == []
+
+
+def test_a_source_that_is_not_public_is_refused_before_a_byte_is_fetched(make_work):
+    work = make_work(public=False)
+    (chunk,) = plan(work).chunks
+    with pytest.raises(NotPublic):
+        archive_chunk(work, chunk.name)
+    assert work.objects.reads == []

@@ -1,0 +1,549 @@
+"""Chain nodes and providers that answer as no honest one would: one sentence comes out, in time, and in bounded memory.
+
+Whatever a server says, a query ends with a right answer or an error of the store. Limits on time are cut short here, and nothing
+is measured by the clock: what has no end would not come back.
+"""
+
+import base64
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from caf_pipeline.errors import ChainUnreachable, IntegrityError, SettingsError, StoreError, StoreUnreachable
+from caf_pipeline.interfaces import Posting
+from caf_pipeline.store.jackal import provider as provider_module
+from caf_pipeline.store.jackal import provider_http
+from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
+from caf_pipeline.store.jackal.messages import FileProof, archive_note
+from caf_pipeline.store.jackal.provider import ProviderClient, Sending
+from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
+from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.peak_memory import peak_bytes
+from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_provider import answer, scripted
+
+OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
+ROOT = b"\xfb\xff" * 32
+IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
+MOST_BYTES = 192 << 20  # beyond what the program and its libraries take, which is another machine's own
+FILE = {
+    "merkle": base64.b64encode(ROOT).decode(),
+    "owner": OWNER,
+    "start": "7",
+    "expires": "0",
+    "file_size": "1000",
+    "proof_interval": "7200",
+    "proof_type": "3",
+    "proofs": [f"{PROVIDER}/{OWNER}/00/7/"],
+    "max_proofs": "3",
+    "note": archive_note("a1"),
+}
+FILES = {"files": [FILE], "pagination": {"next_key": None, "total": "1"}}
+PROOF = {"merkle": FILE["merkle"], "owner": OWNER, "start": "7", "last_proven": "50"}
+PLAN = {"spaceAvailable": "9", "spaceUsed": "2", "end": "2030-01-01T00:00:00.123456789Z"}
+SENT = {"code": 0, "codespace": "", "raw_log": ""}
+
+QUERIES = {
+    "height": ("blocks/latest", None, lambda chain: chain.height()),
+    "block_seconds": ("blocks/1", None, lambda chain: chain.block_seconds()),
+    "params": ("params", {"params": {"proof_window": "9"}}, lambda chain: chain.params()),
+    "account": (
+        f"/cosmos/auth/v1beta1/accounts/{OWNER}",
+        {"account": {"base_account": {"account_number": "1", "sequence": "2"}}},
+        lambda chain: chain.account(OWNER),
+    ),
+    "balance": (
+        f"/cosmos/bank/v1beta1/balances/{OWNER}/by_denom",
+        {"balance": {"denom": "ujkl", "amount": "5"}},
+        lambda chain: chain.balance(OWNER),
+    ),
+    "plan": (f"payment_info/{OWNER}", {"storage_payment_info": PLAN}, lambda chain: chain.plan(OWNER)),
+    "price": ("price_check/30/1000000000", {"price": "7"}, lambda chain: chain.price(30, 10**9)),
+    "file": (f"files/{IN_PATH}/{OWNER}/7", {"file": FILE}, lambda chain: chain.file(ROOT, OWNER, 7)),
+    "files_of_root": (f"files/merkle/{IN_PATH}", FILES, lambda chain: chain.files_of_root(ROOT)),
+    "files_of_archive": ("files/note/caf_pipeline/a1", FILES, lambda chain: list(chain.files_of_archive(OWNER, "a1"))),
+    "providers": (
+        "providers",
+        {"providers": [{"address": PROVIDER, "ip": "http://p.example", "totalspace": "9"}], "pagination": {"next_key": ""}},
+        lambda chain: chain.providers(),
+    ),
+    "active_providers": (
+        "active_providers",
+        {"providers": [{"address": PROVIDER}], "pagination": None},
+        lambda chain: chain.active_providers(),
+    ),
+    "last_proven": (
+        f"proofs/{PROVIDER}/{IN_PATH}/{OWNER}/7",
+        {"proof": PROOF},
+        lambda chain: chain.proof(PROVIDER, ROOT, OWNER, 7),
+    ),
+    "proofs": (
+        f"proofs/{PROVIDER}",
+        {"proofs": [PROOF], "pagination": {"next_key": None}},
+        lambda chain: chain.proof(PROVIDER, ROOT, OWNER, 7),
+    ),
+    "broadcast": ("/cosmos/tx/v1beta1/txs", {"tx_response": SENT}, lambda chain: chain.broadcast(b"signed")),
+    "transaction": (
+        f"/cosmos/tx/v1beta1/txs/{HASH}",
+        {"tx_response": SENT | {"height": "9", "data": "", "txhash": HASH}},
+        lambda chain: chain.transaction(HASH),
+    ),
+}
+
+
+@contextlib.contextmanager
+def opened(url, **changes):
+    """A chain over one node, asked once."""
+    seen = [0]
+    limits = {"attempts": 1, "silence_seconds": 30.0, "answer_seconds": 60.0} | changes
+
+    def see(height):
+        seen[0] = max(seen[0], height)
+
+    with Chain([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **limits) as chain:
+        yield chain
+
+
+def good(node, name):
+    """Give the right answer to a query, in its place."""
+    place, right, _ = QUERIES[name]
+    if right is None:
+        return json.loads((node.block(1) if place == "blocks/1" else node.block(node.height)).content())
+    return right
+
+
+@pytest.fixture
+def node():
+    with ScriptedLcd() as node:
+        for name, (place, _, _) in QUERIES.items():
+            if place not in ("blocks/latest", "blocks/1") and name != "proofs":
+                node.answers[place] = Told(good(node, name))
+        yield node
+
+
+# --- a chain node's bytes --------------------------------------------------------------------------------------------
+
+
+def test_every_query_has_a_right_answer_here(node):
+    """Without which the tests below would prove nothing."""
+    with opened(node.url) as chain:
+        for name, (_, _, ask) in QUERIES.items():
+            assert ask(chain) is not None, name
+            assert ask(chain) != [], name
+
+
+def in_its_place(node, hostile, place):
+    """Let a raw server answer one place, and lead all others to the node."""
+
+    def reply(request, sock):
+        request.body()
+        if place is None or request.path.partition("?")[0].endswith(place):
+            hostile(request, sock)
+            return
+        path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix("/cosmos/base/tendermint/v1beta1/")
+        told = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
+        sock.sendall(answer(told.status, told.content(), Connection="close"))
+
+    return reply
+
+
+KINDS = {"endless": ENDLESS, "slow": SLOW, "wrong": WRONG, "JSON": NO_OBJECT}
+BYTES = {f"{kind}: {name}": hostile for kind, kinds in KINDS.items() for name, hostile in kinds.items()}
+SAMPLE = {f"{kind}: {next(iter(kinds))}" for kind, kinds in KINDS.items()}
+SAMPLED = [pytest.param(name, marks=pytest.mark.sample) if name in SAMPLE else name for name in BYTES]
+PLACES = {"at once": (None, "params"), "in the end": ("/params", "params"), "in a list": ("/providers", "providers")}
+
+
+SHORT = {"silence_seconds": 0.25, "answer_seconds": 0.3}
+GROUP, FAULT = "Hostile input", "answers of chain nodes and providers"
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
+    for place, query in PLACES.values():
+        with (
+            fault(GROUP, FAULT),
+            scripted(in_its_place(node, BYTES[name], place)) as script,
+            opened(script.url, **SHORT) as chain,
+        ):
+            with pytest.raises(StoreUnreachable) as caught:
+                QUERIES[query][2](chain)
+            assert len(str(caught.value)) < 1000
+            assert str(caught.value).isprintable()
+
+
+def test_a_slow_node_is_passed_over_for_the_next(node):
+    with scripted(SLOW["interim answers"]) as script:
+        chain = Chain([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2)
+        with chain:
+            assert chain.params().proof_window == 9
+
+
+# --- a chain node's JSON ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_right_kind(name, node):
+    place, _, ask = QUERIES[name]
+    right = good(node, name)
+    if name == "proofs":
+        node.answers.pop(QUERIES["last_proven"][0])
+    with opened(node.url) as chain:
+        usual = type(ask(chain)) if name != "proofs" else FileProof
+        for told in bent(right):
+            node.answers[place] = Told(json.dumps(told).encode())
+            chain._block_seconds = (6.0, 0.0)  # forgets what was measured
+            try:
+                found = ask(chain)
+            except (StoreError, SettingsError) as error:  # settings: it says that it is a node of another chain
+                found, said = None, str(error)
+            else:
+                said = ""
+            assert said.isprintable(), told
+            assert found is None or isinstance(found, usual), told
+
+
+def test_a_name_that_comes_twice_is_taken_once(node):
+    node.answers["params"] = Told(b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}')
+    with opened(node.url) as chain:
+        assert chain.params().proof_window == 7
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+LISTS = {
+    "files_of_root": f"files/merkle/{IN_PATH}",
+    "files_of_archive": "files/note/caf_pipeline/a1",
+    "providers": "providers",
+    "active_providers": "active_providers",
+    "proofs": f"proofs/{PROVIDER}",
+}
+
+
+def page_of(name, count, key):
+    """Return a page: `count` entries like the right one, and where the next begins."""
+    right = QUERIES[name][1]
+    member = next(iter(right))
+    return Told({member: right[member] * count, "pagination": {"next_key": key}})
+
+
+def without_match(name, told):
+    """Let nothing of it be what is looked for, so that the list is read to its end."""
+    return Told(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("count", [0, 1])
+def test_pages_without_end_have_an_end(name, count, node):
+    numbers = itertools.count()
+    node.answers.pop(QUERIES["last_proven"][0])
+    node.answers[LISTS[name]] = lambda params: without_match(name, page_of(name, count, f"key{next(numbers)}"))
+    with opened(node.url, max_pages=12) as chain, pytest.raises(ChainUnreachable):
+        QUERIES[name][2](chain)
+    assert next(numbers) <= 12
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_page_that_leads_to_itself_is_asked_for_once(name, node):
+    node.answers.pop(QUERIES["last_proven"][0])
+    node.answers[LISTS[name]] = lambda params: without_match(name, page_of(name, 0, "same"))
+    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="came twice"):
+        QUERIES[name][2](chain)
+
+
+def test_pages_that_take_too_long_together_have_an_end(node):
+    numbers = itertools.count()
+    node.answers["providers"] = lambda params: page_of("providers", 0, f"key{next(numbers)}")
+    with opened(node.url, list_seconds=0.2) as chain, pytest.raises(ChainUnreachable, match=r"more than 0\.2 s"):
+        chain.providers()
+
+
+def test_where_a_page_begins_has_a_limit(node):
+    node.answers["providers"] = lambda params: page_of("providers", 0, "k" * 100_000)
+    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="100000 characters") as caught:
+        chain.providers()
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["files_of_root", "providers", "active_providers"])
+def test_a_list_that_is_kept_has_a_limit(name, node):
+    numbers = itertools.count()
+    node.answers[LISTS[name]] = lambda params: page_of(name, 5000, f"key{next(numbers)}")
+    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="lists more than"):
+        QUERIES[name][2](chain)
+    assert next(numbers) <= MAX_KEPT // 5000 + 1
+
+
+def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
+    """Anybody may post a root again, as often as they pay for it."""
+    pages = [[FILE | {"owner": "jkl1stranger", "start": str(page * 500 + n)} for n in range(500)] for page in range(60)]
+
+    def told(params):
+        number = int(params.get("pagination.key", "0"))
+        last = number == len(pages) - 1
+        page = [*pages[number], FILE] if last else pages[number]
+        return Told({"files": page, "pagination": {"next_key": None if last else str(number + 1)}})
+
+    node.answers[LISTS["files_of_root"]] = told
+    node.answers[QUERIES["file"][0]] = Told({"code": 5, "message": "not found"}, 404)
+    with opened(node.url) as chain:
+        assert [one.start for one in chain.files_of_root(ROOT, OWNER)] == [7]
+        assert chain.file(ROOT, OWNER, 7).owner == OWNER
+
+
+# --- a provider's bytes ----------------------------------------------------------------------------------------------
+
+POSTING = Posting(ROOT[:32], OWNER, 7, 3_000_000)
+
+
+class Pace:
+    def check(self):
+        pass
+
+    def piece_bytes(self):
+        return 1 << 20
+
+    def sent(self, size_bytes):
+        pass
+
+
+def upload(client, path):
+    posting = Posting(ROOT[:32], OWNER, 7, path.stat().st_size)
+    return client.upload(Sending(posting, path, Pace(), proof_type=3, answer_seconds=0.3, known_before=True))
+
+
+@contextlib.contextmanager
+def short_limits():
+    """Cut short what providers are given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provider_http, "ANSWER_SECONDS", 0.3)
+        for name in ("ANSWER_SECONDS", "PROBE_SECONDS", "STALL_SECONDS"):
+            patch.setattr(provider_module, name, 0.3)
+        patch.setattr(provider_module, "RESUME_SECONDS", (0.0, 0.0, 0.0))
+        patch.setattr(provider_module, "MAX_RESUMED", 1)
+        yield
+
+
+@pytest.fixture
+def short():
+    with short_limits():
+        yield
+
+
+@pytest.fixture
+def staged(tmp_path):
+    path = tmp_path / "staged.caf"
+    path.write_bytes(bytes(2_000_000))
+    return path
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", SAMPLED)
+def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fault):
+    asked = {
+        "version": lambda client: client.version(),
+        "free_bytes": lambda client: client.free_bytes(),
+        "job": lambda client: client.job(POSTING),
+        "upload": lambda client: upload(client, staged),
+        "download": lambda client: b"".join(client.download(POSTING, 10, 2_000_000)),
+    }
+    for what, ask in asked.items():
+        with (
+            fault(GROUP, FAULT),
+            scripted(BYTES[name]) as script,
+            contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+        ):
+            try:
+                found = ask(client)
+            except (StoreUnreachable, IntegrityError) as error:  # integrity: a file of another size
+                found, said = None, str(error)
+            else:
+                said = ""
+            assert len(said) < 1000, what
+            assert said.isprintable(), what
+            # A provider need not tell its version or its room; a web server may say 200 to anything, and give any bytes without
+            # saying how many: no more than were asked for are taken, and their hash tells whoever reads them.
+            assert found in ("", None) or what == "upload" or (what == "download" and len(found) == 2_000_000 - 10), what
+
+
+@pytest.mark.usefixtures("short")
+def test_what_a_provider_says_cannot_move_the_cursor(staged):
+    evil = json.dumps({"error": "\x1b[2J\r\nok \u202e", "progress": 5, "status": "Error: \x1b[2J\n\u202e", "version": "\x07\n"})
+    with scripted(answer(500, evil)) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+        with pytest.raises(StoreUnreachable) as caught:
+            upload(client, staged)
+        assert str(caught.value).isprintable()
+    with scripted(answer(200, evil)) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+        assert client.job(POSTING).error.isprintable()
+        assert client.version().isprintable()
+
+
+@pytest.mark.parametrize("progress", ["NaN", "1e999", "-1e999", "true", '"100"', "[]", "9" * 4000, "null"])
+def test_progress_that_is_none_is_no_answer(progress):
+    with scripted(answer(200, f'{{"progress":{progress},"status":"x"}}')) as script:
+        client = ProviderClient(script.url, may_be_private=True)
+        try:
+            job = client.job(POSTING)
+        except StoreUnreachable:
+            return
+        assert progress == "true"
+        assert not job.done
+
+
+# --- downloads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize(
+    "content_range",
+    [
+        "",
+        "bytes",
+        "bytes 10-19/*",
+        "bytes 0-9/3000000",
+        "bytes 19-10/3000000",
+        "bytes 10-19/" + "9" * 5000,
+        "bytes -5-19/3000000",
+        "items 10-19/3000000",
+        "bytes 10-19/1",
+    ],
+)
+def test_a_range_that_makes_no_sense_is_not_taken(content_range):
+    with scripted(answer(206, b"x" * 10, Content_Range=content_range)) as script:
+        client = ProviderClient(script.url, may_be_private=True)
+        with pytest.raises((StoreUnreachable, IntegrityError)):
+            b"".join(client.download(POSTING, 10, 20))
+        client.close()
+
+
+def test_a_provider_that_breaks_off_after_each_byte_is_given_up(monkeypatch):
+    monkeypatch.setattr(provider_module, "RESUME_SECONDS", (0.0, 0.0, 0.0))
+
+    def one_byte(request, sock):
+        start = request.headers["range"].removeprefix("bytes=").partition("-")[0]
+        said = f"bytes {start}-2999999/3000000"
+        sock.sendall(answer(206, b"x", 3_000_000 - int(start), Content_Range=said))
+
+    with scripted(one_byte) as script:
+        client = ProviderClient(script.url, may_be_private=True)
+        with pytest.raises(StoreUnreachable, match="broke off"):
+            b"".join(client.download(POSTING, 0, 3_000_000))
+    assert len(script.requests) == 3
+
+
+def test_more_bytes_than_asked_for_are_not_taken():
+    reply = answer(206, b"x" * 1000, Content_Range="bytes 10-1009/3000000")
+    with scripted(reply) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+        assert b"".join(client.download(POSTING, 10, 20)) == b"x" * 10
+
+
+# --- uploads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short")
+def test_a_provider_that_reads_on_and_on_is_given_up(tmp_path):
+    path = tmp_path / "large.caf"
+    path.touch()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+    def swallow(request, sock):
+        while sock.recv(1 << 20):
+            pass
+
+    with scripted(swallow) as script:
+        client = ProviderClient(script.url, may_be_private=True)
+        with pytest.raises(StoreUnreachable, match="in time"):
+            upload(client, path)
+
+
+def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
+    """A provider that always says something new would otherwise be waited for without end."""
+    progress = itertools.cycle([1, 2])
+    followed = []
+
+    class Busy:
+        url = "http://busy.example"
+
+        def job(self, posting, check):
+            followed.append(1)
+            return provider_module.Job(next(progress), "busy")
+
+    opened = open_store(network, upload_seconds=0.3, proof_seconds=0.3)
+    try:
+        path = tmp_path / "chunk.caf"
+        path.write_bytes(b"x" * 1000)
+        from caf_pipeline.store.jackal.upload import _Upload
+
+        one = _Upload(opened.store._uploads, opened.posted(path), path)
+        assert not one._followed(Busy(), provider_module.Job(0, "")).done
+    finally:
+        opened.store.close()
+    assert followed
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def ask_everything(folder):
+    """Meet every hostile answer, of nodes and of providers, in this process."""
+    from pathlib import Path
+
+    before = peak_bytes()
+    staged = Path(folder, "staged.caf")
+    staged.write_bytes(bytes(2_000_000))
+    with ScriptedLcd() as node, short_limits():
+        for name, hostile in BYTES.items():
+            if name.startswith("slow") and not name.endswith("fast"):
+                continue  # a byte now and then fills nothing
+            with (
+                scripted(in_its_place(node, hostile, "/params")) as script,
+                opened(script.url, **SHORT) as chain,
+                contextlib.suppress(StoreError),
+            ):
+                chain.params()
+            with scripted(hostile) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+                for ask in (client.version, lambda: upload(client, staged), lambda: list(client.download(POSTING, 0, 2_000_000))):
+                    with contextlib.suppress(StoreError, IntegrityError):
+                        ask()
+    print(peak_bytes() - before)
+
+
+def test_memory_stays_bounded_whatever_is_answered(tmp_path):
+    code = f"from caf_pipeline_tests.store.test_hostile_answers import ask_everything; ask_everything({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) < MOST_BYTES
+
+
+def ask_for_long_lists():
+    """Meet lists of 170,000 entries, in pages as long as an answer may be."""
+    before = peak_bytes()
+    entries = {"files_of_root": FILE, "files_of_archive": FILE, "providers": QUERIES["providers"][1]["providers"][0]}
+    with ScriptedLcd() as node:
+        for name, entry in entries.items():
+            member = "providers" if name == "providers" else "files"
+            content = json.dumps(entry)
+            page = f'{{"{member}":[{",".join([content] * (3_900_000 // len(content)))}],"pagination":{{"next_key":"KEY"}}}}'
+            numbers = itertools.count()
+
+            def told(params, page=page, numbers=numbers):
+                return Told(page.replace("KEY", f"key{next(numbers)}").encode())
+
+            node.answers[LISTS[name]] = told
+            with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):
+                # What is asked by the archive comes one by one, and nobody keeps it.
+                asked = chain.files_of_archive(OWNER, "a1") if name == "files_of_archive" else QUERIES[name][2](chain)
+                print(sum(1 for _ in asked), file=sys.stderr)
+    print(peak_bytes() - before)
+
+
+def test_memory_stays_bounded_under_long_lists():
+    code = "from caf_pipeline_tests.store.test_hostile_answers import ask_for_long_lists; ask_for_long_lists()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) < MOST_BYTES

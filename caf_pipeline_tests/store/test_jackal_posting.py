@@ -1,0 +1,740 @@
+"""A post is paid for once, whatever breaks: what counts in each test is what the network charged."""
+
+import contextlib
+import itertools
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import (
+    ChainBehind,
+    ChainHalted,
+    ChainUnreachable,
+    EmptyWallet,
+    HeldByOther,
+    LeaseLost,
+    NoStoragePlan,
+    PlanExpired,
+    PlanTooSmall,
+    SpendCapReached,
+    StoreError,
+    StoreUnreachable,
+    TransactionRefused,
+)
+from caf_pipeline.interfaces import Copy
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.store.jackal import chain as chain_module
+from caf_pipeline.store.jackal import posting as posting_module
+from caf_pipeline.store.jackal.messages import POST_FILE, archive_note, post_file, transaction_messages
+from caf_pipeline_tests.contracts.ledger import bring_to, location, register
+from caf_pipeline_tests.support.memory_log import MemoryLog
+from caf_pipeline_tests.support.paying_runs import (
+    ARCHIVE,
+    CHARGED,
+    COPIES,
+    SIZE,
+    FileLog,
+    ManyRuns,
+    Payer,
+    chunk,
+    start_run,
+    then,
+)
+from caf_pipeline_tests.support.tiers import sampled
+
+SECONDS = 120  # for a thread or process that should end long before
+GB = 10**9
+
+
+@pytest.fixture
+def stack():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def payer(network, stack):
+    return Payer.new(network, stack)
+
+
+@pytest.fixture
+def log():
+    return MemoryLog()
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(12) as threads:
+        yield threads
+
+
+def ask(log, payer, name, **changes):
+    """Let a chunk of another run wait."""
+    one = chunk(name)
+    given = {"copies": COPIES, "proof_type": 3, "note": archive_note(ARCHIVE)}
+    size_bytes = changes.pop("size_bytes", SIZE)
+    message = post_file(payer.address, one.merkle_root, size_bytes, **given | changes).value
+    log.ask(payer.account, name, message, size_bytes * COPIES)
+
+
+def in_posting(ledger, count):
+    """Names of chunks of the ledger that are to be posted."""
+    names = register(ledger, *[[f"key-{number}"] for number in range(count)])
+    for name in names:
+        bring_to(ledger, name, ChunkState.POSTING)
+    return names
+
+
+def outcomes(log):
+    return [one.outcome for one in log.entries]
+
+
+# --- a post ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_post_is_charged_once_and_its_start_is_that_of_its_block(payer, log):
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert [posting.start] == payer.starts("a")
+    assert (posting.owner, posting.stored_size_bytes) == (payer.address, SIZE)
+    assert payer.charged() == CHARGED
+    assert log.pending(payer.account) == []
+    assert log.start_of(payer.account, "a") == posting.start
+
+
+def test_the_note_names_the_archive_and_nothing_else(payer, log):
+    payer.poster(log).post(chunk("a"), log)
+    (file,) = [one for one in payer.network.state()["files"] if one["owner"] == payer.address]
+    assert file["note"] == '{"caf_pipeline":"archive-1"}'
+    assert (file["max_proofs"], file["proof_type"]) == (COPIES, 3)
+
+
+def test_posting_again_is_free(payer, log):
+    poster = payer.poster(log)
+    first, balance = poster.post(chunk("a"), log), payer.balance()
+    assert poster.post(chunk("a"), log) == first
+    other = MemoryLog()  # a ledger that was lost
+    assert payer.poster(other).post(chunk("a"), other) == first
+    assert other.entries == []
+    assert payer.balance() == balance
+    assert payer.starts("a") == [first.start]
+
+
+def test_a_root_that_somebody_else_posted_is_not_ours(payer, log, network, stack):
+    other, others = Payer.new(network, stack), MemoryLog()
+    other.poster(others).post(chunk("a"), others)
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert posting.owner == payer.address
+    assert payer.starts("a") == [posting.start]
+
+
+@pytest.mark.parametrize(
+    ("copies", "size", "said"), [(1, SIZE, "1 copy of 1000 bytes"), (COPIES, SIZE - 1, f"{COPIES} copies of 999 bytes")]
+)
+def test_a_root_posted_in_a_way_that_does_not_serve_is_not_posted_again(payer, log, copies, size, said):
+    payer.poster(log, copies=copies).post(chunk("a", stored_size_bytes=size), log)
+    with pytest.raises(StoreError, match=f"is posted already at block .* with {said}") as refused:
+        payer.poster(MemoryLog()).post(chunk("a"), MemoryLog())
+    assert refused.value.permanent
+    assert len(payer.starts("a")) == 1
+
+
+def test_fewer_copies_than_asked_serve_where_they_are_enough(payer, log):
+    first = payer.poster(log, copies=2).post(chunk("a"), log)
+    assert payer.poster(log, copies=3, required_copies=2).post(chunk("a"), log) == first
+
+
+def test_a_post_that_the_chain_no_longer_has_is_no_result(payer, log):
+    log.start_of = lambda account, chunk: 1  # of a post that was deleted since
+    assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0] != 1
+
+
+def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_anew(payer, ledger, network):
+    (name,) = in_posting(ledger, 1)
+    log = ledger.transactions(this_process("run-1"))
+    poster = payer.poster(log)
+    sealed = chunk(name, merkle_root=ledger.chunk(name).merkle_root, stored_size_bytes=ledger.chunk(name).stored_size_bytes)
+    first = poster.post(sealed, log)
+    with ledger.lease(f"chunk/{name}", this_process("run-1")) as lease:
+        ledger.record_posting(lease, name, first)
+        ledger.move(lease, name, ChunkState.POSTED, ChunkState.UPLOADING)
+        ledger.record_copies(lease, name, [Copy("provider", "proof")])
+        ledger.load_locations(lease, name, [location("key-0")])
+        ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone")
+    assert poster.post(sealed, log) == first  # while the chain has it
+    payer.delete(first)
+    again = poster.post(sealed, log)
+    assert again.start > first.start
+    assert payer.charged() == COPIES * sealed.stored_size_bytes
+
+
+# --- posts that wait together ----------------------------------------------------------------------------------------
+
+
+def test_posts_that_wait_together_go_in_one_transaction(payer, log):
+    for name in "bcd":
+        ask(log, payer, name)
+    poster = payer.poster(log)
+    posting = poster.post(chunk("a"), log)
+    assert [payer.starts(name) for name in "abcd"] == [[posting.start]] * 4
+    assert [log.start_of(payer.account, name) for name in "bcd"] == [posting.start] * 3
+    assert poster.post(chunk("c"), log).start == posting.start
+    assert payer.transactions() == 1
+    assert payer.charged() == 4 * CHARGED
+
+
+def test_a_transaction_takes_eight_posts_and_its_own_is_always_among_them(payer, log):
+    names = [f"w{number}" for number in range(10)]
+    for name in names:
+        ask(log, payer, name)
+    payer.poster(log).post(chunk("last"), log)
+    assert len(payer.starts("last")) == 1
+    assert [len(payer.starts(name)) for name in names] == [1] * 7 + [0] * 3
+
+
+def test_what_does_not_fit_the_free_space_is_left_for_its_own_run(payer, log, network):
+    network.grant(payer.address, 3 * CHARGED)
+    ask(log, payer, "large", size_bytes=2 * SIZE + 1)
+    ask(log, payer, "small")
+    payer.poster(log).post(chunk("a"), log)
+    assert [len(payer.starts(name)) for name in ("a", "small", "large")] == [1, 1, 0]
+    assert [one.chunk for one in log.waiting(payer.account)] == ["large"]
+
+
+def test_a_waiting_root_that_is_on_the_chain_already_is_not_posted_again(payer, log):
+    others = MemoryLog()
+    payer.poster(others).post(chunk("b"), others)
+    ask(log, payer, "b")
+    payer.poster(log).post(chunk("a"), log)
+    assert [len(payer.starts(name)) for name in "ab"] == [1, 1]
+
+
+def test_after_a_batch_failed_on_the_chain_the_post_goes_alone(payer, log):
+    ask(log, payer, "bad", note="{")
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert outcomes(log) == ["failed", "included"]
+    assert payer.charged() == CHARGED
+
+
+def test_a_chunk_withdrawn_while_its_post_was_signed_does_not_keep_ours_back(payer, ledger):
+    mine, withdrawn = in_posting(ledger, 2)
+    log = ledger.transactions(this_process("run-1"))
+    ask(log, payer, withdrawn)
+
+    def withdraw():
+        with ledger.lease(f"chunk/{withdrawn}", this_process("run-2")) as lease:
+            ledger.move(lease, withdrawn, ChunkState.POSTING, ChunkState.SEALED)
+
+    then(log, "commit", withdraw, before=True)
+    payer.poster(log).post(chunk(mine), log)
+    assert [len(payer.starts(name)) for name in (mine, withdrawn)] == [1, 0]
+
+
+def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads):
+    names = [f"t{number}" for number in range(12)]
+    chain = payer.chain(log)
+    with log.own(payer.account):
+        posting = [threads.submit(payer.poster(log, chain=chain).post, chunk(name), log) for name in names]
+        while len(log.waiting(payer.account)) < len(names):
+            time.sleep(0.01)
+    starts = [one.result(SECONDS).start for one in posting]
+    assert [payer.starts(name) for name in names] == [[start] for start in starts]
+    assert payer.charged() == 12 * CHARGED
+    assert payer.transactions() == 2
+
+
+def test_a_run_waits_while_another_has_the_sequence(payer, log, threads):
+    with log.own(payer.account):
+        waiting = threads.submit(payer.poster(log).post, chunk("a"), log)
+        payer.network.advance(3)
+        assert payer.starts("a") == []
+    assert [waiting.result(SECONDS).start] == payer.starts("a")
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def refused(error, poster, log, payer, name="a"):
+    with pytest.raises(error) as raised:
+        poster.post(chunk(name), log)
+    assert raised.value.permanent
+    assert raised.value.hint
+    assert payer.starts(name) == []
+    return str(raised.value)
+
+
+def test_without_a_plan_nothing_is_signed(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    assert payer.address in refused(NoStoragePlan, payer.poster(log), log, payer)
+    assert log.entries == []
+
+
+def test_with_a_plan_that_has_ended_nothing_is_signed(payer, log, network):
+    network.expire(payer.address)
+    assert "ended on" in refused(PlanExpired, payer.poster(log), log, payer)
+    assert log.entries == []
+
+
+def test_with_too_little_space_nothing_is_signed(payer, log, network):
+    network.grant(payer.address, CHARGED - 1)
+    told = refused(PlanTooSmall, payer.poster(log), log, payer)
+    assert f"takes {CHARGED} bytes" in told
+    assert f"{CHARGED - 1} are free" in told
+    assert log.entries == []
+
+
+def test_a_wallet_without_coins_is_empty(network, stack, log):
+    payer = Payer.new(network, stack, coins=0)
+    assert "0 ujkl" in refused(EmptyWallet, payer.poster(log), log, payer)
+    network.fund(payer.address, 1)
+    assert "1 ujkl" in refused(EmptyWallet, payer.poster(log), log, payer)
+    assert log.entries == []
+
+
+def test_the_spend_cap_is_kept_with_its_numbers(payer, log):
+    payer.poster(log).post(chunk("a"), log)
+    spent = log.spent(payer.account)
+    told = refused(SpendCapReached, payer.poster(log, cap=spent + 5), log, payer, "b")
+    assert all(f"{number} ujkl" in told for number in (spent, spent + 5, 2 * spent))
+    payer.poster(log, cap=2 * spent).post(chunk("b"), log)
+    assert 10**9 - payer.balance() == 2 * spent
+
+
+def test_with_too_low_a_fee_the_hint_is_to_raise_the_price_and_then_it_goes_through(payer, log):
+    cheap = payer.poster(log, gas_price=0.0001, timeout_blocks=5)
+    with pytest.raises(TransactionRefused, match="insufficient fees") as raised:
+        cheap.post(chunk("a"), log)
+    assert raised.value.code == 13
+    assert "gas_price" in raised.value.hint
+    assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0]
+    assert outcomes(log) == ["expired", "included"]
+    assert payer.charged() == CHARGED
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda payer: payer.network.expire(payer.address), PlanExpired),
+        (lambda payer: payer.network.grant(payer.address, CHARGED - 1), PlanTooSmall),
+    ],
+)
+def test_a_plan_that_changed_after_the_look_at_it_is_told_by_the_chains_code(payer, log, spoil, error):
+    then(log, "commit", lambda: spoil(payer))
+    refused(error, payer.poster(log), log, payer)
+    assert outcomes(log) == ["failed"]
+
+
+def test_a_note_that_is_no_json_is_refused_by_its_code(payer, log, monkeypatch):
+    monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
+    with pytest.raises(TransactionRefused, match="not valid json") as raised:
+        payer.poster(log).post(chunk("a"), log)
+    assert raised.value.code == 17
+    assert payer.starts("a") == []
+
+
+@pytest.mark.parametrize(("code", "error"), [(22, NoStoragePlan), (4, PlanTooSmall), (5, EmptyWallet), (9, EmptyWallet)])
+def test_a_code_of_the_chain_has_its_error(code, error):
+    assert type(posting_module._failure(code, "sdk", "told")) is error
+
+
+def test_coins_that_went_after_the_look_at_them_are_told_by_the_nodes_code(network, stack, log):
+    payer = Payer.new(network, stack, coins=5_000)
+    then(log, "commit", lambda: network.fund(payer.address, -4_999))
+    assert "smaller than" in refused(EmptyWallet, payer.poster(log), log, payer)
+
+
+def test_out_of_gas_is_signed_anew_with_more(payer, log, monkeypatch):
+    monkeypatch.setattr(posting_module, "GAS_BASE", 100)
+    monkeypatch.setattr(posting_module, "GAS_POST", 50_000)
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert outcomes(log) == ["failed", "included"]
+
+
+# --- what breaks on the way ------------------------------------------------------------------------------------------
+
+
+def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, threads):
+    network.misbehave(swallow_broadcast=True)
+    broadcasts = network.state()["broadcasts"]
+    posting = threads.submit(payer.poster(log).post, chunk("a"), log)
+    network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
+    assert payer.starts("a") == []
+    network.well_behaved()
+    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert outcomes(log) == ["included"]
+
+
+@pytest.mark.parametrize("how", ["accept", "drop"])
+def test_a_broadcast_whose_answer_never_came_counts_as_maybe_sent(payer, log, network, threads, how):
+    network.misbehave(cut_broadcast=how)
+    broadcasts = network.state()["broadcasts"]
+    posting = threads.submit(payer.poster(log).post, chunk("a"), log)
+    network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
+    network.well_behaved()
+    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert (outcomes(log), payer.transactions()) == (["included"], 1)
+
+
+def test_a_full_mempool_is_waited_for(payer, log, network, threads):
+    network.misbehave(mempool_full=True)
+    broadcasts = network.state()["broadcasts"]
+    posting = threads.submit(payer.poster(log).post, chunk("a"), log)
+    network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
+    network.well_behaved()
+    assert [posting.result(SECONDS).start] == payer.starts("a")
+
+
+def test_a_node_that_forgot_its_mempool_gets_the_same_bytes_again(payer, log, network):
+    network.misbehave(halted=True, forget_mempool=True)
+
+    def restart():
+        assert len(network.state()["mempool"]) == 1
+        network.kill()
+        network.start()
+        assert network.state()["mempool"] == []
+        network.well_behaved()
+
+    chain = payer.chain(log, attempts=20)
+    then(chain, "broadcast", restart)
+    posting = payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert (outcomes(log), payer.transactions()) == (["included"], 1)
+
+
+def test_an_inclusion_after_the_run_gave_up_is_found_by_the_next(payer, log, network):
+    network.misbehave(delay_inclusion=10)
+    chain = payer.chain(log, attempts=1)
+
+    def cut():
+        network.misbehave(lcd=0, refuse=True)
+        network.misbehave(lcd=1, refuse=True)
+
+    then(chain, "broadcast", cut)
+    with pytest.raises(ChainUnreachable) as unreachable:
+        payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert not unreachable.value.permanent
+    network.wait_for(lambda state: any(one["owner"] == payer.address for one in state["files"]))
+    network.well_behaved()
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert (outcomes(log), payer.transactions()) == (["included"], 1)
+
+
+def test_on_a_chain_that_stands_still_nothing_is_signed(payer, log, network, monkeypatch):
+    monkeypatch.setattr(chain_module, "HALTED_BLOCKS", 1)
+    network.misbehave(halted=True)
+    chain = payer.chain(log, attempts=1, halted_seconds=0.5)
+
+    def ask_until_the_newest_block_is_old():
+        while True:
+            chain.height()
+
+    with pytest.raises(ChainHalted):
+        ask_until_the_newest_block_is_old()
+    with pytest.raises(ChainHalted) as halted:
+        payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert not halted.value.permanent
+    assert log.entries == []
+    network.well_behaved()
+    assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
+
+
+def test_another_program_that_takes_the_sequence_is_signed_around(payer, log, network):
+    def spend():
+        network.spend_sequence(payer.address)
+        network.advance(1)
+
+    then(log, "commit", spend)
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert outcomes(log) == ["superseded", "included"]
+    assert [one.transaction.sequence for one in log.entries] == [0, 1]
+    assert payer.charged() == CHARGED
+
+
+def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_around(payer, log, network):
+    network.misbehave(halted=True)
+    chain = payer.chain(log)
+
+    def spend():
+        network.spend_sequence(payer.address)
+        network.well_behaved()
+
+    then(chain, "broadcast", spend)
+    posting = payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert payer.starts("a") == [posting.start]
+    assert outcomes(log) == ["superseded", "included"]
+
+
+def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_anew(payer, log, network, threads):
+    network.misbehave(swallow_broadcast=True)
+    chain = payer.chain(log)
+    broadcasts = network.state()["broadcasts"]
+    posting = threads.submit(payer.poster(log, chain=chain, timeout_blocks=5).post, chunk("a"), log)
+    network.wait_for(lambda state: state["broadcasts"] > broadcasts)
+    first = log.entries[0].transaction
+    network.wait_for(lambda _: len(log.entries) > 1)
+    assert chain.height() > first.timeout_height
+    network.well_behaved()
+    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert set(outcomes(log)) == {"expired", "included"}
+    assert payer.charged() == CHARGED
+
+
+def test_without_an_index_of_transactions_the_roots_on_the_chain_decide(payer, log, network):
+    for index in (0, 1):
+        network.misbehave(lcd=index, index_off=True)
+    ask(log, payer, "b")
+    posting = payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == payer.starts("b") == [posting.start]
+    assert log.start_of(payer.account, "b") == posting.start
+    assert (outcomes(log), payer.transactions()) == (["included"], 1)
+
+
+def test_without_an_index_a_transaction_that_failed_does_not_go_on_for_ever(payer, log, network, monkeypatch):
+    monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
+    monkeypatch.setattr(posting_module, "SIGNINGS", 2)
+    for index in (0, 1):
+        network.misbehave(lcd=index, index_off=True)
+    with pytest.raises(StoreError, match=r"2 transactions of .* came to nothing"):
+        payer.poster(log).post(chunk("a"), log)
+    assert payer.starts("a") == []
+    assert payer.transactions() == 2
+
+
+def test_a_node_that_lags_leads_to_no_second_payment(payer, log, network):
+    payer.poster(log).post(chunk("a"), log)
+    network.misbehave(lcd=0, lag=50)
+    network.misbehave(lcd=1, lag=50)
+    with pytest.raises(ChainBehind) as behind:
+        payer.poster(log).post(chunk("a"), log)
+    assert not behind.value.permanent
+    network.misbehave(lcd=1, lag=0)
+    assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
+    assert payer.transactions() == 1
+
+
+def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_it_expire(payer, log, network):
+    chain = payer.chain(log, attempts=1)
+
+    def fall_behind():
+        network.wait_for(lambda state: any(one["owner"] == payer.address for one in state["files"]))
+        log.see_height(network.chain_id, network.advance(20))
+        network.misbehave(lcd=0, lag=15)
+        network.misbehave(lcd=1, lag=15)
+
+    then(chain, "broadcast", fall_behind)
+    with pytest.raises(ChainBehind):
+        payer.poster(log, chain=chain, timeout_blocks=5).post(chunk("a"), log)
+    network.well_behaved()
+    payer.poster(log).settle(log)
+    assert outcomes(log) == ["included"]
+    assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
+
+
+def test_a_paused_process_that_lost_its_lease_sends_nothing_that_was_not_committed(payer, log, network):
+    chain = payer.chain(log)
+    then(log, "commit", lambda: log.take_over(payer.account), before=True)
+    broadcasts = network.state()["broadcasts"]
+    with pytest.raises(LeaseLost):
+        payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert network.state()["broadcasts"] == broadcasts
+    then(chain, "broadcast", lambda: log.take_over(payer.account))
+    with pytest.raises(LeaseLost):
+        payer.poster(log, chain=chain).post(chunk("a"), log)
+    assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
+    assert payer.transactions() == 1
+
+
+def test_settling_alone_raises_where_another_run_does_it(payer, log):
+    poster = payer.poster(log)
+    with log.own(payer.account), pytest.raises(HeldByOther):
+        poster.settle(log)
+
+
+# --- purchases -------------------------------------------------------------------------------------------------------
+
+
+def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    poster = payer.poster(log)
+    purchase = poster.buy(3 * GB, 30, log)
+    assert network.state()["plans"][payer.address]["space_bytes"] == 3 * GB
+    assert 10**9 - payer.balance() == purchase.cost == log.spent(payer.account)
+    assert not purchase.earlier
+    poster.post(chunk("a"), log)
+    assert payer.charged() == CHARGED
+
+
+def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_list_price(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    poster = payer.poster(log)
+    poster.buy(3 * GB, 30, log)
+    left = payer.balance()
+    second = poster.buy(4 * GB, 30, log)
+    assert second.cost_told
+    assert second.cost == left - payer.balance() < poster._chain.price(30, 4 * GB)
+    assert log.spent(payer.account) == 10**9 - payer.balance()
+    assert log.at_list_price(payer.account) == 0
+
+
+def test_before_a_purchase_the_cap_is_held_to_its_list_price(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    spent = payer.poster(log).buy(3 * GB, 30, log).cost
+    with pytest.raises(SpendCapReached):
+        payer.poster(log, cap=spent + 90_000).buy(4 * GB, 30, log)
+    assert log.spent(payer.account) == spent
+
+
+def test_where_no_node_tells_what_was_taken_the_list_price_counts_and_is_said_to(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    payer.poster(log).buy(3 * GB, 30, log)
+    for index in (0, 1):
+        network.misbehave(lcd=index, index_off=True)
+    second = payer.poster(log).buy(4 * GB, 30, log)
+    assert not second.cost_told
+    assert second.cost >= payer.chain(log).price(30, 4 * GB)
+    assert log.spent(payer.account) > 10**9 - payer.balance()
+    assert log.at_list_price(payer.account) == 1
+
+
+def test_a_purchase_obeys_the_spend_cap_and_the_balance(network, stack, log):
+    payer = Payer.new(network, stack, space=0, coins=10_000)
+    with pytest.raises(SpendCapReached):
+        payer.poster(log, cap=9_000).buy(3 * GB, 30, log)
+    with pytest.raises(EmptyWallet, match="has 10000 ujkl"):
+        payer.poster(log).buy(3 * GB, 30, log)
+    assert payer.balance() == 10_000
+
+
+@pytest.mark.parametrize("index_off", [False, True])
+def test_a_purchase_whose_end_nobody_saw_is_not_made_again(network, stack, log, index_off):
+    payer = Payer.new(network, stack, space=0)
+    chain = payer.chain(log, attempts=1)
+
+    def cut():
+        network.wait_for(lambda state: payer.address in state["plans"])
+        for index in (0, 1):
+            network.misbehave(lcd=index, refuse=True)
+
+    then(chain, "broadcast", cut)
+    with pytest.raises(StoreUnreachable):
+        payer.poster(log, chain=chain).buy(3 * GB, 30, log)
+    for index in (0, 1):
+        network.misbehave(lcd=index, refuse=False, index_off=index_off)
+    again = payer.poster(log).buy(3 * GB, 30, log)
+    assert again.earlier
+    assert again.hash == log.entries[0].transaction.hash
+    assert 10**9 - payer.balance() == again.cost
+    assert payer.transactions() == 1
+
+
+def test_a_purchase_that_never_came_into_a_block_is_made(network, stack, log):
+    payer = Payer.new(network, stack, space=0)
+    chain = payer.chain(log, attempts=1)
+    then(chain, "broadcast", lambda: payer.network.misbehave(lcd=0, refuse=True), before=True)
+    then(log, "commit", lambda: payer.network.misbehave(lcd=1, refuse=True))
+    with pytest.raises(StoreUnreachable):
+        payer.poster(log, chain=chain, timeout_blocks=5).buy(3 * GB, 30, log)
+    network.spend_sequence(payer.address)
+    network.advance(1)
+    network.well_behaved()
+    assert not payer.poster(log).buy(3 * GB, 30, log).earlier
+    assert outcomes(log) == ["superseded", "included"]
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs():
+    with ManyRuns() as runs:
+        yield runs
+
+
+@pytest.mark.thorough
+def test_killed_at_any_moment_a_post_is_paid_once(payer, tmp_path, runs):
+    file = tmp_path / "log"
+    for moment in itertools.count(1):
+        name = f"k{moment}"
+        run = runs.run(payer, file, name, moment=moment)
+        log = FileLog(file)
+        posting = payer.poster(log).post(chunk(name), log)
+        assert payer.starts(name) == [posting.start], f"killed at moment {moment}"
+        assert set(outcomes(log)) == {"included"}
+        if run.status == 0:
+            assert int(run.told) == posting.start
+            break
+        assert run.status == -signal.SIGKILL
+    assert moment > 15
+    assert payer.charged() == moment * CHARGED
+    assert payer.transactions() == moment
+
+
+@pytest.mark.thorough
+def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, runs):
+    for moment in itertools.count(1):
+        payer, file = Payer.new(network, stack, space=0), tmp_path / f"log{moment}"
+        run = runs.run(payer, file, "", moment=moment, buy=GB)
+        log = FileLog(file)
+        if outcomes(log) == ["included"]:  # nothing is left to resume; who asks then wants another one
+            break
+        assert run.status == -signal.SIGKILL
+        left = bool(log.entries)
+        assert payer.poster(log).buy(GB, 30, log).earlier == left
+        assert 10**9 - payer.balance() == log.spent(payer.account) == log.entries[0].transaction.cost
+        assert payer.transactions() == 1
+    assert moment > 8
+
+
+def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(payer, ledger, database_url):
+    names = in_posting(ledger, 4)
+    log = ledger.transactions(this_process("run-1"))
+    with contextlib.ExitStack() as started:
+        with log.own(payer.account):  # until all of them wait
+            runs = [started.enter_context(start_run(payer, database_url, name)) for name in names]
+            for run in runs:
+                run.stdin.close()
+            while len(log.waiting(payer.account)) < len(names):
+                assert all(run.poll() is None for run in runs)
+                time.sleep(0.05)
+        starts = [int(run.stdout.read()) for run in runs]
+    assert [payer.starts(name) for name in names] == [[start] for start in starts]
+    assert payer.charged() == 4 * CHARGED
+    assert payer.transactions() == 1
+
+
+@pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
+def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(payer, ledger, database_url, moment):
+    """The moments lie around the commit, with the transaction of two posts, and the broadcast."""
+    first, second = in_posting(ledger, 2)
+    with start_run(payer, database_url, first, moment=moment) as run:
+        pass
+    assert run.returncode == -signal.SIGKILL
+    log = ledger.transactions(this_process("run-2"))
+    posting = payer.poster(log).post(chunk(second), log)
+    assert [payer.starts(name) for name in (first, second)] == [[log.start_of(payer.account, first)], [posting.start]]
+    assert payer.charged() == 2 * CHARGED
+    assert log.pending(payer.account) == []
+
+
+def test_the_messages_of_a_transaction_are_the_posts_in_order(payer, log):
+    for name in "bc":
+        ask(log, payer, name)
+    payer.poster(log).post(chunk("a"), log)
+    (entry,) = log.entries
+    messages = transaction_messages(entry.transaction.body)
+    assert entry.chunks == ("a", "b", "c")
+    assert [posting_module._root_of(one.value) for one in messages] == [chunk(name).merkle_root for name in "abc"]
+    assert {one.type_url for one in messages} == {POST_FILE}
+
+
+def test_no_thread_outlives_a_post(payer, log):
+    before = threading.active_count()
+    payer.poster(log).post(chunk("a"), log)
+    assert threading.active_count() == before

@@ -1,0 +1,205 @@
+"""The store on Jackal, over real sockets: the contract, what it admits, and what it says of itself."""
+
+import os
+
+import pytest
+
+from caf_pipeline.errors import (
+    ChunkTooLarge,
+    EmptyWallet,
+    MnemonicRefused,
+    NoStoragePlan,
+    NotPublic,
+    PlanExpired,
+    PlanTooSmall,
+    SettingsError,
+    StoreError,
+    StoreUnreachable,
+)
+from caf_pipeline.interfaces import Copy, Posting
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.settings import Settings
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, to_store
+from caf_pipeline_tests.support.jackal_command_line import new_wallet
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_store
+
+
+@pytest.fixture
+def log():
+    return MemoryLog()
+
+
+@pytest.fixture
+def opened(network, log):
+    network.grant(ADDRESS, SPACE)
+    opened = open_store(network, log)
+    yield opened
+    opened.store.close()
+
+
+@pytest.fixture
+def store(opened):
+    return opened.store
+
+
+@pytest.fixture
+def stranger(network):
+    """A store whose wallet has nothing, and no other test gave anything to."""
+    opened = open_store(network, words=new_wallet().words)
+    yield opened.store
+    opened.store.close()
+
+
+class TestJackalStore(ChunkStoreContract):
+    """Passes the contract."""
+
+
+def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
+    store.admit(public=public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
+
+
+# --- what is admitted ---
+
+
+def test_what_is_not_public_is_neither_admitted_nor_posted(opened, tmp_path):
+    with pytest.raises(NotPublic):
+        admit(opened.store, public=False)
+    path = staged_file(tmp_path, b"x" * 1000)
+    before = opened.network.state()["broadcasts"]
+    with pytest.raises(NotPublic):
+        opened.store.post(to_store(opened.store, path, public=False), opened.log)
+    assert opened.network.state()["broadcasts"] == before
+
+
+def test_a_wallet_without_space_is_told_what_to_buy(stranger):
+    with pytest.raises(NoStoragePlan) as raised:
+        admit(stranger, 1000, waiting_bytes=500)
+    assert not isinstance(raised.value, PlanExpired)
+    assert "4500" in str(raised.value)
+
+
+def test_space_that_has_ended_admits_nothing(opened):
+    opened.network.expire(ADDRESS)
+    with pytest.raises(PlanExpired):
+        admit(opened.store)
+
+
+def test_a_plan_has_to_hold_all_copies_of_all_that_waits(opened):
+    used = opened.store.chain.plan(ADDRESS).used_bytes
+    opened.network.grant(ADDRESS, used + 3 * 10_000)
+    admit(opened.store, 6000, waiting_bytes=4000)
+    with pytest.raises(PlanTooSmall, match="30003 bytes are needed"):
+        admit(opened.store, 6001, waiting_bytes=4000)
+
+
+def test_a_wallet_that_cannot_pay_a_fee_is_empty(network, stranger):
+    network.grant(stranger.wallet.address, 10**9)
+    with pytest.raises(EmptyWallet, match="fee"):
+        admit(stranger)
+
+
+def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
+    for provider, rate in zip(opened.network.provider_addresses, (100.0, 200.0, 50.0), strict=False):
+        opened.records.set(provider, upload_rate=rate)
+    assert opened.store.largest_chunk_bytes() == 50 * 60 * 0.9
+    admit(opened.store, 2700)
+    with pytest.raises(ChunkTooLarge) as raised:
+        admit(opened.store, 2701)
+    assert raised.value.fitting_bytes == 2700
+
+
+def test_nothing_is_said_of_the_largest_chunk_before_enough_providers_are_measured(opened):
+    opened.records.set(opened.network.provider_addresses[0], upload_rate=1.0)
+    assert opened.store.largest_chunk_bytes() is None
+
+
+def test_fewer_required_copies_need_fewer_measured_providers(network):
+    opened = open_store(network, required_copies=1)
+    opened.records.set(network.provider_addresses[0], upload_rate=1000.0)
+    opened.records.set(network.provider_addresses[1], upload_rate=10.0)
+    assert opened.store.largest_chunk_bytes() == 1000 * 60 * 0.9
+    opened.store.close()
+
+
+def test_a_chain_that_is_away_is_no_reason_to_say_that_there_is_no_plan(opened):
+    for lcd in range(2):
+        opened.network.misbehave(lcd=lcd, refuse=True)
+    with pytest.raises(StoreUnreachable):
+        admit(opened.store)
+
+
+# --- what it says of itself ---
+
+
+def test_the_cost_is_that_of_all_copies(opened):
+    cost = opened.store.cost(10**9)
+    assert cost.charged_bytes == 3 * 10**9
+    assert cost.free_bytes == opened.store.chain.plan(ADDRESS).free_bytes
+    assert cost.price.endswith("ujkl")
+    assert int(cost.price.removesuffix("ujkl")) > 0
+
+
+def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
+    seconds = store.chain.block_seconds()
+    assert store.staging_hold_seconds() == pytest.approx(2 * 100 * seconds, rel=0.5)
+    opened = open_store(network, keep_staged_windows=0)
+    assert opened.store.staging_hold_seconds() == 0
+    opened.store.close()
+
+
+def test_proof_windows_are_counted_from_the_post(store):
+    posting = Posting(b"\1" * 32, "o", 1000, 5)
+    windows = [store.proof_window(posting, Copy("p", "", height)) for height in (1000, 1099, 1100, 1350, None)]
+    assert windows == [0, 0, 1, 3, None]
+
+
+def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
+    posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
+    assert all(copy.last_proven >= posting.start for copy in opened.store.copies(posting))
+
+
+def test_what_the_chain_lists_of_an_archive_is_listed(opened, tmp_path):
+    posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
+    assert posting.merkle_root in {file.merkle_root for file in opened.store.listed("0" * 32)}
+    assert list(opened.store.listed("f" * 32)) == []
+
+
+def test_neither_the_store_nor_its_errors_show_the_mnemonic(opened, stranger):
+    shown = f"{opened.store!r} {vars(opened.store)!r} {opened.store.settings!r} {opened.store.wallet!r}"
+    with pytest.raises(StoreError) as raised:
+        admit(stranger)
+    assert "abandon" not in shown
+    assert "winner" not in f"{raised.value!r} {raised.value.hint}"
+
+
+def test_a_store_without_a_node_is_a_setting_to_make(network):
+    with pytest.raises(SettingsError):
+        open_store(network, lcd=())
+
+
+# --- as the pipeline opens it ---
+
+
+def opened_by_settings(network, ledger, **changes):
+    jackal = jackal_settings(network, **changes)
+    return open_jackal_store(Settings(jackal=jackal), ledger, this_process("run-1"))
+
+
+def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
+    network.grant(ADDRESS, SPACE)
+    store = opened_by_settings(network, ledger)
+    admit(store)
+    assert ledger.transactions(this_process("run-2")).seen_height(network.chain_id) > 0
+    assert (store.name, store.required_copies, store.proof_type, store.wallet.address) == ("jackal", 3, 3, ADDRESS)
+    store.close()
+
+
+def test_without_a_wallet_it_reads_and_admits_nothing(network, ledger, monkeypatch):
+    monkeypatch.delenv("JACKAL_MNEMONIC", raising=False)
+    store = opened_by_settings(network, ledger, mnemonic=None)
+    assert store.holders(Posting(b"\1" * 32, ADDRESS, 1, 10)) == []
+    with pytest.raises(MnemonicRefused):
+        admit(store)
+    store.close()

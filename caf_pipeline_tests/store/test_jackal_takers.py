@@ -1,0 +1,215 @@
+"""Who would take a chunk is asked before its post is paid for: nothing is posted that no provider could be sent."""
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import NoProvider, UploadsRefused
+from caf_pipeline.interfaces import Orders
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.jackal.provider import ProviderClient
+from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline_tests.contracts.chunk_store import to_store
+from caf_pipeline_tests.support.command_line import source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
+
+SIZE = 300_000
+
+
+@pytest.fixture
+def open_with(network):
+    made = []
+    network.grant(ADDRESS, SPACE)
+
+    def make(**changes):
+        made.append(open_store(network, **changes))
+        return made[-1]
+
+    yield make
+    for opened in made:
+        opened.store.close()
+
+
+@pytest.fixture
+def opened(open_with):
+    return open_with()
+
+
+@pytest.fixture
+def staged(tmp_path):
+    path = tmp_path / "chunk.caf"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def all_of(network, **conduct):
+    for number in range(4):
+        network.misbehave(provider=number, **conduct)
+
+
+def refused(opened, staged, error, match):
+    """Neither admitted nor posted, both with the same reason, and nothing is sent to the chain."""
+    before = opened.network.state()["broadcasts"]
+    with pytest.raises(error, match=match):
+        opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
+    with pytest.raises(error, match=match) as raised:
+        opened.posted(staged)
+    assert opened.network.state()["broadcasts"] == before
+    assert raised.value.hint
+    return raised.value
+
+
+def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted(opened, network, staged):
+    all_of(network, refuse=True)
+    error = refused(opened, staged, NoProvider, "3 copies of 300000 bytes are required, and 0 providers would take one now")
+    assert not error.permanent
+    network.well_behaved()
+    assert opened.posted(staged).start
+
+
+def test_fewer_providers_that_answer_than_copies_that_are_required_are_too_few(opened, network, staged):
+    for number in (0, 1):
+        network.misbehave(provider=number, refuse=True)
+    refused(opened, staged, NoProvider, "2 providers would take one now")
+
+
+def test_one_that_is_not_reached_is_no_reason_where_enough_others_are(opened, network, staged):
+    network.misbehave(provider=2, refuse=True)
+    assert opened.posted(staged).start
+
+
+def test_a_gateway_that_answers_for_a_provider_that_is_down_is_no_provider(opened, network, staged):
+    for number in (0, 1):
+        network.misbehave(provider=number, fail=502)
+    refused(opened, staged, NoProvider, "answers with 502")
+
+
+def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(open_with, staged):
+    opened = open_with(allow_private_addresses=False)
+    error = refused(opened, staged, UploadsRefused, "4 of 4 providers are at addresses that are not public")
+    assert error.permanent
+    assert "jackal.allow_private_addresses" in error.hint
+
+
+def test_fewer_providers_than_copies_are_required_is_said_with_both_numbers(open_with, staged):
+    error = refused(open_with(copies=5), staged, UploadsRefused, "lists 4 providers, and 5 copies")
+    assert "required_copies" in error.hint
+
+
+def test_fewer_required_copies_need_fewer_takers(open_with, staged):
+    assert open_with(copies=5, required_copies=2).posted(staged).start
+
+
+def test_providers_without_room_are_not_counted(opened, network, staged):
+    for number in (0, 1):
+        network.misbehave(provider=number, room=SIZE - 1)
+    refused(opened, staged, NoProvider, "has 299999 bytes free")
+
+
+def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_the_least_that_does(open_with, staged):
+    error = refused(open_with(bandwidth=1000), staged, UploadsRefused, "the bandwidth limit is 1000 bytes a second")
+    assert "--bandwidth 5556" in error.hint
+    assert open_with(bandwidth=5556).posted(staged).start
+
+
+def test_a_share_of_the_limit_that_is_too_low_is_waited_for(opened, staged):
+    opened.board.given = Orders(bandwidth=6000, uploads=2)
+    assert not refused(opened, staged, NoProvider, "other runs upload at the same time").permanent
+
+
+def test_one_that_was_measured_as_too_slow_is_not_counted(opened, network, staged):
+    for address in network.provider_addresses[:2]:
+        opened.records.set(address, upload_rate=1000.0)
+    refused(opened, staged, NoProvider, "too slow for this size: 1000 bytes a second")
+
+
+def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkeypatch):
+    readers = set()
+    all_records = opened.records.all
+    monkeypatch.setattr(opened.records, "all", lambda: readers.add(threading.current_thread()) or all_records())
+    opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
+    assert readers == {threading.current_thread()}
+
+
+def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
+    posting = opened.posted(staged)
+    opened.store._takers._room.clear()
+    all_of(network, refuse=True)
+    assert opened.posted(staged) == posting
+
+
+def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
+    asked, version = [], ProviderClient.version
+    monkeypatch.setattr(ProviderClient, "version", lambda self, *given: asked.append(self.url) or version(self, *given))
+    for number in range(5):
+        staged.write_bytes(os.urandom(SIZE))
+        opened.store.post(to_store(opened.store, staged, name=f"src-00000000-{number:05d}"), opened.log)
+    assert len(asked) == len(set(asked))
+
+
+# --- the steps, and the command --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def work(tmp_path, ledger, network):
+    network.grant(ADDRESS, SPACE)
+    source = MemorySource({f"key-{number}": os.urandom(40_000) for number in range(5)})
+    jackal = jackal_settings(network, proof_seconds=8)
+    work = a_workplace(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal)
+    yield work
+    work.store.close()
+
+
+def test_a_chunk_that_nobody_would_take_is_not_packed(work, network):
+    (chunk,) = plan(work).chunks
+    all_of(network, refuse=True)
+    with pytest.raises(NoProvider):
+        archive_chunk(work, chunk.name)
+    assert work.objects.reads == []
+
+
+def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(work, network):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
+    work.store._takers._room.clear()
+    all_of(network, refuse=True)
+    before = network.state()["broadcasts"]
+    with pytest.raises(NoProvider):
+        chunk_steps.post_file(work, chunk.name)
+    assert work.ledger.chunk(chunk.name).state is ChunkState.SEALED
+    assert network.state()["broadcasts"] == before
+    network.well_behaved()
+    archive_chunk(work, chunk.name)
+    assert work.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+
+
+def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tmp_path, work, network, ledger):
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
+    jackal = work.settings.jackal.model_copy(update={"proof_type": 0})
+    store = open_jackal_store(work.settings.model_copy(update={"jackal": jackal}), ledger, work.holder)
+    all_of(network, lose_jobs=True)
+    archive_chunk(replace(work, store=store), chunk.name)
+    assert work.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+    assert work.ledger.chunk(chunk.name).proof_type == 3
+    store.close()
+
+
+def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(tmp_path, network, database_url, s3_server, new_bucket):
+    new_bucket.put("key", os.urandom(100_000))
+    wallet = wallet_with_space(network)
+    caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    done = caf("run", CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES="false")
+    assert done.status == 12, done.err
+    assert "not public" in done.err
+    assert "allow_private_addresses" in done.err
+    assert network.state()["charged"][wallet.address] == 0
+    assert caf("run").status == 0

@@ -1,0 +1,485 @@
+"""Copies at several providers of the loopback network, which goes wrong as a test orders."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from caf_pipeline.errors import (
+    ChainUnreachable,
+    ChunkTooLarge,
+    LeaseLost,
+    NoProvider,
+    NotProven,
+    RootRefused,
+    StoredChunkMissing,
+    StoreError,
+    UploadsRefused,
+)
+from caf_pipeline.interfaces import Orders, Posting
+from caf_pipeline.store.jackal.messages import Provider
+from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.scripted_provider import answer, scripted
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def opened(network):
+    opened = open_store(network, proof_seconds=3)
+    yield opened
+    opened.store.close()
+
+
+@pytest.fixture
+def open_with(network):
+    made = []
+
+    def make(**changes):
+        made.append(open_store(network, **{"proof_seconds": 3} | changes))
+        return made[-1]
+
+    yield make
+    for opened in made:
+        opened.store.close()
+
+
+@pytest.fixture
+def staged(tmp_path):
+    path = tmp_path / "chunk.caf"
+    path.write_bytes(os.urandom(300_000))
+    return path
+
+
+def silent(_):
+    """Tell nobody."""
+
+
+def put(opened, posting, staged, progress=silent):
+    opened.store.put(posting, staged, progress)
+
+
+def sent_since(opened, before) -> Counter:
+    return Counter({number: count - before[number] for number, count in opened.begun().items() if count > before[number]})
+
+
+def only(network, *numbers):
+    """Let only these providers take connections."""
+    for number in set(range(4)) - set(numbers):
+        network.misbehave(provider=number, refuse=True)
+
+
+def prefer(opened, number):
+    """Let this provider be asked first."""
+    for other, address in enumerate(opened.network.provider_addresses):
+        opened.records.set(address, upload_rate=1e9 if other == number else 1e6)
+
+
+# --- what goes well ---
+
+
+def test_as_many_providers_as_copies_are_sent_the_file_once_each(opened, staged):
+    before = opened.begun()
+    posting = opened.stored(staged)
+    sent = sent_since(opened, before)
+    assert sorted(sent.values()) == [1, 1, 1]
+    assert opened.providers_of(posting) == set(sent)
+
+
+def test_what_is_stored_is_not_sent_again(opened, staged):
+    posting = opened.stored(staged)
+    before = opened.begun()
+    put(opened, posting, staged)
+    assert not sent_since(opened, before)
+
+
+def test_a_copy_that_was_lost_is_replaced_and_the_others_are_not_sent(opened, network, staged):
+    posting = opened.stored(staged)
+    lost = min(opened.providers_of(posting))
+    network.drop_proofs(posting.merkle_root, lost)
+    network.delete_blob(lost, posting.merkle_root)
+    before = opened.begun()
+    put(opened, posting, staged)
+    assert sum(sent_since(opened, before).values()) <= 1
+    assert len(opened.providers_of(posting)) == 3
+
+
+def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(5 * MIB))
+    opened.stored(path)
+    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+
+
+def test_rates_of_small_bodies_are_not(opened, staged):
+    opened.stored(staged)
+    assert not [one for one in opened.records.all().values() if one.upload_rate]
+
+
+def test_progress_tells_the_chunk_once_and_not_each_copy(opened, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(5 * MIB))
+    told = []
+    put(opened, opened.posted(path), path, told.append)
+    assert sum(told) == 5 * MIB
+    assert min(told) >= 0
+
+
+def test_proof_type_zero_goes_the_same_way(open_with, staged):
+    opened = open_with(proof_type=0)
+    assert len(opened.providers_of(opened.stored(staged))) == 3
+
+
+# --- who is chosen ---
+
+
+def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
+    rates = dict(zip(network.provider_addresses, (9e6, 1e5, 8e6, 7e6), strict=True))
+    for address, rate in rates.items():
+        opened.records.set(address, upload_rate=rate)
+    roster = opened.store._roster
+    asked = roster.to_upload(1000)
+    # Who has proven something by now depends on the tests before: those are asked first, whatever their rate.
+    assert asked == sorted(rates, key=lambda address: (address not in roster._active, -rates[address]))
+
+
+@pytest.mark.parametrize(
+    "conduct",
+    [
+        {"refuse": True},
+        {"fail": 503},
+        {"nonsense": "html"},
+        {"nonsense": "huge"},
+        {"nonsense": "short"},
+        {"full": True},
+        {"error_status": "disk on fire"},
+        {"drop_upload_after": 100_000},
+        {"never_prove": True},
+    ],
+    ids=lambda conduct: "-".join(map(str, *conduct.items())),
+)
+def test_one_that_fails_is_left_for_another(opened, network, staged, conduct):
+    network.misbehave(provider=1, **conduct)
+    prefer(opened, 1)
+    assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
+    assert opened.records.all()[network.provider_addresses[1]].failures >= 1
+
+
+# --- uploads that break ---
+
+
+def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network, staged):
+    for number in range(4):
+        network.misbehave(provider=number, drop_reply=True)
+    before = opened.begun()
+    posting = opened.stored(staged)
+    assert sorted(sent_since(opened, before).values()) == [1, 1, 1]
+    assert len(opened.providers_of(posting)) == 3
+
+
+def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_forgot_it(opened, network, staged):
+    for number in range(4):
+        network.misbehave(provider=number, drop_reply=True, lose_jobs=True)
+    before = opened.begun()
+    opened.stored(staged)
+    assert sorted(sent_since(opened, before).values()) == [1, 1, 1]
+
+
+def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, network, staged):
+    only(network, 0, 1, 2)
+    network.misbehave(provider=0, drop_upload_after=100_000, times=1)
+    assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}
+
+
+def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(opened, network, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(4 * MIB))
+    posting = opened.posted(path)
+    for number in range(4):
+        network.misbehave(provider=number, upload_rate=1e6)
+    before = opened.begun()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from caf_pipeline.interfaces import Posting\n"
+        "from caf_pipeline_tests.support.jackal_stores import open_store\n"
+        "from types import SimpleNamespace as N\n"
+        "lcd, chain_id, root, owner, start, path = sys.argv[1:]\n"
+        "opened = open_store(N(lcds=[lcd], chain_id=chain_id))\n"
+        "posting = Posting(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)\n"
+        "opened.store.put(posting, Path(path), lambda n: print(n, flush=True) if n else None)\n"
+    )
+    arguments = [network.lcd, network.chain_id, posting.merkle_root.hex(), posting.owner, str(posting.start), str(path)]
+    with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE) as run:
+        assert run.stdout.readline()
+        run.send_signal(signal.SIGKILL)
+    assert sum(sent_since(opened, before).values()) > 0
+    network.well_behaved()
+    put(opened, posting, path)
+    assert len(opened.providers_of(posting)) == 3
+
+
+def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(network, open_with, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(4 * MIB))
+    opened = open_with(proof_seconds=5)
+    posting = opened.posted(path)
+    for number in range(4):
+        network.misbehave(provider=number, upload_rate=2e6)
+    killed = []
+
+    def kill(sent):
+        if sent and not killed:
+            killed.append(sent)
+            network.kill()
+            network.start()
+            network.well_behaved()
+
+    put(opened, posting, path, kill)
+    assert killed
+    assert len(opened.providers_of(posting)) == 3
+
+
+# --- what is not believed ---
+
+
+def test_too_few_proofs_say_who_has_proven_and_who_has_not(opened, network, staged):
+    only(network, 0, 1, 2)
+    network.misbehave(provider=1, never_prove=True)
+    posting = opened.posted(staged)
+    with pytest.raises(NotProven) as raised:
+        put(opened, posting, staged)
+    first, second, third, fourth = network.provider_addresses
+    message = str(raised.value)
+    has_it, others = message.split(" has it; ")
+    assert "2 of 3 copies" in has_it
+    assert {first in has_it, third in has_it} == {True}
+    assert f"{second} is not listed" in others
+    assert f"{fourth} is not reached" in others
+    assert not raised.value.permanent
+
+
+def test_fewer_required_copies_are_enough_where_so_set(open_with, network, staged):
+    only(network, 0, 1)
+    opened = open_with(required_copies=2)
+    assert opened.providers_of(opened.stored(staged)) == {0, 1}
+
+
+def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_count(opened, network, staged):
+    only(network, 0, 1, 2)
+    network.misbehave(provider=2, flip_byte=-1)
+    posting, before = opened.posted(staged), opened.begun()
+    with pytest.raises(NotProven, match="gives other bytes"):
+        put(opened, posting, staged)
+    assert sent_since(opened, before) == Counter({0: 1, 1: 1, 2: 2})
+
+
+def test_a_listed_one_that_lost_the_bytes_is_sent_them_again(opened, network, staged):
+    posting = opened.stored(staged)
+    lost = min(opened.providers_of(posting))
+    network.delete_blob(lost, posting.merkle_root)
+    before = opened.begun()
+    put(opened, posting, staged)
+    assert sent_since(opened, before) == Counter({lost: 1})
+
+
+def test_a_provider_without_a_place_is_no_failure(open_with, network, staged):
+    posting = open_with(copies=3).stored(staged)
+    opened = open_with(copies=3, required_copies=2)
+    before = opened.begun()
+    network.misbehave(provider=min(opened.providers_of(posting)), fail=500)
+    put(opened, posting, staged)
+    assert not sent_since(opened, before)
+
+
+def test_one_that_says_that_it_cannot_claim_is_left_and_not_blamed(opened, network, staged):
+    network.misbehave(provider=1, error_status="Can't claim")
+    prefer(opened, 1)
+    assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
+    assert opened.records.all()[network.provider_addresses[1]].failures == 0
+
+
+def test_bytes_that_were_not_posted_are_refused_by_all(opened, staged):
+    posting = opened.posted(staged)
+    staged.write_bytes(os.urandom(300_000))
+    with pytest.raises(RootRefused):
+        put(opened, posting, staged)
+    assert not opened.records.all()
+
+
+# --- nobody, nothing ---
+
+
+def test_nobody_there_is_no_provider(opened, network, staged):
+    posting = opened.posted(staged)
+    only(network)
+    with pytest.raises(NoProvider):
+        put(opened, posting, staged)
+
+
+def test_all_full_is_no_provider(opened, network, staged):
+    posting = opened.posted(staged)
+    for number in range(4):
+        network.misbehave(provider=number, full=True)
+    with pytest.raises(NoProvider, match="no room"):
+        put(opened, posting, staged)
+
+
+def test_a_chain_that_goes_away_is_not_held_against_providers(opened, network, staged):
+    posting = opened.posted(staged)
+    network.misbehave(lcd=0, refuse=True)
+    network.misbehave(lcd=1, refuse=True)
+    with pytest.raises(ChainUnreachable):
+        put(opened, posting, staged)
+    assert not opened.records.all()
+
+
+def test_a_file_that_the_chain_does_not_have_is_missing(opened, staged):
+    with pytest.raises(StoredChunkMissing, match="the chain has no file"):
+        put(opened, Posting(b"\2" * 32, opened.store.wallet.address, 1, 300_000), staged)
+
+
+def test_a_staged_file_that_is_gone_or_has_another_size_is_not_sent(opened, staged):
+    posting, before = opened.posted(staged), opened.begun()
+    os.truncate(staged, 1000)
+    with pytest.raises(StoreError, match="has 1000 bytes"):
+        put(opened, posting, staged)
+    staged.unlink()
+    with pytest.raises(StoreError, match="is gone"):
+        put(opened, posting, staged)
+    assert not sent_since(opened, before)
+
+
+# --- too large, too slow ---
+
+
+def test_an_upload_that_would_take_too_long_is_not_begun(opened, network, staged):
+    posting, before = opened.posted(staged), opened.begun()
+    for address in network.provider_addresses:
+        opened.records.set(address, upload_rate=1000.0)
+    with pytest.raises(ChunkTooLarge) as raised:
+        put(opened, posting, staged)
+    assert raised.value.fitting_bytes == 1000 * 60 * 0.9
+    assert not sent_since(opened, before)
+
+
+def test_a_slow_one_is_left_out_where_enough_fast_ones_are(opened, network, staged):
+    opened.records.set(network.provider_addresses[1], upload_rate=1000.0)
+    assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
+
+
+def test_a_chunk_that_the_bandwidth_does_not_let_through_is_not_begun(open_with, staged):
+    posting, opened = open_with().posted(staged), open_with(bandwidth=1000)
+    before = opened.begun()
+    with pytest.raises(UploadsRefused, match="the bandwidth limit is 1000 bytes a second"):
+        put(opened, posting, staged)
+    assert not sent_since(opened, before)
+
+
+def test_a_chunk_that_is_there_needs_no_bandwidth(open_with, staged):
+    posting = open_with().stored(staged)
+    put(open_with(bandwidth=1000), posting, staged)
+
+
+def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_with):
+    opened = open_with(bandwidth=1000)
+    uploads = opened.store._uploads
+    assert [uploads.side_by_side(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [3, 2, 1]
+
+
+# --- the operator, the lease ---
+
+
+def test_while_paused_no_byte_is_sent(opened, staged):
+    posting, before = opened.posted(staged), opened.begun()
+    opened.pause()
+    ticks, seen = [], []
+
+    def look(_):
+        ticks.append(1)
+        if len(ticks) == 4:
+            seen.append(sent_since(opened, before))
+            opened.board.given = Orders()
+
+    put(opened, posting, staged, look)
+    assert seen == [Counter()]
+    assert len(opened.providers_of(posting)) == 3
+
+
+def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(4 * MIB))
+    opened = open_with(bandwidth=MIB // 2, copies=1)
+    posting = opened.posted(path)
+    told, when_paused, when_released = [], [], []
+
+    def look(sent):
+        told.append(sent)
+        if sum(told) and not when_paused:
+            opened.board.given = Orders(paused="stop")
+            when_paused.append(len(told))
+        # Orders are obeyed within seconds: what counts is that nothing more comes then.
+        elif when_paused and not when_released and len(told) >= when_paused[0] + 14:
+            when_released.append(sum(told[-6:]))
+            opened.board.given = Orders(bandwidth=0)
+
+    put(opened, posting, path, look)
+    assert when_released == [0]
+    assert sum(told) == 4 * MIB
+
+
+def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(4 * MIB))
+    posting = opened.posted(path)
+    for number in range(4):
+        network.misbehave(provider=number, upload_rate=100_000)
+
+    def lost(sent):
+        if sent:
+            raise LeaseLost("another run has it")
+
+    with pytest.raises(LeaseLost):
+        put(opened, posting, path, lost)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("upload")]
+    assert not opened.providers_of(posting)
+
+
+def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
+    opened = open_with(proof_seconds=900)
+    posting = opened.posted(staged)
+    for number in range(4):
+        network.misbehave(provider=number, never_prove=True)
+    told = []
+
+    def lost(sent):
+        told.append(sent)
+        if len(told) > 6:
+            raise LeaseLost("another run has it")
+
+    with pytest.raises(LeaseLost):
+        put(opened, posting, staged, lost)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("upload")]
+
+
+# --- other providers ---
+
+
+def test_a_provider_whose_node_lags_is_sent_the_file_again_a_little_later(opened, network, staged):
+    only(network, 0, 1, 2)
+    network.misbehave(provider=1, error_status="No such file on chain", times=1)
+    assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}
+
+
+def test_a_redirecting_provider_is_not_followed(opened, network, staged, monkeypatch):
+    with scripted(answer(302, Location=network.providers[0])) as script:
+        listed = [Provider(address, script.url, 0) for address in network.provider_addresses]
+        monkeypatch.setattr(opened.store.chain, "providers", lambda: listed)
+        monkeypatch.setattr(opened.store.chain, "active_providers", lambda: [])
+        posting, before = opened.posted(staged), opened.begun()
+        with pytest.raises(NotProven):
+            put(opened, posting, staged)
+    assert not sent_since(opened, before)

@@ -1,0 +1,149 @@
+"""The wallet: known vectors, low signatures, and words that are never shown."""
+
+import hashlib
+import itertools
+
+import pytest
+from coincurve import PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import MnemonicRefused
+from caf_pipeline.store.jackal.wallet import MNEMONIC_VARIABLE, Wallet, address_of, read_mnemonic, words_named
+
+WORDS = "abandon " * 11 + "about"
+PRIVATE_KEY = "c4a48e2fce1481cd3294b4490f6678090ea98d3d0e5cd984558ab0968741b104"
+ADDRESS = "jkl19rl4cm2hmr8afy4kldpxz3fka4jguq0a97rvx2"
+ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141  # of secp256k1, SEC 2
+
+
+@pytest.fixture(autouse=True)
+def _no_mnemonic_of_the_machine(monkeypatch):
+    monkeypatch.delenv(MNEMONIC_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of mode 600 with the words."""
+    file = tmp_path / "words"
+    file.write_text(WORDS + "\n")
+    file.chmod(0o600)
+    return file
+
+
+def test_the_key_and_the_address_are_those_of_other_wallets():
+    wallet = Wallet(WORDS)
+    assert wallet._key.to_hex() == PRIVATE_KEY  # mospy-wallet 0.6.0 says the same
+    assert wallet.public_key.hex() == "024f4e2ad99c34d60b9ba6283c9431a8418af8673212961f97a77b6377fcd05b62"
+    assert wallet.address == address_of(wallet.public_key) == ADDRESS
+
+
+def test_spaces_and_lines_between_the_words_do_not_matter():
+    assert Wallet("\n " + WORDS.replace(" ", "  \n") + "\n").address == ADDRESS
+
+
+@given(st.binary(max_size=300))
+def test_a_signature_is_valid_and_its_s_is_low(message):
+    wallet = Wallet(WORDS)
+    signature = wallet.sign(message)
+    r, s = signature[:32], signature[32:]
+    assert len(signature) == 64
+    assert 0 < int.from_bytes(s, "big") <= ORDER // 2
+    assert PublicKey(wallet.public_key).verify(_der(r, s), message)
+    assert wallet.sign(message) == signature
+
+
+def _der(r: bytes, s: bytes) -> bytes:
+    numbers = [one.lstrip(b"\0") for one in (r, s)]
+    numbers = [b"\0" + one if one[0] & 0x80 else one for one in numbers]
+    inner = b"".join(b"\x02" + bytes([len(one)]) + one for one in numbers)
+    return b"\x30" + bytes([len(inner)]) + inner
+
+
+def test_the_wallet_shows_its_address_only():
+    shown = f"{Wallet(WORDS)!r} {Wallet(WORDS)}"
+    assert ADDRESS in shown
+    assert "abandon" not in shown
+    assert PRIVATE_KEY not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ("zebra", "it has 1 word"),
+        ("zebra " * 13, "it has 13 words"),
+        ("", "it has 0 words"),
+        ("zebra " * 10 + "zebrra zebra", "word 11 is not in the English list"),
+        ("zebra " * 10 + "x y", "word 11, 12 is not in the English list"),
+        ("zebra " * 11 + "about", "its checksum does not fit"),
+    ],
+)
+def test_a_wrong_mnemonic_is_told_without_a_word_of_it(words, fault):
+    with pytest.raises(MnemonicRefused) as refused:
+        Wallet(words)
+    assert fault in str(refused.value)
+    told = f"{refused.value} {refused.value.hint} {refused.value!r}".split()
+    assert not set(words.split()) & set(told)
+
+
+def test_words_given_win_over_the_environment_and_that_over_the_file(monkeypatch, file):
+    assert read_mnemonic(None, file).split() == WORDS.split()
+    monkeypatch.setenv(MNEMONIC_VARIABLE, "environment")
+    assert read_mnemonic(None, file) == "environment"
+    assert read_mnemonic("given", file) == "given"
+
+
+def test_without_any_words_it_is_said_where_to_put_them():
+    with pytest.raises(MnemonicRefused, match="there is no wallet") as refused:
+        read_mnemonic(None, None)
+    assert MNEMONIC_VARIABLE in refused.value.hint
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o666])
+def test_a_file_that_others_may_touch_is_refused(file, mode):
+    file.chmod(mode)
+    with pytest.raises(MnemonicRefused, match="others") as refused:
+        read_mnemonic(None, file)
+    assert refused.value.hint == f"chmod 600 {file}"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_file_of_the_owner_alone_is_read(file, mode):
+    file.chmod(mode)
+    assert Wallet(read_mnemonic(None, file)).address == ADDRESS
+
+
+def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path, file):
+    with pytest.raises(MnemonicRefused, match="No such file"):
+        read_mnemonic(None, tmp_path / "none")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(MnemonicRefused, match="not text"):
+        read_mnemonic(None, file)
+
+
+def test_two_wallets_never_share_a_signature():
+    signatures = [Wallet(words).sign(hashlib.sha256(b"x").digest()) for words in (WORDS, "zoo " * 11 + "wrong")]
+    assert all(a != b for a, b in itertools.combinations(signatures, 2))
+
+
+def test_a_wallet_is_read_only_when_its_key_is_needed():
+    asked = []
+
+    def words():
+        asked.append(1)
+        return "abandon " * 11 + "about"
+
+    wallet = Wallet(words)
+    assert (asked, repr(wallet)) == ([], "Wallet(…)")
+    assert wallet.address == wallet.address == "jkl19rl4cm2hmr8afy4kldpxz3fka4jguq0a97rvx2"
+    assert asked == [1]
+
+
+def test_the_first_place_that_names_words_is_the_one_they_are_taken_from(monkeypatch, tmp_path):
+    file = tmp_path / "words"
+    monkeypatch.setenv("JACKAL_MNEMONIC", WORDS)
+    assert words_named("given", file) == ["CAF_JACKAL__MNEMONIC", "JACKAL_MNEMONIC", str(file)]
+    assert read_mnemonic(None, file) == WORDS
+    monkeypatch.delenv("JACKAL_MNEMONIC")
+    assert words_named(None, file) == [str(file)]
+    assert words_named(None, None) == []

@@ -1,0 +1,180 @@
+"""`caf` as a user runs it: a folder with a caf.toml, arguments and an environment in, output and exit status out.
+
+A command runs in this process, which takes a tenth of the time that an interpreter takes to start and to load it all. What is
+about the process itself (signals, kills, memory, what its children inherit, the installed script) is run as one: `process`
+and `start`.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Final
+from unittest import mock
+
+import pytest
+from dagster import RetryPolicy
+
+from caf_pipeline.cli import main
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.defs import source_resource
+from caf_pipeline.ledger import embedded
+from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import close_store, open_workplace
+from caf_pipeline_tests.support.workplaces import archive_everything
+
+CAF = str(Path(sys.executable).with_name("caf"))
+SECONDS = 180  # for one command on a busy machine; a hang fails the test instead of the whole suite
+
+FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
+FOREIGN = ("AWS_", "CAF_", "DAGSTER_", "JACKAL_")  # a developer's own settings, which no test may see
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A folder to work in, and the environment's variables. Chunks are kept in a folder, unless these say otherwise."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def settings(self, text: str) -> None:
+        (self.folder / "caf.toml").write_text(text, encoding="utf-8")
+
+    def __call__(self, *arguments: str, **more: str) -> Done:
+        """Run a command in this process."""
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            with self.surroundings(**more), _in_time(arguments), _written_to(out, err):
+                try:
+                    status = main(list(arguments))
+                except Exception:  # noqa: BLE001 - as the interpreter itself ends, where CAF_TRACEBACK asks for it
+                    traceback.print_exc()
+                    status = 1
+            return Done(status, _all_of(out), _all_of(err).decode())
+
+    def process(self, *arguments: str, **more: str) -> Done:
+        """Run the installed command as a process of its own."""
+        process = self.start(*arguments, **more)
+        out, err = process.communicate(timeout=SECONDS)
+        return Done(process.returncode, out, err.decode())
+
+    def start(self, *arguments: str, **more: str) -> "subprocess.Popen[bytes]":
+        """Start the installed command, to be stopped, killed or read from while it runs."""
+        return subprocess.Popen(
+            [CAF, *arguments],
+            cwd=self.folder,
+            env=self._variables(more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    @contextlib.contextmanager
+    def surroundings(self, **more: str) -> Iterator[None]:
+        """Let this process be in the folder, with these variables only; then put back whatever a command changed."""
+        servers = set(embedded._opened)
+        handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
+        loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
+        logged = [(each, each.level, each.propagate, each.disabled, list(each.handlers), list(each.filters)) for each in loggers]
+        source_resource._client.cache_clear()  # made with the keys of another environment
+        try:
+            with (
+                mock.patch.dict(os.environ, self._variables(more), clear=True),
+                mock.patch.object(RetryPolicy, "calculate_delay", return_value=0.0),  # by its rule, a step waits 14 s
+                contextlib.chdir(self.folder),
+                warnings.catch_warnings(),
+            ):
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                yield
+        finally:
+            for number, handler in handlers:
+                signal.signal(number, handler)
+            for logger, level, propagate, disabled, to, filters in logged:
+                logger.level, logger.propagate, logger.disabled, logger.handlers, logger.filters = (
+                    level, propagate, disabled, to, filters,
+                )  # fmt: skip
+            logging.root.manager._clear_cache()
+            source_resource._client.cache_clear()
+            for folder in set(embedded._opened) - servers:  # as the end of a process does
+                embedded._opened[folder].close()
+
+    def _variables(self, more: dict[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        return kept | FOLDER_STORE | self.environment | more
+
+
+@contextlib.contextmanager
+def _in_time(arguments: tuple[str, ...]) -> Iterator[None]:
+    """Fail the test where the command hangs."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        pytest.fail(f"caf {' '.join(arguments)} took more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextlib.contextmanager
+def _written_to(out: BinaryIO, err: BinaryIO) -> Iterator[None]:
+    """Let the descriptors 0 to 2, and Python's own streams over them, be an input that has ended and these files."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with contextlib.ExitStack() as stack:
+        nothing = stack.enter_context(open(os.devnull, "rb"))
+        for number, file in enumerate((nothing, out, err)):
+            kept = os.dup(number)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, number)
+            os.dup2(file.fileno(), number)
+        opened = [
+            stack.enter_context(open(number, mode, encoding="utf-8", closefd=False))
+            for number, mode in enumerate(("r", "w", "w"))
+        ]
+        opened[2].reconfigure(line_buffering=True)
+        streams = dict(zip(("stdin", "stdout", "stderr"), opened, strict=True))
+        stack.enter_context(mock.patch.multiple(sys, **streams))
+        yield
+
+
+def _all_of(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+def archive_source(caf: CommandLine, source: str = "src") -> None:
+    """Archive what a source has with this command line's settings, by the steps of a run and without Dagster."""
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            work = open_workplace(settings, source, run="run-1", ledger=ledger)
+            archive_everything(work)
+            close_store(work.store)
+
+
+def source_text(endpoint: str, bucket: str, **more: str) -> str:
+    """A source `src` of small chunks, as TOML."""
+    lines = {"bucket": bucket, "endpoint_url": endpoint, "target_size": "1MiB"} | more
+    return "[sources.src]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items())

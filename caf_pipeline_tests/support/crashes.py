@@ -1,0 +1,229 @@
+"""Processes of their own that hold something until they are killed, or are killed at a named moment; and what they leave.
+
+`python -m caf_pipeline_tests.support.crashes lease URL NAME SECONDS` prints "held", then "kept" or "lost" for each line of its
+standard input. `… inventory URL FOLDER` prints "held" when the first page is written.
+"""
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import HeldByOther, LeaseLost
+from caf_pipeline.interfaces import TransactionLog
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.processes import is_alive, this_process
+from caf_pipeline.ledger.transactions import PostgresTransactionLog
+from caf_pipeline.maintenance.doctor.examine import examine
+from caf_pipeline.maintenance.doctor.findings import Finding, Kind, Turn
+from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
+from caf_pipeline_tests.support.dying_runs import a_steady_source
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["caf_pipeline_tests.support.dying_runs", "caf_pipeline_tests.support.crashes"])  # loaded once
+
+NOT_COMPARED = {"chain_heights", "providers"}
+"""Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers are."""
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """Start one; yield it once it holds what it was told to hold. It is gone afterwards."""
+    command = [sys.executable, "-m", "caf_pipeline_tests.support.crashes", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def killed(what: str, url: str, name: str, seconds: str) -> None:
+    """Let a process of its own hold a lease, and kill it while it does."""
+    assert what == "lease"
+    here, there = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(target=_hold, args=(url, name, float(seconds), there))
+    process.start()
+    there.close()
+    assert here.recv() == "held"
+    here.close()
+    process.kill()
+    process.join()
+
+
+def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
+    with PostgresLedger(Database(parse_url(url)), lease_seconds=seconds).lease(name, this_process("run-child")):
+        told.send("held")
+        time.sleep(600)
+
+
+def says(process: "subprocess.Popen[str]") -> str:
+    """Ask a holder whether it still holds."""
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("?\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+class EndlessSource(MemorySource):
+    """A listing whose second page never comes."""
+
+    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[list]:
+        yield self.objects()
+        print("held", flush=True)
+        time.sleep(600)
+
+
+# --- killed at a moment ------------------------------------------------------------------------------------------------
+
+
+def _kill_at(owner: object, name: str, *, before: bool) -> None:
+    original = getattr(owner, name)
+
+    def deadly(*arguments: Any, **named: Any) -> None:
+        if not before:
+            original(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, deadly)
+
+
+def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
+    name, before = at
+    owner = PostgresTransactionLog if hasattr(PostgresTransactionLog, name) else PostgresLedger
+    _kill_at(owner, name, before=before)
+    ledger = PostgresLedger(Database(parse_url(url)))
+    store = open_jackal_store if "jackal" in settings else None
+    archive_chunk(a_workplace(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
+
+
+def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = False, **settings: Any) -> None:
+    """Run the chunk's steps in a process that kills itself before or after a call of this name to ledger or log."""
+    process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk, (at, before), settings))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL, process.exitcode
+
+
+# --- the doctor, and what it may have changed --------------------------------------------------------------------------
+
+
+@dataclass
+class StorePayer:
+    """Settles with a store's own poster."""
+
+    store: JackalStore
+    log: TransactionLog
+
+    @property
+    def account(self) -> str:
+        return self.store.poster.account
+
+    def settle(self) -> None:
+        self.store.poster.settle(self.log)
+
+
+def examined(work: Workplace) -> Iterator[Finding]:
+    """Yield what the doctor finds, as `caf doctor` calls it."""
+    payer = StorePayer(work.store, work.ledger.transactions(work.holder)) if isinstance(work.store, JackalStore) else None
+    return examine(work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), payer=payer)
+
+
+def found(work: Workplace, *, told: bool = False) -> list[tuple[Kind, str]]:
+    """Return what the doctor would mend, by kind and name; with `told`, also what it only tells."""
+    return [(one.kind, one.name) for one in examined(work) if told or one.turn is Turn.DOCTOR]
+
+
+def mended(work: Workplace) -> list[tuple[Kind, str, str]]:
+    """Mend what the doctor finds; return kind, name and what was done."""
+    return [(one.kind, one.name, one.mend().done) for one in examined(work) if one.mend is not None]
+
+
+def everything(folder: Path, url: str) -> dict[str, Any]:
+    """Return all rows of the database and all files of the folder."""
+    state: dict[str, Any] = {}
+    with psycopg.connect(url) as connection:
+        names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
+        for (name,) in names:
+            if name not in NOT_COMPARED:
+                state[name] = sorted(map(repr, connection.execute(f"SELECT * FROM {name}").fetchall()))
+    for path in sorted(folder.rglob("*")):
+        state[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
+    return state
+
+
+_DEADLY = ((os, "unlink"), (shutil, "rmtree"), (PostgresLedger, "end_lease"), (PostgresLedger, "release_staging"),
+           (PostgresLedger, "drop_stray_rows"), (PostgresLedger, "lease"))  # fmt: skip
+
+
+def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> None:
+    original = getattr(owner, name)
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        for done in (False, True):
+            moments[0] += 1
+            if moments[0] == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if not done:
+                result = original(*arguments, **named)
+        return result
+
+    setattr(owner, name, counted)
+
+
+def _doctor(folder: str, url: str, fatal: int) -> None:
+    moments = [0]
+    for owner, name in _DEADLY:
+        _count_and_die(owner, name, moments, fatal)
+    work = a_workplace(Path(folder), MemorySource({}), PostgresLedger(Database(parse_url(url))), run="doctor")
+    for one in examined(work):
+        with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
+            if one.mend is not None:
+                one.mend()
+
+
+def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:
+    """Start a doctor in a process of its own, which kills itself at its `fatal`-th moment; 0: never."""
+    process = _PROCESSES.Process(target=_doctor, args=(str(folder), url, fatal))
+    process.start()
+    return process
+
+
+def main() -> None:
+    what, url, *rest = sys.argv[1:]
+    database = Database(parse_url(url))
+    if what == "inventory":
+        take_inventory(a_workplace(Path(rest[0]), EndlessSource({"a": b"a"}), PostgresLedger(database)))
+        return
+    name, seconds = rest
+    with PostgresLedger(database, lease_seconds=float(seconds)).lease(name, this_process("run-child")) as lease:
+        print("held", flush=True)
+        for _ in sys.stdin:
+            try:
+                lease.check()
+                print("kept", flush=True)
+            except LeaseLost:
+                print("lost", flush=True)
+
+
+if __name__ == "__main__":
+    main()

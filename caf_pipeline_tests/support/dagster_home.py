@@ -1,0 +1,105 @@
+"""Fixtures of a real Dagster instance (our dagster.yaml, SQLite, a home of the test's own), and of a whole pipeline on it."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
+from pydantic import SecretStr
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import Workplace
+from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.dagster_host.run_source import open_instance
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.settings import Settings, StoreSettings
+from caf_pipeline.wiring import open_workplace
+from caf_pipeline_tests.support.s3_server import Bucket
+
+
+@pytest.fixture
+def home_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings without a source, whose home is the test's folder; DAGSTER_HOME is put back afterwards."""
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    return Settings(home=tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def empty_dagster_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an instance makes when it is opened first, to be copied: its databases' schemas take half a second."""
+    home = tmp_path_factory.mktemp("dagster")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+        with open_instance(Settings(home=home)):
+            return dagster_home(Settings(home=home))
+
+
+@pytest.fixture
+def instance(home_settings: Settings, empty_dagster_home: Path) -> Iterator[DagsterInstance]:
+    """An instance as `caf run` opens it."""
+    shutil.copytree(empty_dagster_home, dagster_home(home_settings), symlinks=True)
+    with open_instance(home_settings) as instance:
+        yield instance
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A source on a real S3 server, with a ledger on a real Postgres, executed as `caf run` executes."""
+
+    settings: Settings
+    bucket: Bucket
+    instance: DagsterInstance
+    ledger: PostgresLedger
+
+    def put(self, count: int, *, size_bytes: int = 3_000, prefix: str = "key") -> None:
+        """Put objects; a chunk of the target size takes some ten of 3,000 bytes."""
+        for number in range(count):
+            self.bucket.put(f"{prefix}-{number:03}", f"{prefix}-{number}".encode().ljust(size_bytes, b"."))
+
+    @property
+    def defs(self) -> Definitions:
+        return build_defs(self.settings)
+
+    def execute(self, job: str, **options: Any) -> ExecuteInProcessResult:
+        """Execute a job here, errors kept."""
+        options = {"run_config": {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}} | options
+        return self.defs.resolve_job_def(job).execute_in_process(instance=self.instance, raise_on_error=False, **options)
+
+    def plan(self) -> list[str]:
+        """Execute the plan's job; return the chunks that the ledger then has."""
+        assert self.execute("plan_my_source").success
+        return self.chunks()
+
+    def chunks(self, *states: ChunkState) -> list[str]:
+        return [chunk.name for chunk in self.ledger.chunks(SOURCE, states or None)]
+
+    def workplace(self, run: str = "a test") -> Workplace:
+        return open_workplace(self.settings, SOURCE, run=run, ledger=self.ledger)
+
+    def events(self, result: ExecuteInProcessResult) -> list[tuple[str, str | None]]:
+        return [(event.event_type_value, event.step_key) for event in result.all_events]
+
+
+SOURCE = "my-source"
+
+
+@pytest.fixture
+def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url: str) -> Settings:
+    """Settings of one source whose chunks are small."""
+    home = home_settings.home
+    return Settings(
+        home=home,
+        database_url=SecretStr(database_url),
+        store=StoreSettings(kind="directory", folder=home / "store"),
+        sources={SOURCE: new_bucket.settings(target_size=40_000, public=True)},
+    )
+
+
+@pytest.fixture
+def pipeline(pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: PostgresLedger) -> Pipeline:
+    """The whole of it."""
+    return Pipeline(pipeline_settings, new_bucket, instance, ledger)

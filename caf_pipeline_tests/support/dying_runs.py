@@ -1,0 +1,126 @@
+"""Runs a chunk's steps in a process of its own that kills itself, by SIGKILL, at a chosen moment.
+
+A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a lock, a transaction of the ledger.
+Checkpoints of the packing journal are made often, so that kills fall before, in and behind them.
+"""
+
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.packing import packer
+from caf_pipeline.packing.journal.writer import Pace
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.workplaces import StoreMaker, a_workplace, archive_chunk
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["caf_pipeline_tests.support.dying_runs"])
+
+_LEDGER_MOVES = ("move", "seal", "record_posting", "record_copies", "load_locations", "reserve_staging", "release_staging")
+_SYSTEM_CALLS = (
+    *("replace", "rename", "unlink", "fsync", "fdatasync", "write", "pwrite", "ftruncate", "posix_fallocate", "copy_file_range"),
+)
+
+OFTEN = Pace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
+"""Checkpoints for chunks of some megabytes."""
+
+
+class SteadySource(MemorySource):
+    """The same objects in every process. Reads are counted in a file where `log` names one."""
+
+    log: Path | None = None
+
+    def read(self, obj, start_byte, end_byte):
+        if self.log:
+            with self.log.open("ab", buffering=0) as file:
+                file.write(b"%b %d %d\n" % (obj.key, start_byte, end_byte))
+        return super().read(obj, start_byte, end_byte)
+
+    def object(self, key):
+        from caf_pipeline.inventory.snapshot import S3Object
+
+        return S3Object(key.encode(), None, f"etag-{key}", len(self.bodies[key]), MOMENT)
+
+
+def a_steady_source() -> SteadySource:
+    chance = random.Random(7)
+    return SteadySource({f"key-{number:03d}": chance.randbytes(chance.randrange(90_000)) for number in range(60)})
+
+
+SourceMaker = Callable[[], SteadySource]
+
+
+def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> None:
+    original = getattr(owner, name)
+
+    def counted(*arguments, **named):
+        moments[0] += 1
+        if moments[0] == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        moments[0] += 1
+        if moments[0] == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, name, counted)
+
+
+def _run(
+    folder: str,
+    url: str,
+    chunk: str,
+    *,
+    fatal: int,
+    store: StoreMaker | None,
+    settings: dict,
+    source: SourceMaker,
+    pace: Pace,
+    counted: "multiprocessing.Queue[int]",
+) -> None:
+    moments = [0]
+    packer.pace_of = lambda settings: pace
+    ledger = PostgresLedger(Database(parse_url(url)))
+    work = a_workplace(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
+    for name in _LEDGER_MOVES:
+        _count_and_die(ledger, name, moments, fatal)
+    for name in _SYSTEM_CALLS:
+        if hasattr(os, name):
+            _count_and_die(os, name, moments, fatal)
+    _count_and_die(fcntl, "flock", moments, fatal)
+    archive_chunk(work, chunk)
+    counted.put(moments[0])
+
+
+def run(
+    folder: Path,
+    url: str,
+    chunk: str,
+    *,
+    fatal: int = 0,
+    store: StoreMaker | None = None,
+    settings: dict | None = None,
+    source: SourceMaker = a_steady_source,
+    pace: Pace = OFTEN,
+) -> int | None:
+    """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
+
+    `store` and `settings` are those of `a_workplace`, `source` makes its source; functions of a module, since another process
+    is to find them.
+    """
+    counted = _PROCESSES.Queue()
+    named = {"fatal": fatal, "store": store, "settings": settings or {}, "source": source, "pace": pace, "counted": counted}
+    process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk), kwargs=named)
+    process.start()
+    process.join(120)
+    if process.exitcode == -signal.SIGKILL:
+        return None
+    assert process.exitcode == 0, process.exitcode
+    return counted.get(timeout=10)

@@ -1,0 +1,100 @@
+"""Chunks made by hand: right ones, and ones that differ from them in whatever a test says, as a liar would make them."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from caf_pipeline.caf.index import IndexBuilder
+from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.interfaces import ChunkToStore, Posting
+from caf_pipeline.inventory.manifest import HEAD_MEMBER, MANIFEST_MEMBER, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline_tests.contracts.chunk_store import MemoryLog
+from caf_pipeline_tests.support.plans import MOMENT
+
+PLAN = "0a0b0c0d"
+
+
+@dataclass
+class Forgery:
+    """What a chunk by hand is made of; `bodies` in the order of keys, `described` what its manifest says otherwise."""
+
+    archive_id: str
+    bodies: Mapping[str, bytes] = field(default_factory=lambda: {"a": b"one", "b": b"two"})
+    source: str = "src"
+    plan: str = PLAN
+    number: int = 1
+    head: bytes | None = None
+    described: Mapping[str, Any] = field(default_factory=dict)
+    skipped: Sequence[Mapping[str, Any]] = ()
+    change_row: Callable[[dict[str, Any]], None] = lambda row: None
+    change_manifest: Callable[[Path], None] = lambda path: None
+    change_index: Callable[[bytes], bytes] = lambda index: index
+    extra_member: bool = False
+    footer: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}-{self.plan}-{self.number:05d}"
+
+    def identity(self, **changes: Any) -> ChunkIdentity:
+        fields = {"archive_id": self.archive_id, "source": self.source, "chunk": self.name, "plan": self.plan}
+        return ChunkIdentity(**{**fields, "snapshot": "snap", "inventory_time": MOMENT} | changes)
+
+    def write(self, path: Path) -> Path:
+        """Write it; return its path."""
+        head = self.head if self.head is not None else head_bytes(self.identity())
+        index, content, rows = IndexBuilder(), bytearray(head), []
+        index.add(HEAD_MEMBER, 0, len(head))
+        for key, body in self.bodies.items():
+            start, end = len(content), len(content) + len(body)
+            content += body
+            index.add(key, start, end)
+            rows.append(a_row(key, body, start))
+        spool = path.with_suffix(".manifest")
+        with ManifestWriter(spool, self.identity(**self.described)) as manifest:
+            for row in [*rows, *self.skipped]:
+                changed = dict(row)
+                self.change_row(changed)
+                manifest.add(changed)
+        self.change_manifest(spool)
+        if self.extra_member:
+            index.add("stowaway", len(content), len(content))
+        start = len(content)
+        content += spool.read_bytes()
+        index.add(MANIFEST_MEMBER, start, len(content))
+        written = self.change_index(b"".join(index.iter_index()))
+        footer = self.footer if self.footer is not None else len(written).to_bytes(4, "little")
+        path.write_bytes(bytes(content) + written + footer)
+        return path
+
+
+def a_row(key: str, body: bytes, start: int, **more: Any) -> dict[str, Any]:
+    return {
+        "member": key,
+        "key": key,
+        "version_id": None,
+        "etag": "e",
+        "size_bytes": len(body),
+        "start_byte": start,
+        "end_byte": start + len(body),
+        "sha256": hashlib.sha256(body).digest(),
+        "last_modified": MOMENT,
+        "storage_class": "STANDARD",
+    } | more
+
+
+def a_skip(key: str, reason: str = "cold_storage", **more: Any) -> dict[str, Any]:
+    row = a_row(key, b"", 0, member=None, start_byte=None, end_byte=None, sha256=None)
+    return row | {"skip_reason": reason, "skip_detail": "as S3 said", "size_bytes": 7} | more
+
+
+def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> Posting:
+    """Post a file under an archive, and bring it to everybody."""
+    root = merkle_root(path, store.proof_type)
+    size = path.stat().st_size
+    posting = store.post(ChunkToStore("by-hand", archive_id, True, size, store.proof_type, root), MemoryLog())
+    if upload:
+        store.put(posting, path, lambda _: None)
+    return posting

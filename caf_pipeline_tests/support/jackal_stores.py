@@ -1,0 +1,104 @@
+"""The store on a loopback network, with records and orders that a test sees and sets."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from caf_pipeline.interfaces import Orders, Posting, ProviderRecord
+from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.posting import Poster
+from caf_pipeline.store.jackal.store import JackalStore
+from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.throttle import Brake
+from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
+from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
+
+
+class MemoryRecords:
+    """Provider records that forget when the test ends: the last rate is the rate."""
+
+    def __init__(self):
+        self.known = {}
+
+    def all(self):
+        return dict(self.known)
+
+    def set(self, provider, **changes):
+        self.known[provider] = replace(self.known.get(provider) or ProviderRecord(provider, None, None, 0, None), **changes)
+
+    def uploaded(self, provider, size_bytes, seconds):
+        self.set(provider, upload_rate=size_bytes / seconds, failures=0)
+
+    def downloaded(self, provider, size_bytes, seconds):
+        self.set(provider, download_rate=size_bytes / seconds, failures=0)
+
+    def failed(self, provider):
+        before = self.known.get(provider)
+        self.set(provider, failures=(before.failures if before else 0) + 1, failed_at=datetime.now(UTC))
+
+
+@dataclass
+class Board:
+    """A switchboard."""
+
+    given: Orders = field(default_factory=Orders)
+
+    def orders(self):
+        return self.given
+
+
+@dataclass
+class Opened:
+    """A store and what it was opened with."""
+
+    store: JackalStore
+    network: object
+    log: MemoryLog
+    records: MemoryRecords
+    board: Board
+    brake: Brake
+
+    def pause(self) -> None:
+        """Order a pause, and return when it is known."""
+        self.board.given = Orders(paused="maintenance")
+        while not self.brake.paused():
+            time.sleep(0.1)
+
+    def posted(self, path) -> Posting:
+        return self.store.post(to_store(self.store, path), self.log)
+
+    def stored(self, path) -> Posting:
+        posting = self.posted(path)
+        self.store.put(posting, path, lambda _: None)
+        return posting
+
+    def providers_of(self, posting) -> set[int]:
+        """Return the providers by number that the chain lists."""
+        listed = {copy.provider for copy in self.store.copies(posting)}
+        return {number for number, one in enumerate(self.network.provider_addresses) if one in listed}
+
+    def begun(self) -> Counter:
+        """Return how many uploads ever began, by provider's number."""
+        return Counter({number: one["uploads_begun"] for number, one in enumerate(self.network.state()["providers"])})
+
+    def downloads(self) -> Counter:
+        return Counter({number: one["downloads"] for number, one in enumerate(self.network.state()["providers"])})
+
+
+def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Opened:
+    """Open a store on the network, with settings changed."""
+    settings = jackal_settings(network, **changes)
+    log, records, board = log or MemoryLog(), records or MemoryRecords(), Board()
+    wallet = Wallet(words)
+    brake = Brake(board, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
+    chain = Chain(
+        settings.lcd,
+        settings.chain_id,
+        seen_height=lambda: log.seen_height(settings.chain_id),
+        see_height=lambda height: log.see_height(settings.chain_id, height),
+        attempts=2,
+        first_wait_seconds=0.1,
+    )
+    poster = Poster(chain, wallet, settings, spend_cap=brake.spend_cap)
+    return Opened(JackalStore(settings, wallet, chain, poster, records, brake), network, log, records, board, brake)

@@ -1,0 +1,61 @@
+"""An ObjectSource in memory whose objects can be made to fail; it passes the contract of the real one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
+from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline_tests.support.plans import MOMENT
+
+PAGE = 1000
+
+
+@dataclass
+class MemorySource:
+    """Holds bodies by key. `unavailable` and `failing` name keys whose reads raise, from the given offset on."""
+
+    bodies: dict[str, bytes]
+    headers: dict[str, ObjectHeaders] = field(default_factory=dict)
+    checksums: dict[str, Checksum] = field(default_factory=dict)
+    unavailable: dict[str, tuple[SkipReason, int]] = field(default_factory=dict)
+    failing: dict[str, int] = field(default_factory=dict)
+    reads: list[tuple[str, int, int]] = field(default_factory=list)
+    down: Exception | None = None
+
+    def objects(self) -> list[S3Object]:
+        return [self.object(key) for key in sorted(self.bodies, key=str.encode)]
+
+    def object(self, key: str) -> S3Object:
+        body = self.bodies[key]
+        return S3Object(key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT)
+
+    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+        if self.down:
+            raise self.down
+        objects = [obj for obj in self.objects() if obj.key > after]
+        pages = [objects[first : first + PAGE] for first in range(0, len(objects), PAGE)]
+        yield from pages[:max_pages]
+
+    def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
+        key = obj.key.decode()
+        self.reads.append((key, start_byte, end_byte))
+        reason, offset = self.unavailable.get(key, (None, 0))
+        if reason is not None and end_byte > offset:
+            raise ObjectUnavailable(f"{key} is {reason}", reason=reason)
+        if key in self.failing and end_byte > self.failing[key]:
+            raise ObjectReadFailed(f"{key} broke off")
+        return ObjectPart(self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()))
+
+    def full_object_checksum(self, obj: S3Object) -> Checksum | None:
+        return self.checksums.get(obj.key.decode())
+
+    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+        self.read(obj, 0, 0)
+        return self.headers.get(obj.key.decode(), ObjectHeaders())
+
+    def clock(self) -> datetime:
+        if self.down:
+            raise self.down
+        return datetime.now(UTC)

@@ -1,0 +1,63 @@
+"""Ledgers in databases of their own, as many as a test wants: one that is lost, and the one that is rebuilt.
+
+Also every row that a ledger has, without what is only its own: ids, times, where plans stand.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline_tests.support import postgres
+
+TABLES = {
+    "sources": "SELECT name, archive_id, address FROM sources ORDER BY name",
+    "plans": "SELECT sources.name AS source, plans.name, sha256, snapshot, object_count, object_bytes"
+    " FROM plans JOIN sources USING (source_id) ORDER BY 1, 2",
+    "caf_files": "SELECT caf_files.name, sources.name AS source, plans.name AS plan, number, state, caf_files.reason,"
+    " caf_files.object_count, caf_files.object_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes,"
+    " skipped_count, released_count, merkle_root, proof_type, owner, start, samples"
+    " FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) ORDER BY 1",
+    "copies": "SELECT name, provider, proof, listed, fault FROM copies JOIN caf_files USING (caf_file_id) ORDER BY 1, 2",
+    "file_locations": "SELECT sources.name AS source, file_path, object_version, part, caf_files.name AS chunk, start_byte,"
+    " end_byte, version_id, etag, last_modified, sha256 FROM file_locations JOIN caf_files USING (caf_file_id)"
+    " JOIN sources ON sources.source_id = file_locations.source_id ORDER BY 1, 2, 3, 4",
+    "skipped_objects": "SELECT sources.name AS source, file_path, object_version, skipped_objects.reason, detail, etag,"
+    " size_bytes, caf_files.name AS chunk, retry_at = 'infinity' AS for_ever"
+    " FROM skipped_objects LEFT JOIN caf_files USING (caf_file_id)"
+    " JOIN sources ON sources.source_id = skipped_objects.source_id ORDER BY 1, 2, 3",
+    "claims": "SELECT file_path, object_version FROM claims ORDER BY 1, 2",
+}
+
+NewLedger = Callable[[], PostgresLedger]
+
+
+def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> PostgresLedger:
+    """Return an empty ledger in a database of its own, which ends with the stack; `ledger.url` is its address."""
+    name = f"new_{next(postgres._numbers)}"
+    postgres._administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database} STRATEGY wal_log")
+    stack.callback(postgres._administer, postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
+    url = postgres._database_url(postgres_url, name)
+    database = Database(parse_url(url))
+    stack.callback(database.close)
+    ledger = PostgresLedger(database)
+    ledger.url = url
+    return ledger
+
+
+@pytest.fixture
+def new_ledger(postgres_url: str, template_database: str) -> Iterator[NewLedger]:
+    """Makes an empty ledger, as often as it is called."""
+    with ExitStack() as stack:
+        yield lambda: make_ledger(stack, postgres_url, template_database)
+
+
+def rows_of(ledger: PostgresLedger) -> dict[str, list[dict[str, Any]]]:
+    """Return what the ledger has, by table, in an order of its own."""
+    with ledger._database.transaction() as connection:
+        found = {name: connection.execute(text(statement)).mappings().all() for name, statement in TABLES.items()}
+    return {name: [dict(row) for row in rows] for name, rows in found.items()}

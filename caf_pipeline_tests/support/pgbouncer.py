@@ -1,0 +1,84 @@
+"""A pgbouncer in transaction mode in front of a test's database: clients share two connections to the server.
+
+It is skipped where the program is missing; `.ci/run` installs it.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.errors import LedgerUnreachable
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline_tests.support.free_ports import free_port
+
+_LOOKS = 400
+_USER = "pgserver"  # the embedded server's own: like Postgres it does not run as root, and its socket is only for that user
+
+
+class Pooler:
+    """The program over one database.
+
+    Attributes:
+        url: where the database is behind it, the same over a kill.
+    """
+
+    def __init__(self, folder: Path, database_url: str) -> None:
+        program = shutil.which("pgbouncer")
+        if program is None:
+            pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
+        self._program, self._folder = program, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        url, port = parse_url(database_url), free_port()
+        self.url = f"postgresql://{url.username}@127.0.0.1:{port}/{url.database}"
+        (folder / "users.txt").write_text(f'"{url.username}" ""\n')
+        (folder / "pgbouncer.ini").write_text(
+            f"[databases]\n{url.database} = host={url.query['host']} dbname={url.database} user={url.username}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
+        )
+        if os.geteuid() == 0:
+            for path in (folder, *folder.iterdir()):
+                shutil.chown(path, _USER)
+
+    def start(self) -> None:
+        """Start it; returns when it answers."""
+        account = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        log = self._folder / "log"
+        with log.open("a") as said:
+            command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]
+            self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
+        database = Database(parse_url(self.url))
+        with contextlib.closing(database):
+            for _ in range(_LOOKS):
+                assert self._process.poll() is None, log.read_text()
+                with contextlib.suppress(LedgerUnreachable):
+                    database.migrate()
+                    return
+                time.sleep(0.05)
+        raise AssertionError(log.read_text())
+
+    def kill(self) -> None:
+        """End it by SIGKILL; does nothing where it does not run."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextlib.contextmanager
+def running_pooler(database_url: str) -> Iterator[Pooler]:
+    """Run a pooler while the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="caf-pgbouncer-") as name:
+        pooler = Pooler(Path(name), database_url)
+        try:
+            pooler.start()
+            yield pooler
+        finally:
+            pooler.kill()

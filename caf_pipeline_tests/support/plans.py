@@ -1,0 +1,47 @@
+"""Deltas and plans for tests: objects in a Parquet file as `inventory` would leave it, and what a plan says of them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
+from caf_pipeline.inventory.plan import Plan, PlannedObject, PlanTerms, read_chunk_objects, write_plan
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, S3Object
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+def an_object(key: str, size_bytes: int = 1, *, version_id: str | None = None, etag: str = "e") -> S3Object:
+    return S3Object(key.encode(), version_id, etag, size_bytes, MOMENT)
+
+
+def write_delta(path: Path, objects: list[S3Object]) -> Path:
+    rows = [
+        {
+            "key": obj.key,
+            "version_id": obj.version_id,
+            "etag": obj.etag,
+            "size_bytes": obj.size_bytes,
+            "last_modified": obj.last_modified,
+            "storage_class": obj.storage_class,
+            "checksum": obj.checksum,
+            "object_version": obj.object_version,
+        }
+        for obj in sorted(objects, key=lambda obj: obj.key)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SNAPSHOT_SCHEMA), path)
+    return path
+
+
+def plan_of(
+    folder: Path, objects: list[S3Object], *, target_size_bytes: int, limits: Limits = DEFAULT_LIMITS, source: str = "src"
+) -> Plan:
+    folder.mkdir(parents=True, exist_ok=True)
+    terms = PlanTerms(source, "0" * 32, target_size_bytes, "snapshot", MOMENT, limits)
+    return write_plan(write_delta(folder / "delta.parquet", objects), folder, terms)
+
+
+def chunks_of(plan: Plan) -> list[list[PlannedObject]]:
+    return [list(read_chunk_objects(plan.folder, chunk.chunk_number)) for chunk in plan.chunks]

@@ -1,0 +1,125 @@
+"""A ChunkStore of several folders, each of them a provider: one can lie, lose a copy or be out of reach.
+
+As strict as the real one where it matters to the steps: a chunk is posted before it is put, every post has a start of its own,
+a provider that is asked alone answers alone, and what is put is listed only where it has the posted size.
+"""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.interfaces import Copy, Cost, PostedFile, Posting
+from caf_pipeline.store.directory import DirectoryStore
+
+
+class SeveralFolders:
+    name = "several folders"
+    proof_type = 3
+
+    def __init__(self, folder: Path, providers=("anna", "bert", "carl"), *, required=3) -> None:
+        self.folders = {name: DirectoryStore(folder / name) for name in providers}
+        self.required_copies = required
+        self.posts: dict[bytes, Posting] = {}
+        self.noted: dict[bytes, str] = {}
+        self.away: set[str] = set()
+        self.unlisted: set[str] = set()
+        self.unverified: set[str] = set()
+        self.largest: int | None = None
+        self.free_bytes = 1 << 40
+        self.hold = 0.0
+        self.admitted: list[tuple[int, int]] = []
+        self.window: int | None = None
+        self.now: int | None = None
+        self._starts = itertools.count(100)
+
+    # --- what tests do to it ---
+
+    def file(self, provider: str, posting: Posting) -> Path:
+        return self.folders[provider].folder / "chunks" / f"{posting.merkle_root.hex()}.caf"
+
+    def forget(self, posting: Posting) -> None:
+        """Let the post be gone; the bytes are where they were."""
+        del self.posts[posting.merkle_root]
+
+    # --- ChunkStore ---
+
+    def cost(self, stored_size_bytes):
+        return Cost(stored_size_bytes * self.required_copies, self.free_bytes, "1token")
+
+    def admit(self, *, public, stored_size_bytes, waiting_bytes):
+        self.admitted.append((stored_size_bytes, waiting_bytes))
+        if self.largest is not None and stored_size_bytes > self.largest:
+            raise ChunkTooLarge(f"{stored_size_bytes} bytes take too long", fitting_bytes=self.largest)
+        if stored_size_bytes + waiting_bytes > self.free_bytes:
+            raise StoreError(f"{self.free_bytes} bytes are free, {stored_size_bytes} are needed beside {waiting_bytes}")
+
+    def largest_chunk_bytes(self):
+        return self.largest
+
+    def staging_hold_seconds(self):
+        return self.hold
+
+    def post(self, chunk, log):
+        self.admit(public=chunk.public, stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
+        if chunk.merkle_root not in self.posts:
+            posting = Posting(chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes)
+            self.posts[chunk.merkle_root] = posting
+            self.noted[chunk.merkle_root] = chunk.archive_id
+        return self.posts[chunk.merkle_root]
+
+    def posted_already(self, chunk, log):
+        return self.posts.get(chunk.merkle_root)
+
+    def put(self, posting, staged, progress):
+        if self.posts.get(posting.merkle_root) != posting:
+            raise StoreError("it was not posted")
+        right = staged.read_bytes()
+        for provider, folder in self.folders.items():
+            self.unlisted.discard(provider)
+            if provider in self.away:
+                continue
+            file = self.file(provider, posting)
+            if file.exists() and file.read_bytes() != right:
+                file.unlink()
+            folder.put(posting, staged, progress)
+
+    def owner(self):
+        return "owner"
+
+    def posted(self, archive_id):
+        return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.noted[one.merkle_root] == archive_id)
+
+    def archives(self):
+        return Counter(self.noted[one.merkle_root] for one in self.posts.values())
+
+    def copies(self, posting):
+        return [
+            Copy(name, f"{name}/{posting.start}", last_proven=posting.start, verified=name not in self.unverified)
+            for name in self._listed(posting)
+        ]
+
+    def holders(self, posting):
+        return self._listed(posting)
+
+    def read(self, posting, start_byte, end_byte, *, provider=None):
+        listed = [provider] if provider else self._listed(posting)
+        if not listed:
+            raise StoredChunkMissing("nobody has it")
+        if listed[0] in self.away:
+            raise StoreUnreachable(f"{listed[0]} is away")
+        yield from self.folders[listed[0]].read(posting, start_byte, end_byte)
+
+    def proof_window(self, posting, copy):
+        return self.window
+
+    def current_window(self, posting):
+        return self.now
+
+    def window_ends_in(self, posting):
+        return None if self.now is None else 3600.0
+
+    def _listed(self, posting):
+        if self.posts.get(posting.merkle_root) != posting:
+            return []
+        return [name for name, folder in self.folders.items() if name not in self.unlisted and folder.copies(posting)]

@@ -1,0 +1,350 @@
+"""A misbehaving S3 in front of a real one: it passes every request on, and spoils the answers that a test ordered to be spoiled.
+
+unruly_s3      a proxy in front of the session's server, well behaved at the beginning of each test
+
+It runs in threads of the test's process, so that an order is a method call and a fault may do anything at an exact byte.
+Not here: servers that answer from a script alone (`s3_server.scripted_s3`), what is proven with it (`test_faults_s3`).
+"""
+
+import contextlib
+import http.client
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+
+import pytest
+
+from caf_pipeline_tests.support.s3_server import Bucket
+
+Kind = Literal["object", "head", "listing", "other"]
+
+_HOP_BY_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})
+_ENTRY: Final = re.compile(rb"<(Contents|Version)>.*?</\1>", re.DOTALL)
+_TIME: Final = re.compile(rb"<LastModified>([^<]+)</LastModified>")
+_NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as it came. `number` counts those of an order's kind and key since the order was given, from 1."""
+
+    kind: Kind
+    key: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back.
+
+    Attributes:
+        length: the Content-Length where that is a lie; after fewer bytes the connection ends.
+        cut_after: bytes of the body after which the connection is reset, or None.
+        at: bytes of the body after which `action` is called; then the body goes on.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    length: int | None = None
+    cut_after: int | None = None
+    at: int = 0
+    action: Callable[[], object] | None = None
+
+
+Spoil = Callable[[Asked, Answer], Answer]
+
+
+@dataclass
+class _Order:
+    """What to do to which requests: `strikes` says whether one is struck, `left` how many still may be."""
+
+    kind: Kind | None
+    key: str | None
+    spoil: Spoil
+    strikes: Callable[[Asked], bool]
+    left: int | None
+    seen: Any = field(default_factory=lambda: count(1))
+
+
+class UnrulyS3:
+    """The proxy. Orders add up, the first that strikes a request counts; `well_behaved` takes all back.
+
+    Attributes:
+        endpoint: its address.
+        struck: how many answers were spoiled since the last `well_behaved`.
+        page_keys: of one page of a listing, whatever is asked for; None to leave that alone.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.endpoint = ""
+        self.page_keys: int | None = None
+        self.struck = 0
+        self._orders: list[_Order] = []
+        self._lock = threading.Lock()
+
+    def in_front_of(self, bucket: Bucket) -> Bucket:
+        """Return the bucket as it is reached through the proxy; its client still goes straight to the server."""
+        return replace(bucket, endpoint=self.endpoint)
+
+    def well_behaved(self) -> None:
+        """Pass everything on as it is."""
+        with self._lock:
+            self._orders, self.page_keys, self.struck = [], None, 0
+
+    def order(
+        self,
+        spoil: Spoil,
+        *,
+        kind: Kind | None = "object",
+        key: str | None = None,
+        times: int | None = None,
+        when: Callable[[Asked], bool] = lambda asked: True,
+    ) -> None:
+        """Spoil the answers to requests of this kind (None: all) and key, the first `times` of those that `when` picks."""
+        with self._lock:
+            self._orders.append(_Order(kind, key, spoil, when, times))
+
+    # --- what it can be ordered to do --------------------------------------------------------------------------------
+
+    def slow_down(self, struck: int, of: int, **which: Any) -> None:
+        """Answer 503 SlowDown to the first `struck` of every `of` requests: a burst, a pause, the next burst."""
+        self.order(lambda asked, answer: error(503, "SlowDown"), when=lambda asked: (asked.number - 1) % of < struck, **which)
+
+    def fail(self, status: int = 500, code: str = "InternalError", **which: Any) -> None:
+        """Answer an error of S3's."""
+        self.order(lambda asked, answer: error(status, code), **which)
+
+    def reset_after(self, size_bytes: int, **which: Any) -> None:
+        """Reset the connection after so many bytes of the body."""
+        self.order(lambda asked, answer: replace(answer, cut_after=size_bytes), **which)
+
+    def cut_body(self, size_bytes: int, *, honest: bool, **which: Any) -> None:
+        """Leave so many bytes of a body out, with the Content-Length of what is sent (`honest`) or of what was to be sent."""
+
+        def cut(asked: Asked, answer: Answer) -> Answer:
+            body = answer.body[: max(0, len(answer.body) - size_bytes)]
+            return replace(answer, body=body, length=None if honest else len(answer.body))
+
+        self.order(cut, **which)
+
+    def wrong_etag(self, etag: str = '"00000000000000000000000000000000"', **which: Any) -> None:
+        """Answer the right bytes under another ETag."""
+        self.order(lambda asked, answer: with_header(answer, "ETag", etag), **which)
+
+    def other_bytes(self, **which: Any) -> None:
+        """Answer as many other bytes, under the right ETag and length: what only a checksum tells."""
+        self.order(lambda asked, answer: replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body)), **which)
+
+    def other_object(self, bucket: Bucket, other_key: str, **which: Any) -> None:
+        """Answer another object, with its own headers, whatever was asked for."""
+
+        def other(asked: Asked, answer: Answer) -> Answer:
+            given = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
+            with contextlib.closing(given["Body"]) as body:
+                return with_header(replace(answer, status=200, body=body.read()), "ETag", given["ETag"])
+
+        self.order(other, **which)
+
+    def say(self, body: bytes, content_type: str = "application/xml", **which: Any) -> None:
+        """Answer 200 with these bytes."""
+        self.order(lambda asked, answer: Answer(200, {"Content-Type": content_type}, body), **which)
+
+    def list_otherwise(self, change: Callable[[list[bytes]], list[bytes]], **which: Any) -> None:
+        """Change a page's entries: their order, their number."""
+
+        def changed(asked: Asked, answer: Answer) -> Answer:
+            entries = [match.group() for match in _ENTRY.finditer(answer.body)]
+            rest = _ENTRY.sub(b"", answer.body)
+            end = rest.rindex(b"</")
+            return replace(answer, body=rest[:end] + b"".join(change(entries)) + rest[end:])
+
+        self.order(changed, kind="listing", **which)
+
+    def hang(self, seconds: float, **which: Any) -> None:
+        """Say nothing for so long, then answer."""
+
+        def wait(asked: Asked, answer: Answer) -> Answer:
+            time.sleep(seconds)
+            return answer
+
+        self.order(wait, **which)
+
+    def skew(self, by: timedelta) -> None:
+        """Have a clock that is wrong by this much, in the Date of every answer and in every time of modification."""
+        self.order(lambda asked, answer: _skewed(answer, by), kind=None)
+
+    def one_time(self, moment: str = "2026-01-01T00:00:00.000Z") -> None:
+        """Say of every object in a listing that it was modified at this moment."""
+        said = f"<LastModified>{moment}</LastModified>".encode()
+        self.order(lambda asked, answer: replace(answer, body=_TIME.sub(said, answer.body)), kind="listing")
+
+    def meanwhile(self, action: Callable[[], object], *, at: int = 0, cut: bool = False, **which: Any) -> None:
+        """Call `action` when `at` bytes of a body were sent; then go on with it, or `cut` the connection there."""
+
+        def doing(asked: Asked, answer: Answer) -> Answer:
+            return replace(answer, at=at, action=action, cut_after=at if cut else None)
+
+        self.order(doing, **which)
+
+    def after_page(self, action: Callable[[], object], *, page: int = 1) -> None:
+        """Call `action` when this page of a listing was sent, from 1, and before the next is asked for."""
+        self.meanwhile(action, at=1 << 30, kind="listing", times=1, when=lambda asked: asked.number == page)
+
+    # --- the proxy ---------------------------------------------------------------------------------------------------
+
+    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Ask the server, and spoil what it says where that was ordered."""
+        split = urlsplit(path)
+        query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
+        asked = Asked(_kind(method, split.path, query), unquote(split.path.lstrip("/").partition("/")[2]), query, headers)
+        if asked.kind == "listing" and self.page_keys is not None:
+            path = f"{split.path}?{urlencode(query | {'max-keys': str(self.page_keys)})}"
+        right = self._pass_on(method, path, headers, body)
+        spoil, asked = self._chosen(asked)
+        return spoil(asked, right) if spoil and (right.status < 300 or asked.kind != "object") else right
+
+    def _chosen(self, asked: Asked) -> tuple[Spoil | None, Asked]:
+        with self._lock:
+            for order in self._orders:
+                if order.kind not in (None, asked.kind) or order.key not in (None, asked.key) or order.left == 0:
+                    continue
+                numbered = replace(asked, number=next(order.seen))
+                if order.strikes(numbered):
+                    order.left = None if order.left is None else order.left - 1
+                    self.struck += 1
+                    return order.spoil, numbered
+        return None, asked
+
+    def _pass_on(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        with contextlib.closing(http.client.HTTPConnection(urlsplit(self.backend).netloc, timeout=60)) as connection:
+            sent = {name: value for name, value in headers.items() if name.lower() not in ("connection", "content-length")}
+            connection.request(method, path, body=body or None, headers=sent)
+            got = connection.getresponse()
+            content = got.read()
+            kept = {name: value for name, value in got.getheaders() if name.lower() not in _HOP_BY_HOP}
+            length = int(got.headers.get("Content-Length", 0)) if method == "HEAD" else None
+            return Answer(got.status, kept, content, length=length)
+
+
+def error(status: int, code: str) -> Answer:
+    """Return an error as S3 writes it."""
+    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
+    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+
+
+def with_header(answer: Answer, name: str, value: str) -> Answer:
+    """Return the answer with another value of a header."""
+    others = {one: value for one, value in answer.headers.items() if one.lower() != name.lower()}
+    return replace(answer, headers=others | {name: value})
+
+
+def _kind(method: str, path: str, query: Mapping[str, str]) -> Kind:
+    key = path.lstrip("/").partition("/")[2]
+    if key:
+        return "head" if method == "HEAD" else "object"
+    return "listing" if method == "GET" and ("list-type" in query or "versions" in query) else "other"
+
+
+def _skewed(answer: Answer, by: timedelta) -> Answer:
+    def later(match: re.Match[bytes]) -> bytes:
+        moment = datetime.fromisoformat(match.group(1).decode().replace("Z", "+00:00")) + by
+        return f"<LastModified>{moment:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>".encode()
+
+    for name, value in answer.headers.items():
+        if name.lower() == "last-modified":
+            answer = with_header(answer, name, format_datetime(parsedate_to_datetime(value) + by, usegmt=True))
+            break
+    answer = with_header(answer, "Date", format_datetime(datetime.now(UTC) + by, usegmt=True))
+    return replace(answer, body=_TIME.sub(later, answer.body) if _TIME.search(answer.body) else answer.body)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    unruly: UnrulyS3
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answer = self.unruly.answer(self.command, self.path, dict(self.headers.items()), body)
+        self.send_response_only(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
+        self.send_header("Connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send_body(answer)
+
+    def _send_body(self, answer: Answer) -> None:
+        if answer.action:
+            self.wfile.write(answer.body[: answer.at])
+            self.wfile.flush()
+            answer.action()
+            if answer.cut_after is None:
+                self.wfile.write(answer.body[answer.at :])
+        elif answer.cut_after is not None:
+            self.wfile.write(answer.body[: answer.cut_after])
+        else:
+            self.wfile.write(answer.body)
+        if answer.cut_after is not None:
+            self.wfile.flush()
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that give up are what is tested."""
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close without a polite end of the stream, so that a reset is one."""
+        self.close_request(request)
+
+
+@contextlib.contextmanager
+def running_unruly(backend: str) -> Iterator[UnrulyS3]:
+    """Run a proxy on a free port while the context lasts."""
+    unruly = UnrulyS3(backend)
+    handler = type("Handler", (_Handler,), {"unruly": unruly})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        unruly.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield unruly
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="session")
+def unruly_server(s3_server: str) -> Iterator[UnrulyS3]:
+    """The session's proxy, for `unruly_s3`."""
+    with running_unruly(s3_server) as unruly:
+        yield unruly
+
+
+@pytest.fixture
+def unruly_s3(unruly_server: UnrulyS3) -> Iterator[UnrulyS3]:
+    """A proxy in front of the session's server, well behaved at the beginning of each test."""
+    unruly_server.well_behaved()
+    yield unruly_server
+    unruly_server.well_behaved()

@@ -1,0 +1,39 @@
+"""What answers the UI: Dagster's GraphQL in this process, on a real instance and with a real code server beside it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInstance
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster_graphql.cli import execute_query
+
+WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
+
+
+@dataclass(frozen=True)
+class Webserver:
+    """What the webserver has of GraphQL."""
+
+    context: WorkspaceProcessContext
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """Return what GraphQL answers."""
+        answer: dict[str, Any] = execute_query(self.context, query, variables)
+        assert "errors" not in answer, answer
+        return answer["data"]
+
+
+@contextmanager
+def webserver(instance: DagsterInstance) -> Iterator[Webserver]:
+    """Serve the definitions of workspace.yaml; the code server has this process's environment."""
+    with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(WORKSPACE)])) as context:
+        yield Webserver(context)
+
+
+def metadata_of(entries: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return metadata entries by their labels."""
+    return {entry["label"]: entry for entry in entries}

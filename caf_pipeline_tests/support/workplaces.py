@@ -1,0 +1,81 @@
+"""Workplaces for tests: a memory source or a real one, a folder for a store or any other, a real ledger."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.interfaces import ChunkStore, Holder, Ledger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.settings import Settings
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.store.directory import DirectoryStore
+
+CHUNK_STEPS = (
+    chunk_steps.load_batch,
+    chunk_steps.pack_chunk,
+    chunk_steps.seal_chunk,
+    chunk_steps.post_file,
+    chunk_steps.upload_chunk,
+    chunk_steps.verify_stored,
+    chunk_steps.load_locations,
+    chunk_steps.release_staging,
+)
+
+
+StoreMaker = Callable[[Settings, Ledger, Holder], ChunkStore]
+
+
+def a_workplace(
+    folder: Path,
+    source,
+    ledger,
+    *,
+    run="run-1",
+    target="1MiB",
+    public=True,
+    store: ChunkStore | StoreMaker | None = None,
+    brake=None,
+    **settings,
+) -> Workplace:
+    """Open a workplace of the source `src`.
+
+    Args:
+        store: an open store, or what opens one as `open_jackal_store` does; a folder under `folder` by default.
+        settings: sections of the settings beside those set here, e.g. `jackal={...}`.
+    """
+    values = {
+        "home": folder / "home",
+        "store": {"kind": "directory", "folder": folder / "store"},
+        "sources": {"src": {"bucket": "b", "target_size": target, "public": public}},
+        "packing": {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4},
+    }
+    described = Settings.model_validate(values | settings)
+    holder = this_process(run)
+    if store is None:
+        store = DirectoryStore(described.store.folder)
+    elif callable(store):
+        store = store(described, ledger, holder)
+    work = Workplace("src", described, source, store, ledger, holder, brake=brake)
+    ledger.register_source(work.source, work.archive_id, work.address)
+    return work
+
+
+def plan(work: Workplace):
+    """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
+    return planning.cut_plan(work, planning.take_inventory(work), second_copy=True)
+
+
+def archive_chunk(work: Workplace, name: str, *, until=None) -> None:
+    """Run the steps of a chunk, all or up to and including one."""
+    for step in CHUNK_STEPS:
+        step(work, name)
+        if step is until:
+            return
+
+
+def archive_everything(work: Workplace) -> list[str]:
+    """Plan what is new and archive every planned chunk; return the chunks' names."""
+    names = [chunk.name for chunk in plan(work).chunks]
+    for name in names:
+        archive_chunk(work, name)
+    return names

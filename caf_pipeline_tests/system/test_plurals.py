@@ -1,0 +1,33 @@
+"""A number and its noun agree, wherever they are said."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import caf_pipeline
+from caf_pipeline.system.plurals import counted
+
+PACKAGE = Path(caf_pipeline.__file__).parent
+COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purchases|sources)"
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "plural", "said"),
+    [
+        (0, "chunk", "", "0 chunks"),
+        (1, "chunk", "", "1 chunk"),
+        (2, "chunk", "", "2 chunks"),
+        (1, "copy", "copies", "1 copy"),
+        (3, "copy", "copies", "3 copies"),
+        (10_000, "object", "", "10,000 objects"),
+    ],
+)
+def test_a_number_and_its_noun_agree(count, noun, plural, said):
+    assert counted(count, noun, plural) == said
+
+
+@pytest.mark.parametrize("module", ["cli/pipeline", "cli/jackal", "cli/doctor", "cli/rebuild", "defs/command", "doctor"])
+def test_no_command_puts_a_bare_number_before_a_plural(module):
+    text = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+    assert re.findall(rf"\{{[^{{}}]*\}} {COUNTED}\b", text) == []

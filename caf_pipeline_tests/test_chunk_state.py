@@ -1,0 +1,234 @@
+"""A chunk's life cycle: the table of moves, and the ledger driven through it by runs that crash and wake again."""
+
+import itertools
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from caf_pipeline.chunk_state import (
+    CLAIMING,
+    FINAL,
+    IN_GOOD_STANDING,
+    TO_BE_POSTED,
+    UNDER_WAY,
+    ChunkState,
+    has_reached,
+    may_move,
+    require_move,
+)
+from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
+from caf_pipeline.interfaces import Copy
+from caf_pipeline_tests.contracts.ledger import (
+    POSTING,
+    SOURCE,
+    holder,
+    location,
+    register,
+    seal_facts,
+    skip,
+    standing,
+)
+
+S = ChunkState
+STATES = list(ChunkState)
+
+
+def reachable(state):
+    """Every state that a chunk may get to from this one."""
+    found, todo = set(), [state]
+    while todo:
+        here = todo.pop()
+        new = {after for after in STATES if may_move(here, after)} - found
+        found |= new
+        todo.extend(new)
+    return found
+
+
+def test_the_flow_is_legal_step_by_step():
+    flow = [*UNDER_WAY, S.LOCATED]
+    for before, after in itertools.pairwise(flow):
+        require_move("c", before, after)
+
+
+@pytest.mark.parametrize("state", sorted(CLAIMING))
+def test_work_that_is_begun_can_always_be_ended(state):
+    assert S.LOCATED in reachable(state)
+    assert reachable(state) & FINAL - {S.LOCATED}
+
+
+@pytest.mark.parametrize("state", sorted(UNDER_WAY))
+def test_any_work_can_be_parked_and_taken_up_again(state):
+    assert may_move(state, S.PARKED)
+    assert may_move(S.PARKED, state)
+
+
+@pytest.mark.parametrize("state", [S.EMPTY, S.WITHDRAWN, S.ABANDONED, S.EXPIRED])
+def test_the_ends_are_ends(state):
+    assert reachable(state) == set()
+
+
+def test_only_a_verified_or_repaired_chunk_becomes_located():
+    assert {state for state in STATES if may_move(state, S.LOCATED)} == {S.VERIFIED, S.DAMAGED}
+
+
+def test_nothing_that_may_have_been_paid_for_is_withdrawn_in_silence():
+    for state in (S.POSTING, S.POSTED, S.UPLOADING, S.VERIFIED, S.LOCATED):
+        assert not may_move(state, S.WITHDRAWN)
+
+
+def test_a_post_is_asked_for_only_where_one_may_be_missing():
+    assert sorted(TO_BE_POSTED) == [S.DAMAGED, S.POSTING]
+
+
+@pytest.mark.parametrize("state", [S.LOCATED, S.EXPIRED, S.WITHDRAWN])
+def test_damage_is_repaired_or_given_up(state):
+    assert may_move(S.DAMAGED, state)
+
+
+def test_an_illegal_move_names_the_chunk_and_both_states():
+    with pytest.raises(IllegalMove, match="chunk c cannot go from 'planned' to 'located'"):
+        require_move("c", S.PLANNED, S.LOCATED)
+
+
+@pytest.mark.parametrize(("number", "state"), list(enumerate(UNDER_WAY)))
+def test_milestones_are_reached_in_the_order_of_the_flow(number, state):
+    assert [has_reached(state, milestone) for milestone in UNDER_WAY] == [n <= number for n in range(len(UNDER_WAY))]
+
+
+@pytest.mark.parametrize("state", sorted(FINAL))
+def test_a_final_chunk_has_passed_all_milestones_or_none(state):
+    assert {has_reached(state, milestone) for milestone in UNDER_WAY} == {state in (S.LOCATED, S.DAMAGED, S.EXPIRED)}
+
+
+# --- the ledger, driven ---
+
+KEYS = [f"k{n}" for n in range(6)]
+RUNS = ["run-1", "run-2"]
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Runs that take the lease of any chunk, do any next step, and crash between any two; an operator who ends chunks.
+
+    The model keeps what each object is; the ledger's own account of it must be the same at every point.
+    """
+
+    def __init__(self, ledger, database_url, path):
+        super().__init__()
+        self.ledger, self.database_url, self.path = ledger, database_url, path
+        self.chunks = {}  # name -> keys that it claims or locates
+        self.skipped = set()
+        self.leases = []  # (chunk, lease), the last of a chunk being the one that counts
+        with psycopg.connect(database_url) as connection:
+            connection.execute("TRUNCATE sources, claims, file_locations, leases CASCADE")
+        ledger.register_source(SOURCE, "archive of src", f"s3://{SOURCE}")
+
+    def state(self, name):
+        return self.ledger.chunk(name).state
+
+    def keys_in(self, states):
+        return set().union(*(keys for name, keys in self.chunks.items() if self.state(name) in states))
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3))
+    def plan(self, keys):
+        taken = self.keys_in(CLAIMING | IN_GOOD_STANDING)
+        if keys & taken:
+            with pytest.raises(ClaimConflict):
+                register(self.ledger, sorted(keys))
+        else:
+            (name,) = register(self.ledger, sorted(keys))
+            self.chunks[name] = set(keys)
+
+    @precondition(lambda self: self.chunks)
+    @rule(which=st.integers(0, 99), run=st.sampled_from(RUNS), steps=st.integers(0, 8), odd=st.sets(st.sampled_from(KEYS)))
+    def run(self, which, run, steps, odd):
+        """A run takes the lease of a chunk whose last run crashed, works for some steps and crashes.
+
+        Those that had it before wake up at each step, and get nothing done.
+        """
+        name = list(self.chunks)[which % len(self.chunks)]
+        with psycopg.connect(self.database_url) as connection:
+            connection.execute("UPDATE leases SET expires_at = to_timestamp(0)")
+        lease = self.ledger.lease(f"chunk/{name}", holder(run))
+        lease.__enter__()
+        woken = [other for chunk, other in self.leases if chunk == name]
+        self.leases.append((name, lease))
+        for _ in range(steps):
+            for other in woken[-2:]:
+                self.step_in_vain(name, other)
+            self.step(name, lease, odd & self.chunks[name])
+
+    def step(self, name, lease, unreadable):
+        before = self.state(name)
+        skips = unreadable if before is S.PACKING else set()
+        act = self.next_step(name, lease, before, skips)
+        if act is None:
+            return
+        act()
+        if before is S.PACKING:
+            self.chunks[name] -= skips
+            self.skipped |= skips
+        if before is S.VERIFIED:
+            self.skipped -= self.chunks[name]
+
+    def step_in_vain(self, name, lease):
+        before = self.state(name)
+        act = self.next_step(name, lease, before, set())
+        if act is not None:
+            with pytest.raises(LeaseLost):
+                act()
+            assert self.state(name) is before
+
+    def next_step(self, name, lease, before, skips):
+        keys, ledger = self.chunks[name], self.ledger
+        facts = seal_facts(len(keys - skips), ledger.chunk(name).object_count - len(keys - skips))
+        steps = {
+            S.PLANNED: lambda: ledger.move(lease, name, S.PLANNED, S.PACKING),
+            S.PACKING: lambda: ledger.seal(lease, name, facts, [skip(key) for key in sorted(skips)], []),
+            S.SEALED: lambda: ledger.move(lease, name, S.SEALED, S.POSTING),
+            S.POSTING: lambda: ledger.record_posting(lease, name, POSTING),
+            S.POSTED: lambda: ledger.move(lease, name, S.POSTED, S.UPLOADING),
+            S.UPLOADING: lambda: ledger.record_copies(lease, name, [Copy("p", "q")]),
+            S.VERIFIED: lambda: ledger.load_locations(lease, name, [location(key) for key in sorted(keys)]),
+        }
+        return steps.get(before)
+
+    @precondition(lambda self: self.leases)
+    @rule(after=st.sampled_from([S.PARKED, S.WITHDRAWN, S.ABANDONED, S.DAMAGED, S.LOCATED, S.EXPIRED]))
+    def operate(self, after):
+        name, lease = self.leases[-1]
+        before = self.state(name)
+        by_loading_only = (before, after) == (S.VERIFIED, S.LOCATED)
+        if may_move(before, after) and not by_loading_only and not (before is S.PARKED and after is S.ABANDONED):
+            self.ledger.move(lease, name, before, after)
+            assert self.state(name) is after
+
+    @invariant()
+    def every_object_stands_where_its_chunk_is(self):
+        found = standing(self.ledger, self.path)
+        assert {key for key, what, *_ in found if what == "claimed"} == self.keys_in(CLAIMING)
+        assert {key for key, what, *_ in found if what == "located"} == self.keys_in(IN_GOOD_STANDING)
+        assert {key for key, what, *_ in found if what == "skipped"} == self.skipped
+        assert len([row for row in found if row[1] != "skipped"]) == len({row[0] for row in found if row[1] != "skipped"})
+
+    @invariant()
+    def the_account_is_the_sum_of_the_objects(self):
+        account = self.ledger.account(SOURCE)
+        assert account.claimed_objects == len(self.keys_in(CLAIMING))
+        located = self.keys_in(IN_GOOD_STANDING)
+        assert account.located_objects == len(located)
+        assert {key for key in KEYS[:2] if self.ledger.locate(SOURCE, key)} == located & set(KEYS[:2])
+        assert sum(account.skipped.values()) == len(self.skipped)
+
+    def teardown(self):
+        for _, lease in self.leases:
+            lease.__exit__(None, None, None)
+
+
+def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(ledger, database_url, tmp_path):
+    run_state_machine_as_test(
+        lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),
+        settings=settings(max_examples=20, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+    )
