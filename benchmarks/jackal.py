@@ -1,7 +1,6 @@
 """Measures the Merkle root against `openssl dgst -sha256`, and an upload against `curl` sending the same form.
 
 The upload goes to one provider of the loopback network, on the same machine; both clients meet the same server, in turn.
-Not here: the network (`caf_pipeline_tests.loopback`), what is compared with S3 (`__main__`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """What the packing journal costs, and what it saves: packing with it against without it, and going on after a kill.
 
-Not here: packing itself (`measured`). Source: docs/decisions/0010-the-packing-journal.md.
+Source: docs/decisions/0010-the-packing-journal.md.
 """
 
 import json

@@ -7,7 +7,6 @@
 
 Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's turn) and back.
 
-Not here: who makes a move and how it is guarded (`ledger`), what is done in a state (`archive`).
 Source: "A chunk" in docs/design.md.
 """
 

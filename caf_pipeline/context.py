@@ -1,7 +1,4 @@
-"""What a step works with: one source, its settings, the three doors, and who does the work.
-
-Not here: how the parts are opened (`assembly`), what a step does (`planning`, `archive`, `retrieve`).
-"""
+"""What a step works with: one source, its settings, the three doors, and who does the work."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""What Dagster's tools load: the definitions for the settings found in the working directory and the environment.
-
-Not here: what they are (`defs`), and where Dagster keeps its own state (dagster.yaml).
-"""
+"""What Dagster's tools load: the definitions for the settings found in the working directory and the environment."""
 
 from dagster import Definitions
 

@@ -1,7 +1,4 @@
-"""The entry point of the process `caf`: what Ctrl-C means while the command line itself is still loaded.
-
-Not here: the command line (`cli`), which says what an interrupt of a command means.
-"""
+"""The entry point of the process `caf`: what Ctrl-C means while the command line itself is still loaded."""
 
 import os
 import signal

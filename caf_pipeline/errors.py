@@ -46,8 +46,6 @@
     └── NotLocated                11   no location row for what was asked
 
 (t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
-
-Not here: reasons for which an object is skipped (`inventory.SkipReason`), and how a surface prints an error (`cli`, `defs`).
 """
 
 from typing import ClassVar

@@ -8,7 +8,7 @@ Three small ones stand between the last two, so that a store can keep what it mu
 `TransactionLog` (what was signed), `ProviderRecords` (how fast each provider is), `Switchboard` (what the operator ordered).
 
 
-The steps (`pack`, `archive`, `retrieve`) see these protocols and never an implementation. The records here are those that
+The steps see these protocols and never an implementation. The records here are those that
 cross a door; everything is bytes, ends are exclusive, times are aware and in UTC. Every implementation of a protocol
 passes the contract suite of its name in the tests.
 """

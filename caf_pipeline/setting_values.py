@@ -1,7 +1,6 @@
 """How the value of each kind of setting is written. Every check says in its message what the value must be.
 
 The checks look at the text only: whether a bucket, a server or a folder is there is found out when it is used.
-Not here: which settings there are (`settings`), what is said of a wrong one (`settings_errors`).
 """
 
 import os

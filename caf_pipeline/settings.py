@@ -3,8 +3,6 @@
 Order of precedence: environment (`CAF_…`, nested by `__`, e.g. `CAF_SOURCES__DEMO__BUCKET`), then the file that
 `CAF_CONFIG` names or `caf.toml` in the working directory. Secrets come from the environment only; the file may not hold
 any. Relative paths in the file are relative to the file. Every value is checked when it is read.
-
-Not here: how a value is written (`setting_values`), what is said of a wrong one (`settings_errors`), what it is used for.
 """
 
 import os

@@ -1,7 +1,7 @@
 """What is said of settings that are wrong: their names, what was found, what they must be, and the variable it came from.
 
-The sentences are ours, not pydantic's, and no secret is in them: neither its value, nor that of a setting that is not known, nor
-what stands where a table must be, since either may be a secret at the wrong place. Not here: the checks (`setting_values`).
+The sentences are ours, not pydantic's, and no secret is in them: neither its value, nor that of a setting that is not known,
+nor what stands where a table must be, since either may be a secret at the wrong place.
 """
 
 import json

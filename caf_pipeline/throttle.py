@@ -1,7 +1,4 @@
-"""The operator's brake: a pause, a bandwidth and a spend cap that running work obeys within seconds.
-
-Not here: where orders stand (`Switchboard`), what is slowed down (`jackal`, the steps).
-"""
+"""The operator's brake: a pause, a bandwidth and a spend cap that running work obeys within seconds."""
 
 import threading
 import time

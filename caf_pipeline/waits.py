@@ -1,7 +1,6 @@
 """What a run waits for now: whatever waits says for what, since when and what ends it, and listeners show it.
 
-A wait that is over within its grace is not told. Not here: who waits (`brake`, leases, the clients of S3, the chain and
-providers), where it is shown (the ledger's table of waits, `defs`, `cli`).
+A wait that is over within its grace is not told.
 """
 
 import threading

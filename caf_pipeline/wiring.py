@@ -1,7 +1,7 @@
 """Joins steps and adapters: opens the ledger, the store and a source as the settings say.
 
 What takes long to load (boto3, the chain's messages) is loaded where it is opened, so that a command that needs none of it
-starts at once. Not here: settings (`settings`), what is done with the parts (`planning`, `archive`, `retrieve`).
+starts at once.
 """
 
 import contextlib

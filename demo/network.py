@@ -1,8 +1,7 @@
 """The demo's Jackal network: the loopback one of the tests, with a made-up wallet. `make network` keeps it up by itself.
 
-It speaks what the real network speaks, on this machine alone, and keeps what it has in the settings' home. Nothing that is
-said to it is worth anything, and its wallet is good for nothing else. Not here: the network itself
-(`caf_pipeline_tests.loopback`).
+It speaks what the real network speaks, on this machine alone, and keeps what it has in the settings' home. Nothing that is said
+to it is worth anything, and its wallet is good for nothing else.
 """
 
 import os

@@ -1,8 +1,7 @@
 """The demo's S3 server: moto's, in a process of its own, and the files that go into it.
 
 moto keeps everything in memory. A server begins with the files of all demos so far in its bucket, each with its file's time as
-LastModified, so that they are the objects that were archived. Objects that a user puts end with the server. Not here: anything
-of the archive.
+LastModified, so that they are the objects that were archived. Objects that a user puts end with the server.
 """
 
 import json

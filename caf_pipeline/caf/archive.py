@@ -1,10 +1,9 @@
 """CAF 1.0 files: bodies back to back, the index, a footer of four bytes. A writer, and a reader over any source of ranges.
 
     0 … D        bodies, in the order of adding, nothing between them
-    D … D+N      the index, JSON (`caf_index`)
+    D … D+N      the index, JSON (`index`)
     D+N … +4     N
 
-Not here: the index's bytes (`caf_index`), where ranges come from (`ranges`), which objects go in an archive (`plan`).
 Source: docs/format.md.
 """
 
@@ -243,7 +242,7 @@ class CafReader:
         Args:
             source: the file.
             name: what to call it in messages.
-            lenient: see `caf_index.decode_index`.
+            lenient: see `index.decode_index`.
 
         Raises:
             MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's size does not cover.

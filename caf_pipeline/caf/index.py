@@ -5,8 +5,7 @@
 What is written is byte for byte what gocaf writes: compact, keys in the order of their UTF-8 bytes, Go's escapes. What is
 read may be any JSON that means the same; what two readers could understand differently is refused.
 
-Not here: bodies, footer and files (`caf`). Source: gocaf 4e5f21e, and what it and jackal-js-worker 5841af4 made of the
-vectors in the tests.
+Source: gocaf 4e5f21e, and what it and jackal-js-worker 5841af4 made of the vectors in the tests.
 """
 
 import codecs

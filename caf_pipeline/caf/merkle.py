@@ -4,7 +4,7 @@ The file is cut into blocks of 10,240 bytes, the last one short. A leaf hashes t
 followed by its bytes as lower-case hex; leaves are padded with zero hashes to a power of two; a node hashes its two
 children. Proof type 0 takes SHA-256 for the block and SHA3-512 for the tree, type 3 BLAKE3-256 for both.
 
-Not here: what is hashed (`pack`), proofs of single blocks. Source: the trees of canine-chain v5; vectors in the tests.
+Source: the trees of canine-chain v5; vectors in the tests.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The commands of `caf` put together.
 
-A command is added by a module's `add_to(app)`. Not here: what the commands do, and how their errors end the process.
+A command is added by a module's `add_to(app)`.
 """
 
 from importlib.metadata import version

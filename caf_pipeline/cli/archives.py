@@ -1,8 +1,4 @@
-"""The commands on CAF files: create, list, extract, cat, verify, merkle.
-
-Not here: the format (`caf`), where ranges come from (`ranges`), which files are taken (`creating`), how members are
-written below a folder (`extracting`).
-"""
+"""The commands on CAF files: create, list, extract, cat, verify, merkle."""
 
 import os
 import sys

@@ -1,7 +1,4 @@
-"""Commands that hold runs back: pause, resume, limit. Runs that go on obey within seconds.
-
-Not here: how a run obeys (`brake`), where orders stand (`switchboard`).
-"""
+"""Commands that hold runs back: pause, resume, limit. Runs that go on obey within seconds."""
 
 from typing import TYPE_CHECKING, Annotated, Final
 

@@ -1,7 +1,4 @@
-"""Archives from local files: which files and keys, cut into as many archives as it takes, written all or none.
-
-Not here: options and output (`archives`), the archive's bytes (`caf`).
-"""
+"""Archives from local files: which files and keys, cut into as many archives as it takes, written all or none."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""The command doctor: says what crashes left, and mends it.
-
-Not here: what is looked for and how it is mended (`caf_pipeline.maintenance.doctor.examine`).
-"""
+"""The command doctor: says what crashes left, and mends it."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Members written below a folder, and never outside it.
 
-Every part of a path is opened in the folder before it without following links, so that no key and no link that lies in
-the folder leads out. Not here: options and output (`archives`), which bytes (`caf`).
+Every part of a path is opened in the folder before it without following links, so that no key and no link that lies in the
+folder leads out.
 """
 
 import contextlib

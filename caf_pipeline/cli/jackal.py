@@ -1,7 +1,4 @@
-r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain lists.
-
-Not here: orders to runs (`orders`), proofs and repairs (`proving`), the protocol (`caf_pipeline.store.jackal`).
-"""
+r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain lists."""
 
 import sys
 from collections import Counter

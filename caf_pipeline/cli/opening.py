@@ -1,7 +1,6 @@
 """What a command opens and closes again: the ledger, one source's workplace, the network.
 
 Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
-Not here: how the parts are opened (`assembly`), what a command does with them.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Commands on the archive itself: run, get, status, and what an operator does with a chunk.
-
-Not here: commands on CAF files (`archives`); what `run` does, which is Dagster's side and found by its entry point.
-"""
+"""Commands on the archive itself: run, get, status, and what an operator does with a chunk."""
 
 import sys
 from importlib.metadata import entry_points

@@ -1,7 +1,4 @@
-"""Commands that look after what is stored: prove, repair.
-
-Not here: what is asked of the network (`proofs`), where the bytes of a repair come from (`repair`).
-"""
+"""Commands that look after what is stored: prove, repair."""
 
 from typing import TYPE_CHECKING, Annotated
 

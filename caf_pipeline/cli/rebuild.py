@@ -1,7 +1,4 @@
-"""`caf rebuild`: the ledger back from what the store lists.
-
-Not here: what is believed of it (`rebuild` of the steps), commands on a ledger that is there (`pipeline`, `jackal`).
-"""
+"""`caf rebuild`: the ledger back from what the store lists."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m caf_pipeline.cli.reference FILE`.
-
-Not here: what the commands say of themselves (`archives`, `pipeline`, `jackal`).
-"""
+"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m caf_pipeline.cli.reference FILE`."""
 
 import sys
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The command that says what may be deleted in S3: safe-to-delete.
 
-Not here: what makes an object safe (`deletion`). Nothing in this project deletes anything in S3.
+Nothing in this project deletes anything in S3.
 """
 
 from pathlib import Path

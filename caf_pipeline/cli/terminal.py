@@ -1,7 +1,4 @@
-"""What the commands show and how they read sizes: text safe for a terminal, JSON lines, progress.
-
-Not here: error messages (`cli`), what is shown (the commands).
-"""
+"""What the commands show and how they read sizes: text safe for a terminal, JSON lines, progress."""
 
 import inspect
 import json

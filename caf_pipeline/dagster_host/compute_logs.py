@@ -1,7 +1,6 @@
 """Where the output of a run's steps is kept: Dagster's own files, shown in its terminal by a thread of the run's process.
 
 Dagster's own manager starts four programs for each run to show it there, which inherit the run's keys and the wallet's words.
-Not here: runs of `caf run`, whose output is not kept.
 """
 
 import os

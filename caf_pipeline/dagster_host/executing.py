@@ -1,7 +1,7 @@
 """Executes a run in this process, recorded as the UI would have recorded one that it had launched.
 
-`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the UI's timeline leaves such
-a run out and cannot execute it again. Here the run is created first, with that. Not here: what is executed (`command`).
+`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the UI's timeline leaves such a
+run out and cannot execute it again. Here the run is created first, with that.
 Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
 """
 

@@ -1,7 +1,7 @@
 """DAGSTER_HOME: one ignored folder that holds everything Dagster keeps on this machine, with our dagster.yaml linked in.
 
-`python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of Dagster, which would take seconds.
-Not here: which database is used (`storage`).
+`python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of Dagster, which would take
+seconds.
 """
 
 import os

@@ -1,7 +1,7 @@
 """How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and CI.
 
 What is counted is what was done: a chunk that failed counts nothing. A rate is that of the whole transfer, of packing while a
-chunk is packed and of sending while it is sent. Not here: what is told (the steps), when (`command`).
+chunk is packed and of sending while it is sent.
 """
 
 import threading

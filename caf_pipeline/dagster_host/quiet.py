@@ -1,7 +1,6 @@
 """What Dagster's own programs say that is not for the user of this project, each left out by its logger and its words.
 
-Our dagster.yaml names a class of `storage`, which every program of Dagster loads and which loads this. Not here: warnings of
-Python, which are left out where they arise (`checks`).
+Our dagster.yaml names a class of `storage`, which every program of Dagster loads and which loads this.
 Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY".
 """
 

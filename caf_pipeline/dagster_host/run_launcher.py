@@ -1,7 +1,7 @@
 """The run launcher: Dagster's default one, that can also tell whether a run's process is still there.
 
-The default launcher has no health check, so run monitoring lets a run whose process was killed stand as STARTED for ever,
-its pool slots held. Not here: runs of `caf run` in this process (`reaping` ends those at the next start).
+The default launcher has no health check, so run monitoring lets a run whose process was killed stand as STARTED for ever, its
+pool slots held.
 """
 
 from typing import Final

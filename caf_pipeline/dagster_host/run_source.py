@@ -1,8 +1,7 @@
 """`caf run`: inventory, plan and every chunk of a source in this process, through Dagster.
 
 Each step of it is a run of the job that the UI would launch, in the same storage, so it stands on the job's own page. One
-process for all of them, since a new one takes ten seconds a run. Not here: what a run does (`jobs`), how an error is
-printed and made an exit status (`cli`).
+process for all of them, since a new one takes ten seconds a run.
 """
 
 import re

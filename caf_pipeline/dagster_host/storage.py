@@ -1,7 +1,7 @@
 """Dagster's own storage: SQLite under DAGSTER_HOME, or Postgres where CAF_DAGSTER_DATABASE_URL names one.
 
-dagster.yaml cannot choose between the two by the environment: `{env: X}` fails where X is not set. It names this class
-instead, which becomes the one or the other. Not here: the ledger's database, which is never this one's concern.
+dagster.yaml cannot choose between the two by the environment: `{env: X}` fails where X is not set. It names this class instead,
+which becomes the one or the other.
 """
 
 import os

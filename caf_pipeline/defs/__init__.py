@@ -1,5 +1,4 @@
 """What Dagster sees: a module for each of its concepts. Bodies read config, call a step and return metadata.
 
-Not here: what a step does (`planning`, `archive`, `retrieve`). This package imports nothing, so that the light modules
-(`home`, `naming`) can be used without loading Dagster.
+This package imports nothing, so that the light modules (`home`, `naming`) can be used without loading Dagster.
 """

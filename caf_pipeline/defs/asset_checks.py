@@ -1,6 +1,6 @@
 """Checks: what the UI reports of the promises. They report; `verify_stored` and the ledger's guarded moves enforce.
 
-Not here: how an account is taken (`planning`, `accounts`). A blocking check that fails ends the run before the next asset.
+A blocking check that fails ends the run before the next asset.
 """
 
 import warnings

@@ -1,7 +1,7 @@
 """A source's five assets: two of its inventory and plan, three of each chunk.
 
-One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the plan are one run; the
-three of a chunk are graphs of the ops in `ops`, one run for each partition. Not here: the checks on them (`checks`).
+One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the plan are one run; the three
+of a chunk are graphs of the ops in `ops`, one run for each partition.
 Source: "Flow" in docs/design.md.
 """
 

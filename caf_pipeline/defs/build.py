@@ -1,6 +1,6 @@
 """Joins, for each source of the settings, its assets, checks, jobs, sensors and schedules into what Dagster loads.
 
-Building asks neither network nor database. Not here: which settings (`definitions` for Dagster's tools, `command` for `caf`).
+Building asks neither network nor database.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Runs that Dagster believes to be going on though their process is dead, and how they are ended.
 
-A run carries the tags of the process that works on it, written when it starts (`caf run`) or with its first step. Not here:
-leases of the ledger, which is told of a dead holder by the same marks; the daemon's checks (`launcher`).
+A run carries the tags of the process that works on it, written when it starts (`caf run`) or with its first step.
 """
 
 import json

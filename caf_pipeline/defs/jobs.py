@@ -1,8 +1,4 @@
-"""Jobs: which assets and checks are run together.
-
-Not here: jobs that go through many partitions in one run (`watching`), when jobs are run (`sensors`, `schedules`, `command`)
-and by which executor (`definitions`: jobs of the UI and of asset backfills would ignore it here).
-"""
+"""Jobs: which assets and checks are run together."""
 
 from collections.abc import Sequence
 

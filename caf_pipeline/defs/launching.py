@@ -1,7 +1,6 @@
 """Which chunks are launched now, which wait, and which are given up.
 
 The ledger says which chunks have work to do; Dagster's runs and backfills say which are being worked on or waited for.
-Not here: the sensor that asks (`sensors`) and the loop of `caf run` (`command`), which takes every chunk in turn.
 """
 
 import time

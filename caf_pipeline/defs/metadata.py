@@ -1,7 +1,4 @@
-"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest.
-
-Not here: what the numbers mean (`planning`, `archive`) and when they are written (`assets`, `ops`).
-"""
+"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """What the things of a source are called in Dagster, and the run tags that are ours.
 
-Not here: a chunk's id, which the plan makes. Dagster allows letters, digits and `_` in the names of groups, jobs, ops,
-sensors and schedules, so a source's `-` becomes `_` in them; keys of assets and names of partitions keep the source's name.
+Dagster allows letters, digits and `_` in the names of groups, jobs, ops, sensors and schedules, so a source's `-` becomes `_`
+in them; keys of assets and names of partitions keep the source's name.
 Source: "Flow" in docs/design.md.
 """
 

@@ -1,8 +1,8 @@
 """The ops of a chunk's run, in flow order. Each calls one step; the ledger says where the chunk stands.
 
 They are joined by `Nothing`, so nothing passes through an IO manager, and each may be run again at any time. An op yields no
-output where another live run holds the chunk: all that comes after it is then skipped and the run ends well. The same ops
-serve every source: a partition's key is the chunk's id, which begins with the source. Not here: the graphs (`assets`).
+output where another live run holds the chunk: all that comes after it is then skipped and the run ends well. The same ops serve
+every source: a partition's key is the chunk's id, which begins with the source.
 """
 
 from collections.abc import Callable, Iterator

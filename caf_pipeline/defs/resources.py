@@ -1,7 +1,4 @@
-"""Resources: what a run needs besides its config. They only build the domain's objects.
-
-Not here: S3's client, in `source_resource`, which is loaded when the first workplace is opened.
-"""
+"""Resources: what a run needs besides its config. They only build the domain's objects."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,4 @@
-"""What a run waits for, in its own log and on the page of the asset that it makes.
-
-Not here: what is waited for (`waits`); the ledger's table, which other processes ask (`wait_rows`); the terminal (`command`).
-"""
+"""What a run waits for, in its own log and on the page of the asset that it makes."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,8 +1,8 @@
 """Schedules: what happens by the clock.
 
 Of each source a daily reconciling of bucket and ledger, an hourly look at stored chunks and, on Jackal, a daily look at the
-bought space. The sensors see what is new soon after it is put; only a whole listing sees what
-they missed, e.g. while the daemon was down. Not here: how much a run of the proof watch looks at (`jackal.prove_per_run`).
+bought space. The sensors see what is new soon after it is put; only a whole listing sees what they missed, e.g. while the
+daemon was down.
 """
 
 import zlib

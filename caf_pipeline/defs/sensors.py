@@ -1,7 +1,7 @@
 """Sensors: what happens by itself. One looks for new objects and plans them, one launches chunks that have work to do.
 
 Neither sets a `run_key`, which would deduplicate for ever: whether there is work is asked of the bucket and the ledger each
-time. The cursor is one key. Not here: what is new (`planning.look_for_new`), which chunks are due (`launching`).
+time. The cursor is one key.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Dagster's S3 resource of one source: its client is the one that the source's settings describe.
 
-In a module of its own because loading dagster_aws takes longer than loading Dagster. Not here: how the client is made
-(`s3_clients`) and what is asked of S3 (`s3`).
+In a module of its own because loading dagster_aws takes longer than loading Dagster.
 """
 
 from functools import cache

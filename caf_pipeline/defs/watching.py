@@ -2,7 +2,7 @@
 
 A run for each chunk would take seconds of start-up for a question that takes a fraction of one. Each look is reported as an
 evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.13.27) stores for any partition that an op
-names, whether or not its job is partitioned. Not here: the check by itself (`checks`), when the jobs run (`schedules`).
+names, whether or not its job is partitioned.
 """
 
 from collections.abc import Iterator, Sequence

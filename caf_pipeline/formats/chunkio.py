@@ -9,8 +9,6 @@ are little-endian, the hash is SipHash-2-4 with a fixed key: it finds damage, an
 The reader takes the entries that the original's forward scan by `begin + 1` finds. It does not have the original's backward
 walks and look-ups near a middle.
 
-Not here: files, fsync, what the entries mean (the callers), and a search for entries inside a damaged block, which would
-take for entries what only stands in an entry's content.
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
 

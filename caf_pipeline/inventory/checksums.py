@@ -1,6 +1,5 @@
 """S3's own checksums, computed here so that they can be compared.
 
-Not here: SHA-256 as our own record of a member (`pack`), asking S3 for its checksum (`s3`).
 Source: S3 User Guide, "Checking object integrity": digests are big-endian.
 """
 

@@ -6,7 +6,6 @@
 Locations are ordered by LastModified. An exception is the statement of an inventory: at this time the key had this identity, or
 was gone. Of both, the latest holds. All of it is files in, files out, in memory bounded by windows of keys.
 
-Not here: how headers are compared (`comparing`), which inventories are believed (`planning`).
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 

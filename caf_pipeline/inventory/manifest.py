@@ -1,9 +1,8 @@
 """The two members of a chunk that are ours: its head, which names the chunk, and its manifest, which describes it.
 
-The head is the first member, a fixed 512 bytes, so that no two chunks share a root or leading blocks. The manifest is the
-last, a Parquet file with one row for each object that the plan named and the chunk accounts for, in plan order; with it
-the archive can be rebuilt, checked and queried from the stored chunks alone.
-Not here: which objects a chunk holds (`plan`), their bytes (`pack`).
+The head is the first member, a fixed 512 bytes, so that no two chunks share a root or leading blocks. The manifest is the last,
+a Parquet file with one row for each object that the plan named and the chunk accounts for, in plan order; with it the archive
+can be rebuilt, checked and queried from the stored chunks alone.
 Source: "A chunk" in docs/format.md.
 """
 
@@ -52,7 +51,7 @@ MANIFEST_ROW_BYTES: Final = 150
 
 HEADERS_ALLOWANCE_BYTES: Final = 64
 """Room that a plan leaves in each row for content type, other headers and user metadata, which no listing shows.
-Where they take more, the chunk closes earlier; see `pack`."""
+Where they take more, the chunk closes earlier; see `packing.packer`."""
 
 MANIFEST_SCHEMA: Final = pa.schema(
     [

@@ -8,8 +8,8 @@ that is larger than the target has a chunk to itself; one that no chunk can hold
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
     too_large.parquet   objects that no chunk can hold
 
-Pure over its input: the same delta, source and target give the same files and the same hash. Not here: which objects are
-to be archived (`inventory`), claims and partitions (`planning`). Source: "A chunk" in docs/design.md.
+Pure over its input: the same delta, source and target give the same files and the same hash.
+Source: "A chunk" in docs/design.md.
 """
 
 import contextlib

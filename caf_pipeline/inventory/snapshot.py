@@ -1,9 +1,8 @@
 """Objects of a source, snapshots of them, and which of them are not yet archived.
 
-Holds the records that name an object, the Parquet schemas of snapshots and standings, and the set arithmetic between
-them: what is to be archived, and where each object of a snapshot has ended. All of it is files in, files out, in memory
-that is bounded by a budget and not by the number of objects.
-Not here: listing a bucket (`s3`), cutting into chunks (`plan`), what the ledger knows (`ledger`).
+Holds the records that name an object, the Parquet schemas of snapshots and standings, and the set arithmetic between them: what
+is to be archived, and where each object of a snapshot has ended. All of it is files in, files out, in memory that is bounded by
+a budget and not by the number of objects.
 Source: "Which objects are to be archived" in docs/design.md.
 """
 

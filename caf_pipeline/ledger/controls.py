@@ -1,7 +1,4 @@
-"""The operator's orders in the ledger: pause, bandwidth and spend cap, for all runs on all machines.
-
-Not here: obeying them (`brake`), asking for them (`cli`).
-"""
+"""The operator's orders in the ledger: pause, bandwidth and spend cap, for all runs on all machines."""
 
 from typing import Final
 

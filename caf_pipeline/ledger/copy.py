@@ -1,7 +1,7 @@
 """What the ledger takes in by the million: claims, locations and skips, by COPY inside the caller's transaction.
 
-COPY carries keys as they are, so quotes, tabs, newlines and backslashes need no care; its binary form is a third faster
-than its text. Memory is bounded by psycopg's buffer. Not here: when these are written (`ledger`).
+COPY carries keys as they are, so quotes, tabs, newlines and backslashes need no care; its binary form is a third faster than
+its text. Memory is bounded by psycopg's buffer.
 Source: COPY in the PostgreSQL 18 manual.
 """
 

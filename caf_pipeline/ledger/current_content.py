@@ -1,6 +1,6 @@
 """What the ledger keeps of the bucket's current content: inventories that were planned, and exceptions to the LastModified.
 
-Functions over the caller's transaction. Not here: what is an exception (`current`), look-ups of a location (`ledger`).
+Functions over the caller's transaction.
 Source: "Which objects are to be archived" in docs/design.md.
 """
 

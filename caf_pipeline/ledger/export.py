@@ -1,7 +1,7 @@
 """What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings, and locations in full.
 
 Streams by a server-side cursor in batches: memory does not grow with the number of objects. A binary cursor was faster than
-COPY, which costs a call a row, and than COPY as CSV read by Arrow. Not here: the joins (`inventory`).
+COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,6 @@
 Functions over the caller's transaction, which has locked the source's row. Objects come in by COPY into a table of the
 transaction's own, and from there past what the ledger has already: memory does not grow with their number, and the order in
 which chunks are restored does not matter, except that of two chunks with the same object the first one keeps it.
-Not here: what the store says and whether it is believed (`rebuild`).
 """
 
 import hashlib

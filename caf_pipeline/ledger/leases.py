@@ -3,7 +3,6 @@
 The epoch grows with each new holder, and every move names it; so a holder that was paused, was taken for dead and wakes
 again can move nothing. The expiry, by the database's clock, only says when others may take over.
 
-Not here: the moves themselves (`ledger`), whether a process lives (`processes`).
 Source: "A chunk" in docs/design.md.
 """
 

@@ -1,7 +1,7 @@
 """What the care of a ledger needs: who holds what, what is reserved and signed, and rows without a chunk that stands for them.
 
 Functions over the caller's transaction; each that writes looks again under a lock, and may be called at any moment, by any
-number. Not here: what a finding means and who may act on it (`doctor`), taking leases (`leases`).
+number.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ yoyo reads and orders the files, runs their statements and remembers which it ra
 process, so `_OneTransaction` changes them: it marks a migration as applied in a second transaction, after which a half-done
 step cannot be repeated, and it keeps other processes out by a row that a killed process leaves behind. Here everything
 (yoyo's own tables too) is one transaction under a lock that ends with it, which a transaction-pooling pgbouncer allows.
-
-Not here: the schema, of which `sql/` is the only source; connecting (`database`).
 """
 
 from collections.abc import Iterable

@@ -3,9 +3,7 @@
 Each method is one transaction. A move is `UPDATE … WHERE name = … AND state = … AND epoch = …` together with all that
 belongs to it; when it finds no row, nothing of it is written and the reason is looked up.
 
-Its parts: `database` (connection, errors), `migrations`, `embedded_postgres`, `leases`, `bulk_loads` (COPY), `standing`
-(export), `restoring`, `copies`, `upkeep`, `transaction_log`, `provider_records`, `switchboard`. Not here: which moves are
-legal (`lifecycle`), what happens in a state (`archive`).
+Its parts are the other modules of this folder.
 Source: "Database" and "Promises" in docs/design.md.
 """
 
@@ -311,7 +309,7 @@ class PostgresLedger:
         """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time.
 
         Raises:
-            IllegalMove: also where the move would forget a post that is or may be on the chain (`transaction_log`), or where a
+            IllegalMove: also where the move would forget a post that is or may be on the chain (`transactions`), or where a
             damaged chunk has no copy that was seen right.
         """
         method = _OWN_METHOD.get((before, after))

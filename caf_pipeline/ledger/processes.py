@@ -1,6 +1,5 @@
 """Which process this is, and whether another one of this machine still lives.
 
-Not here: what follows when it does not (`leases`, and the Dagster side for runs).
 Source: proc(5), proc_pid_stat(5), namespaces(7).
 """
 

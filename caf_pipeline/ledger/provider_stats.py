@@ -1,6 +1,6 @@
 """What was measured of providers, in the ledger: rates and failures, shared by all runs.
 
-Each count is one statement, so that runs that count at once lose none. Not here: which provider is chosen (the store).
+Each count is one statement, so that runs that count at once lose none.
 Source: "Server limits" in the notes on Jackal's protocol: what fits an upload follows from the rate.
 """
 

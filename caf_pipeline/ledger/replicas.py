@@ -1,7 +1,6 @@
 """The copies of a chunk in the ledger, and what looks at them found over time.
 
-Functions over the caller's transaction, which has locked the chunk's row. Not here: who looks and what a finding means
-(`proofs`), which states allow it (`ledger`).
+Functions over the caller's transaction, which has locked the chunk's row.
 """
 
 import json

@@ -4,8 +4,7 @@ A commit locks the account's lease and the rows of its chunks: who lost the leas
 withdrawn at the same moment is either in the transaction, and stays, or is gone, and is not in it. That a sequence, and a
 chunk, is paid for once is held by two unique indexes too.
 
-A post is *live* while it is or may be on the chain. Not here: what is in a transaction, and when one may be given up (the
-store).
+A post is *live* while it is or may be on the chain.
 Source: promise 3 in docs/design.md.
 """
 

@@ -1,7 +1,4 @@
-"""What live runs wait for, as rows of the ledger that every process sees.
-
-Not here: waiting itself (`waits`), whether a process lives (`processes`).
-"""
+"""What live runs wait for, as rows of the ledger that every process sees."""
 
 from collections.abc import Sequence
 from datetime import UTC

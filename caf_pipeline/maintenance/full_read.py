@@ -1,7 +1,7 @@
 """Reads all stored bytes of a chunk back from one provider, and compares them: the Merkle root, and the SHA-256 of ranges.
 
-One pass, nothing is kept: memory holds a piece and a digest. Not here: whom to ask and what follows (`deletion`, `repair`),
-samples (`sampling`). Source: promises 1 and 5 in docs/design.md.
+One pass, nothing is kept: memory holds a piece and a digest.
+Source: promises 1 and 5 in docs/design.md.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ a chunk that the ledger knows says is not even read.
 
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`, for `repair` to mend.
 
-Not here: reading one file (`stored_chunk`), writing it (the ledger). Source: promise 1 in docs/design.md, docs/format.md.
+Source: promise 1 in docs/design.md, docs/format.md.
 """
 
 import tempfile

@@ -4,7 +4,7 @@ The bytes come from staging, else from a provider that still has them, else from
 only with the Merkle root that was sealed. Nothing is ever deleted at the store: a post that goes takes along what other
 chunks share with it.
 
-Not here: noticing damage (`proofs`). Source: "Promises" 3 and 4 in docs/design.md.
+Source: "Promises" 3 and 4 in docs/design.md.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,7 @@ A look asks the store who is listed, and each of them for pieces: all that were 
 object, at places that no provider can foresee; all of a file that is no larger than two leaves. A chunk with fewer right copies
 than required, or with a wrong one, becomes `damaged`; one whose copies are right and show no verified proof is `unverified`.
 
-Not here: mending (`repair`), when looks are made (`defs`). Source: docs/jackal.md (a listed proof may have failed),
-promise 1 in docs/design.md.
+Source: docs/jackal.md (a listed proof may have failed), promise 1 in docs/design.md.
 """
 
 import random

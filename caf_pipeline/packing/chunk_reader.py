@@ -1,7 +1,4 @@
-"""A chunk that exists, staged or stored: its index and manifest, by range reads.
-
-Not here: packing (`pack`), one object of a chunk for a user (`retrieve`).
-"""
+"""A chunk that exists, staged or stored: its index and manifest, by range reads."""
 
 import io
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """Packs a chunk's part of its plan into staging: whose files it goes into, the room for them, and what stays of a failure.
 
-What an earlier run left of the chunk's packing is gone on with. Not here: bodies and the file itself (`pack`), which leftover
-is right (`resuming`, `replaying`), what becomes of a packed file (`archive`).
+What an earlier run left of the chunk's packing is gone on with.
 Source: "Promises" 2 and 4 in docs/design.md; docs/decisions/0010-the-packing-journal.md.
 """
 

@@ -1,11 +1,9 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into the index and the
-manifest. Objects that cannot be archived are skipped with their reason; where the next member no longer fits, the chunk
-closes and the rest goes back to be planned. With a journal, what an earlier run packed is gone through first, and packing
-goes on behind it; what comes out is the same, byte for byte.
-Not here: the GETs (`fetch`), the file and the root (`stored_bytes`), the journal (`checkpoints`, `replaying`), states and
-claims (`archive`).
+One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into the index and the manifest.
+Objects that cannot be archived are skipped with their reason; where the next member no longer fits, the chunk closes and the
+rest goes back to be planned. With a journal, what an earlier run packed is gone through first, and packing goes on behind it;
+what comes out is the same, byte for byte.
 Source: "A chunk" and the table of skips in docs/design.md.
 """
 

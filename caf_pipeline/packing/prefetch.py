@@ -1,8 +1,7 @@
 """Many GETs side by side, their bodies in order.
 
-Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or waiting for the writer as
-fit into a window of bytes, so that memory does not depend on the sizes or the number of objects.
-Not here: what a GET is (`ObjectSource`), what becomes of the bodies (`pack`).
+Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or waiting for the writer as fit
+into a window of bytes, so that memory does not depend on the sizes or the number of objects.
 """
 
 import hashlib

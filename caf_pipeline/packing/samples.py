@@ -1,6 +1,5 @@
 """Read-back samples: taken from a chunk when it is sealed, compared with what each copy gives.
 
-Not here: how many copies are enough (`archive`), how often they are looked at (`proofs`).
 Source: promise 1 in docs/design.md.
 """
 

@@ -1,9 +1,9 @@
 """The one sink through which a chunk's stored bytes go: into the staged file and into the Merkle root.
 
-Stored bytes are the CAF itself; encryption would stand in front of this sink. The root is computed on a thread of its own,
-a bounded distance behind the file. What is in the file already, from a packing that ended early, is read again instead of
+Stored bytes are the CAF itself; encryption would stand in front of this sink. The root is computed on a thread of its own, a
+bounded distance behind the file. What is in the file already, from a packing that ended early, is read again instead of
 written. As long as a file is written it is locked, so that another process knows whether its writer still lives.
-Not here: what the bytes mean (`pack`). Source: "Room to leave" in docs/design.md.
+Source: "Room to leave" in docs/design.md.
 """
 
 import contextlib

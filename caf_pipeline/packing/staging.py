@@ -1,7 +1,7 @@
 """What stands in the staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
 
     <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
-    <chunk>.<epoch>.journal     what of the part is safe (`journal`)                         } failed run, to be resumed
+    <chunk>.<epoch>.journal     what of the part is safe (`journal/`)                        } failed run, to be resumed
     <chunk>.<epoch>.manifest    the manifest while it is written; of no use to another run
     <chunk>.<epoch>.packed      the whole chunk until it is sealed, and
     <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
@@ -11,9 +11,6 @@
 
 The epoch is that of the lease under which a file was made or taken over, so that a run which lost its lease and does not
 know it yet can neither write into another's file nor remove it. A sealed chunk has neither part nor journal.
-
-Not here: writing a chunk (`pack`, `stored_bytes`), taking over what a run left of one (`resuming`), reservations (the
-ledger), when a step needs which file (`archive`).
 """
 
 import hashlib

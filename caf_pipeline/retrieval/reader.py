@@ -1,6 +1,6 @@
 """Gives one object back: one look-up, one range read, and its SHA-256 compared before any of its bytes are handed out.
 
-Not here: whole chunks (`chunk_file`), what a terminal shows (`cli`). Source: promise 5 in docs/design.md.
+Source: promise 5 in docs/design.md.
 """
 
 import hashlib

@@ -4,7 +4,7 @@ Nothing of it is believed before every copy that answers gave the same bytes and
 and what no packing of ours could have written is no chunk. The Merkle root, which only whole reading proves, is not proven,
 unless that is asked for where copies differ.
 
-Not here: which files are looked at, and what becomes of them (`rebuild`). Source: docs/format.md.
+Source: docs/format.md.
 """
 
 import hashlib

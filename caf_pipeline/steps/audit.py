@@ -1,8 +1,7 @@
 """Checks of what was done, each from other evidence than the step that did it.
 
-`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `read_back` fetches members through
-the store and compares them with the rows. Both only read.
-Not here: the accounting of a whole snapshot (`planning`), enforcing (`archive`, the ledger's guarded moves).
+`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `read_back` fetches members through the
+store and compares them with the rows. Both only read.
 """
 
 import hashlib

@@ -5,9 +5,6 @@
 Each step takes the chunk's lease, looks at the ledger, does what is not yet done, and moves the chunk. Each may be run
 again at any time, also after a crash in its middle: what is done already is left as it is. While the operator has
 everything paused, a step waits with its lease held.
-
-Not here: cutting plans (`planning`), bodies (`pack`), the staging folder (`staging`), what is compared with a copy
-(`sampling`), located chunks (`proofs`, `repair`), checks of what was done (`accounts`), Dagster (`defs`).
 """
 
 import heapq

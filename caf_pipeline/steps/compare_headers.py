@@ -4,7 +4,6 @@ A HEAD for each such object, and the manifest of each chunk that has its bytes. 
 located object stands for what S3 has now; where they differ, the object is archived again; where they cannot be compared, it is
 skipped for the time being.
 
-Not here: which objects these are (`current`), what is planned of them (`planning`).
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 

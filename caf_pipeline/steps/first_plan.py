@@ -1,7 +1,6 @@
 """Whether a source that the ledger has nothing of may be in the store already, so that a first plan would pay for it again.
 
 An empty home, a ledger that was rebuilt for other sources only, and a source of another name look alike: no chunk is known.
-Not here: cutting the plan (`planning`), bringing such a ledger back (`rebuild`).
 Source: promise 3 in docs/design.md.
 """
 

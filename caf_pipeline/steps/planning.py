@@ -2,9 +2,8 @@
 
     take_inventory → state_current → cut_plan → account_for
 
-A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between
-the two leaves a folder that nobody names, which the next plan removes.
-Not here: listing (`s3`), set arithmetic (`inventory`), cutting (`plan`), one chunk's steps (`archive`).
+A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between the
+two leaves a folder that nobody names, which the next plan removes.
 """
 
 import os
@@ -218,7 +217,7 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         folder: takes the files, which are the caller's to remove.
 
     Raises:
-        What `comparing.compare_headers` raises.
+        What `compare_headers.compare_headers` raises.
     """
     inventory = _record_of(snapshot)
     comparison = Comparison()

@@ -3,7 +3,7 @@
     chunks/<merkle root>.caf     the stored bytes
     posts/<merkle root>.json     owner, start, size, archive, proof type: what the chain would list
 
-Not here: anything of Jackal. A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
+A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 """
 
 import filecmp

@@ -1,7 +1,6 @@
 """Which internet addresses are the public network's, and which this machine's, its network's or nobody's.
 
 A host that a stranger names may stand at any address; what listens on this machine or beside it trusts who reaches it.
-Not here: looking up names and opening sockets (`jackal.exchange`, `redirects`).
 Source: IANA's IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890, 6052 (NAT64), 3056 (6to4).
 """
 

@@ -1,7 +1,6 @@
 """What makes files survive a loss of power: fsync of bytes, and of the folders that name them.
 
-Not here: temporary names, and when a file gets its own (whoever writes it). Source: fsync(2), which does not speak for the
-folder that a file is in.
+Source: fsync(2), which does not speak for the folder that a file is in.
 """
 
 import os

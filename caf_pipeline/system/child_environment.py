@@ -1,7 +1,7 @@
 """The environment that a process of ours gives to one that it starts: what a list names, and of the secrets only its own.
 
 A process inherits its parent's whole environment unless it is given another, and the user that it runs as can read it for as
-long as it runs. Postgres has no use for the wallet's words. Not here: who needs what; that stands where a process is started.
+long as it runs. Postgres has no use for the wallet's words.
 """
 
 import os

@@ -1,8 +1,7 @@
 """A time limit for a whole exchange over httpx, whose own limits are for each read, so that a byte now and then keeps it waiting.
 
-What a server may send before its answer (interim answers without end, headers that drip) is read within httpx's own code; so the
-limit is held where bytes are read from the socket.
-Not here: what is asked (`chain`); providers have the same by `exchange`, over http.client.
+What a server may send before its answer (interim answers without end, headers that drip) is read within httpx's own code; so
+the limit is held where bytes are read from the socket.
 """
 
 import ssl

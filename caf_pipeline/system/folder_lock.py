@@ -1,6 +1,6 @@
 """Whether somebody writes into a folder right now: a lock on the folder that ends with the process that has it.
 
-Writers of temporary files share it; who removes what they left takes it alone. Not here: what is left (`stray_files`).
+Writers of temporary files share it; who removes what they left takes it alone.
 Source: flock(2), which is released when a process dies, however it dies.
 """
 

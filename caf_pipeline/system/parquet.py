@@ -1,7 +1,4 @@
-"""Parquet files that are whole or not there at all, and DuckDB over them in bounded memory.
-
-Not here: what is asked of the files (`inventory`).
-"""
+"""Parquet files that are whole or not there at all, and DuckDB over them in bounded memory."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""A number with its noun, as messages and commands say it.
-
-Not here: sizes and coins (`cli.terminal`).
-"""
+"""A number with its noun, as messages and commands say it."""
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

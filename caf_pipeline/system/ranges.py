@@ -2,8 +2,6 @@
 
 Every source answers for one state of its file: a remote one that changes between two reads is refused by its ETag.
 Broken connections are resumed where they broke. No message names a URL's user, password or query, which may be secrets.
-
-Not here: what is in the ranges (`caf`), objects of a configured source (`s3`).
 """
 
 import contextlib

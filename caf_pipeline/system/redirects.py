@@ -4,8 +4,6 @@ A web server that a user names may answer with the address of something that onl
 its host up once and goes to one of the addresses that it may go to: all addresses of the host that was named, and of any other
 host those of the public network and those at which the named host itself stands. That holds for a public host, too, whose name
 stands for another address a moment later. Where the environment names a proxy, the proxy connects, and decides.
-
-Not here: requests (`ranges`), which addresses are public (`addresses`).
 """
 
 import socket

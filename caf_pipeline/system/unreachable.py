@@ -1,7 +1,6 @@
 """Why a server cannot be reached, told apart: the same for S3 and for the nodes of a chain.
 
-Clients wrap what the system said in errors of their own; the reason is somewhere inside. Not here: what becomes of it
-(`s3_errors`, `jackal.chain`).
+Clients wrap what the system said in errors of their own; the reason is somewhere inside.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """An S3 server that can be killed: moto's, which has its objects in memory, behind a file of everything that changed them.
 
 A change is in the file before it is answered. A server that starts again does all changes once more before it opens its port,
-so that nobody ever sees it without its objects. Not here: versions, whose ids would be other ones.
+so that nobody ever sees it without its objects.
 
 `python -m caf_pipeline_tests.faults.kept_s3 FILE PORT` is the server; it prints its port.
 """

@@ -1,7 +1,7 @@
 """What counts as a moment of a run: any call that leaves a trace or asks another machine, before it and after it.
 
-Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its commit, after it. HTTP: each
-request to S3, a chain or a provider; and each piece that is packed or uploaded. Not here: who is killed (`runner`).
+Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its commit, after it. HTTP:
+each request to S3, a chain or a provider; and each piece that is packed or uploaded.
 """
 
 import fcntl

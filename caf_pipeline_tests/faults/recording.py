@@ -1,6 +1,6 @@
 """The fixture `fault`: counts what was tried and what was survived, over all test processes of a session.
 
-Each case is one line of JSON in a file that all processes append to. Not here: the page (`report`).
+Each case is one line of JSON in a file that all processes append to.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Writes docs/reliability.md from the counts of a session of the fault matrix.
 
 `python -m caf_pipeline_tests.faults.report LOG docs/reliability.md [--soak]`. What the page says of a fault is in `matrix`, and
-every number comes from the log: a fault that was not tried stops the writing. Not here: the counting (`recording`).
+every number comes from the log: a fault that was not tried stops the writing.
 """
 
 import argparse

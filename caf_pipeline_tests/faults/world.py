@@ -1,7 +1,7 @@
 """One bucket, one database, one Jackal network with a wallet of its own, one home; and whether all is as it should be.
 
 `World.examine` looks at everything from the outside: the bucket's listing, the tables, the network's own state, the staging
-folder, and every object read back through the product. Not here: what breaks (the tests), the processes (`runner`).
+folder, and every object read back through the product.
 """
 
 import hashlib

@@ -3,8 +3,6 @@
 A transaction is checked when it comes, waits, and is done in the next block. What waits and can no longer be done when a
 block is through (its sequence is taken, its timeout height is behind) is dropped without a trace, as Tendermint's recheck
 does; one that is included too late fails with its code, and costs nothing.
-
-Not here: what a transaction does (`transactions`), who proves (`proving`).
 """
 
 import threading

@@ -2,8 +2,6 @@
 
 A `World` never changes: a block makes the next one, so that readers need no lock and a node that lags answers from an
 older one. A `Draft` collects changes on top of a world or of another draft, and is merged or forgotten as a whole.
-
-Not here: which changes are right (`transactions`, `proving`), when (`blocks`).
 """
 
 import sqlite3

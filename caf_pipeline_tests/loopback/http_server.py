@@ -1,7 +1,4 @@
-"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or nonsense.
-
-Not here: what is answered (`lcd`, `provider`, `control`).
-"""
+"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or nonsense."""
 
 import contextlib
 import http.client

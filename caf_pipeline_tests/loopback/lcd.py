@@ -1,8 +1,7 @@
 """REST of one node of the chain ("LCD"): which path asks what.
 
-A node answers from a state that may be some blocks old. Paths are looked up after their quoting is undone, as the gateway
-does: a root in quoted ordinary base64 falls apart at its slashes (501), and hex is read as the base64 of another root (404).
-Not here: what answers look like (`answers`).
+A node answers from a state that may be some blocks old. Paths are looked up after their quoting is undone, as the gateway does:
+a root in quoted ordinary base64 falls apart at its slashes (501), and hex is read as the base64 of another root (404).
 """
 
 import base64

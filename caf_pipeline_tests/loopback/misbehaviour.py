@@ -4,7 +4,7 @@ An order names whom it is for (`provider`, `lcd`, or neither for the chain) and 
 
     {"provider": 0, "drop_upload_after": 100000, "times": 1}      {"lcd": 1, "lag": 5}      {"halted": true}
 
-Orders for the same one add up. Not here: who obeys (`provider`, `lcd`, `blocks`).
+Orders for the same one add up.
 """
 
 import threading

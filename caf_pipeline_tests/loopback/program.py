@@ -1,7 +1,4 @@
-"""The whole network, put together: folders, ports, threads.
-
-Not here: the command line (`__main__`), starting it as a process of its own (`network`).
-"""
+"""The whole network, put together: folders, ports, threads."""
 
 import hashlib
 import json

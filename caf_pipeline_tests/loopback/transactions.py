@@ -4,7 +4,7 @@ A transaction goes through the ante checks (fee, timeout, signer, sequence, sign
 sequence, and then through its messages, which happen all or not at all. What fails in the ante checks costs nothing.
 
 Codes and texts are those of Cosmos SDK 0.45 and of canine-chain's storage module, whose errors are the SDK's own, so their
-codespace is "sdk", too. Not here: when a transaction is included (`blocks`).
+codespace is "sdk", too.
 """
 
 import hashlib

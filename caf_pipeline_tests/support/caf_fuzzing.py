@@ -4,7 +4,6 @@
 
 An input is its kind and its number, and nothing else: the same number gives the same bytes on every machine with the same
 libraries. The process has so much address space above what it has after its imports, and each input so many seconds.
-Not here: how many are tried (`test_hostile_caf`).
 """
 
 import base64

@@ -1,7 +1,6 @@
 """Wallets, logs and posters on the loopback network, and a run that can be killed at any call it makes.
 
-`python -m caf_pipeline_tests.support.paying_runs` reads one line of JSON from its standard input; see `main`. Not here: what is
-asserted (`test_jackal_posting`).
+`python -m caf_pipeline_tests.support.paying_runs` reads one line of JSON from its standard input; see `main`.
 """
 
 import contextlib

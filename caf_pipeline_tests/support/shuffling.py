@@ -1,6 +1,6 @@
 """The option `--shuffle SEED`: modules in another order, and the tests of each; the same one for the same seed.
 
-Tests of a module stay together, since they share servers. Not here: which process runs which (pytest-xdist).
+Tests of a module stay together, since they share servers.
 """
 
 import random

@@ -1,7 +1,4 @@
-"""What `make test` leaves to `make test-all`: of a sweep, all but a sample.
-
-Not here: the tests of the fault matrix, which are all left to it but those marked as samples (`faults.recording`).
-"""
+"""What `make test` leaves to `make test-all`: of a sweep, all but a sample."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -3,7 +3,6 @@
 unruly_s3      a proxy in front of the session's server, well behaved at the beginning of each test
 
 It runs in threads of the test's process, so that an order is a method call and a fault may do anything at an exact byte.
-Not here: servers that answer from a script alone (`s3_server.scripted_s3`), what is proven with it (`test_faults_s3`).
 """
 
 import contextlib

@@ -2,7 +2,6 @@
 
 Joins of Parquet files: a snapshot, the ledger's locations and standings, chunks' manifests, and a verdict on each chunk. Every
 object of the snapshot comes out once, with a reason or without one. Memory is bounded by windows of keys.
-Not here: verdicts on chunks (`verdicts`), files for S3 (`deletion_files`).
 Source: promises 1 and 2 in docs/design.md.
 """
 

@@ -5,8 +5,8 @@ is replaced only where it is such a file itself.
 
 The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are percent-encoded, so that nothing in a
 line ever needs quotes; the last column is there where the bucket has version ids, `null` for objects without one.
-Not here: what is in them (`deletable`, `deletion`). Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide:
-contents URL-encoded; version ids for all objects or for none; `null` is one, an empty string is not.
+Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide: contents URL-encoded; version ids for all objects or
+for none; `null` is one, an empty string is not.
 """
 
 import os

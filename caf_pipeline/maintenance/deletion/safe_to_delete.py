@@ -7,7 +7,6 @@ leaves was read as a whole from each of them in two windows), was read back as a
 the ledger does; and where the source still has exactly that object. What takes longest comes first, what can change by itself
 comes last.
 
-Not here: chunks (`verdicts`), the joins (`deletable`), the files (`deletion_files`).
 Source: promises 1 and 2 in docs/design.md.
 """
 

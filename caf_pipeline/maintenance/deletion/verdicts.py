@@ -1,7 +1,7 @@
 """What can be said of a source's chunks before its objects may be deleted: read back, proven, and what their manifests say.
 
 Looks at every chunk in good standing, and records what is found as the proof watch does. What takes longest comes first.
-Not here: what follows for objects (`deletable`, `deletion`). Source: promises 1 and 5 in docs/design.md.
+Source: promises 1 and 5 in docs/design.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

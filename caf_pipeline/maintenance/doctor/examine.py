@@ -3,8 +3,6 @@
 May be run at any moment, beside live runs and another doctor, and killed at any point: what a live run may hold is left
 alone, and each mend looks again under the lease of what it mends. Nothing is ever sent that spends anew, and nothing is
 deleted at a store.
-
-Not here: files (`stray_files`), chunks that only the store knows (`stray_chunks`), who calls and what is printed (`cli`).
 """
 
 from collections.abc import Callable, Iterator, Mapping

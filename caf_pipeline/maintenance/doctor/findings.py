@@ -1,7 +1,4 @@
-"""What the doctor says of one thing, and how it keeps away from what a live run holds.
-
-Not here: what is looked for (`doctor`, `stray_files`), giving leases (the ledger).
-"""
+"""What the doctor says of one thing, and how it keeps away from what a live run holds."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,6 @@
 """What the store lists of an archive and no chunk of the ledger stands for: restored where it is a chunk of ours, else told.
 
-Nothing is ever deleted at a store: what is told of takes its space until that ends. Not here: reading and restoring chunks
-(`rebuild`), chunks that the ledger has and the store does not list (`doctor`).
+Nothing is ever deleted at a store: what is told of takes its space until that ends.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """What crashes leave in folders: the staging folder and its reservations, inventories, plans, a folder store's half copies.
 
-A file is removed only under the lease of the chunk or plan that it is of, after a second look; one that is not ours by its
-name is told and left. Not here: names in staging (`staging`), what a plan's folder holds (`planning`).
+A file is removed only under the lease of the chunk or plan that it is of, after a second look; one that is not ours by its name
+is told and left.
 """
 
 import re

@@ -9,7 +9,6 @@ the Merkle tree where the last whole member ends.
 What is read is believed up to the first entry that breaks a rule; whether the staged bytes are those that it describes is
 for the packer to find out.
 
-Not here: when a checkpoint is due (`checkpoints`), whose files these are (`resuming`), the log's bytes (`chunkio`).
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 
@@ -37,7 +36,7 @@ JOURNAL_FORMAT: Final = 1
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
-"""A longer entry is not read: four times what a checkpoint gathers before packing waits for it (`checkpoints`)."""
+"""A longer entry is not read: four times what a checkpoint gathers before packing waits for it (`writer`)."""
 
 MAX_OUTCOMES: Final = 40_000
 """Of one checkpoint: twice what is gathered before packing waits, with room for what one flush adds."""

@@ -5,7 +5,6 @@ what is staged of an open one, the Merkle tree. The first that does not agree en
 one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes stand there since.
 Memory is one checkpoint's, and a number for each that was open.
 
-Not here: whose files these are (`resuming`), an entry's own rules (`journal`).
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 

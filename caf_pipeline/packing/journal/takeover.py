@@ -5,9 +5,8 @@ place. Where its writer still lives, asleep or not yet aware that its lease is l
 into files of this epoch, and the old names are removed; the old writer's file is then its own alone.
 
 A crash in between leaves files that the next run finds: a part and a journal belong together where the journal's hashes
-are those of the part's bytes (`replaying`), whatever they are called.
+are those of the part's bytes (`replay`), whatever they are called.
 
-Not here: whether the bytes are right (`replaying`), room for them (`staging`).
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 

@@ -3,7 +3,7 @@
 A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes the staged bytes durable,
 then appends the entry; packing goes on meanwhile, until more than a bounded amount of work is not yet safe.
 
-Not here: what an entry says (`journal`). Source: docs/decisions/0010-the-packing-journal.md.
+Source: docs/decisions/0010-the-packing-journal.md.
 """
 
 import time

@@ -1,7 +1,7 @@
 """The two clients of a source: boto3's for control calls, listings and odd keys, obstore's for the bulk of the GETs.
 
-Both speak to the same endpoint with the same credentials and trust the same certificates: the second is made of the first,
-and takes nothing else from the environment. Not here: what is asked of them (`s3_listing`, `s3_reading`).
+Both speak to the same endpoint with the same credentials and trust the same certificates: the second is made of the first, and
+takes nothing else from the environment.
 """
 
 import os
@@ -44,7 +44,7 @@ CREDENTIALS_KEPT: Final = timedelta(minutes=5)
 """How long obstore keeps temporary credentials. botocore renews them when 15 minutes are left, at the latest at 10."""
 
 _QUICK_RETRIES: Final = {
-    # A connection that was closed while idle, a single 503. What lasts longer is for the retries of `s3_reading`, which see
+    # A connection that was closed while idle, a single 503. What lasts longer is for the retries of `get`, which see
     # S3's code; obstore's own default of 10 retries and 180 s would multiply with them.
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=30),

@@ -1,6 +1,5 @@
 """What S3 answers and how it is told: one table from S3's codes to the error tree, and which failures are worth a retry.
 
-Not here: the requests themselves (`s3_listing`, `s3_reading`), skips of objects (`pack`).
 Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
 """
 

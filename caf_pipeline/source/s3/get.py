@@ -2,7 +2,6 @@
 
 obstore costs a tenth of boto3 and its errors carry no code of S3's, so that a failed GET is asked again by boto3: the answer
 says what is wrong, or there is none any more. Both give the same bytes and the same headers.
-Not here: which errors mean what (`s3_errors`), many GETs side by side (`fetch`).
 Source: GetObject and HeadObject in the Amazon S3 API Reference; obstore 0.12's parsing of paths, tried on a server.
 """
 

@@ -2,7 +2,6 @@
 
 boto3's own decoding of keys is lossy (`bad%FF` and `bad%FE` become one key), so the encoding is asked for explicitly, which
 switches it off, and decoded here. A bucket with versions is listed by versions, so that each object has its version id.
-Not here: credentials and endpoints (`s3_clients`), what becomes of the pages (`planning`).
 Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
 """
 

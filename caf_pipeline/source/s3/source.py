@@ -1,7 +1,4 @@
-"""`ObjectSource` on S3 and whatever speaks its API.
-
-Not here: clients (`s3_clients`), listings (`s3_listing`), GETs (`s3_reading`), what S3's codes mean (`s3_errors`).
-"""
+"""`ObjectSource` on S3 and whatever speaks its API."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -48,7 +45,7 @@ class S3Source:
             bucket: the bucket.
             prefix: of the keys; "" for all. It is part of the keys.
             client: boto3's.
-            store: obstore's, for the same bucket, endpoint and credentials (`s3_clients.build_store`).
+            store: obstore's, for the same bucket, endpoint and credentials (`clients.build_store`).
             name: the source's in the settings, for hints.
             requester_pays: whoever sends the requests pays for them.
             attempts: of one request, the first included, where it fails transiently.

@@ -3,7 +3,6 @@
 What a node does not know proves something only where the node is as far as any was ever seen. So each look-up asks the node's
 height first, and below the greatest height seen its answers count for nothing.
 
-Not here: what the answers look like (`messages`), what is signed and when it may be given up (`posting`).
 Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
 

@@ -1,7 +1,6 @@
 """What the chain lists for an archive, held against what the ledger says of its chunks. Pure, over records.
 
 A file of the chain is (root, owner, start); a chunk of the ledger has the same three once it is posted.
-Not here: asking either of them (`store`, `ledger`), what is shown (`cli`).
 """
 
 from collections.abc import Iterable, Sequence

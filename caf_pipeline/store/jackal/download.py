@@ -1,7 +1,4 @@
-"""Stored bytes from whoever holds them: the fastest provider first, the next one where it breaks.
-
-Not here: one provider's downloads (`provider`), whether the bytes are right: only their hashes tell (`retrieve`, `archive`).
-"""
+"""Stored bytes from whoever holds them: the fastest provider first, the next one where it breaks."""
 
 import threading
 import time

@@ -1,7 +1,6 @@
 """What goes to the chain and comes back, as bytes and records: messages, signed transactions, names, answers. No I/O.
 
 The protobuf types are described here by their field numbers, in a pool of their own, so that no generated code is needed.
-Not here: keys (`wallet`), sending (`chain`), when a transaction may be given up (`posting`).
 Source: the tables "Messages", "Transactions" and "Queries" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK 0.45.
 """
 

@@ -8,8 +8,8 @@
 A transaction is given up only where a node past its timeout height says that its sequence is unused, or where the sequence is
 used and, some blocks later, the node knows neither the transaction nor what it would have done.
 
-Not here: how a node is asked and believed (`chain`), how the log is kept (`transaction_log`).
-Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and errors.go of Cosmos SDK 0.45.
+Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and errors.go of Cosmos SDK
+0.45.
 """
 
 import time

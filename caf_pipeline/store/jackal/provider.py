@@ -1,7 +1,6 @@
 """One provider's HTTP: what it says of itself, an upload and its job, and ranged downloads.
 
 An upload is a form of known length whose file part comes last, streamed from the staged file with constant memory.
-Not here: sockets and time limits (`exchange`), which provider gets what and what is believed (`uploads`, `reading`).
 Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 

@@ -7,7 +7,7 @@ Connections go straight to the provider; proxy variables of the environment are 
 which is looked up once, when the socket is opened; this machine's addresses and its network's are not connected to unless the
 settings permit it.
 
-Not here: what is asked (`provider`). Source: RFC 9110, RFC 9112.
+Source: RFC 9110, RFC 9112.
 """
 
 import errno

@@ -1,7 +1,4 @@
-"""The providers that the chain lists, and in which order they are asked.
-
-Not here: what is asked of one (`provider`), what became of it (`uploads`, `reading`).
-"""
+"""The providers that the chain lists, and in which order they are asked."""
 
 import ipaddress
 import random

@@ -1,7 +1,4 @@
-"""When the bought space will end or be full: what comes first, and in how many days. Pure: no clock, no chain, no ledger.
-
-Not here: what the chain says of the plan (`chain`), what is warned about (Dagster's check, the command line).
-"""
+"""When the bought space will end or be full: what comes first, and in how many days. Pure: no clock, no chain, no ledger."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The ChunkStore on Jackal: what it costs, what it admits, and the parts that do the work.
 
-Not here: how a post is paid for once (`posting`), copies (`uploads`), reads (`reading`), the order of it all (`archive`).
 Source: docs/jackal.md.
 """
 

@@ -1,7 +1,6 @@
 """Who would take a chunk, asked before its post is paid for: enough providers that may be used, answer, have room, are in time.
 
 An answer counts for a minute, so that a thousand chunks do not each ask everyone. What was posted before is not asked about.
-Not here: in which order providers are asked (`roster`), sending (`uploads`).
 """
 
 import threading

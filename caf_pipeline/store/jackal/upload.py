@@ -4,7 +4,6 @@ What counts is, in this order, what the chain lists, what a provider says of its
 each is asked before a file is sent and after every send that broke, so that nothing is sent to who has it. A copy is good when
 the chain lists it and pieces of it were read back right.
 
-Not here: HTTP (`provider`), who is asked first (`roster`), posts (`posting`).
 Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 

@@ -1,6 +1,6 @@
 """The wallet: a key from its mnemonic, the address that the chain knows it by, and its signatures.
 
-The words and the key are never shown: not by repr, not in an error. Not here: what is signed (`messages`).
+The words and the key are never shown: not by repr, not in an error.
 Source: BIP-39, BIP-32, SLIP-44 coin type 118; "Transactions" in the notes on Jackal's protocol.
 """
 
