@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from caf_pipeline.caf.merkle import merkle_root
-from caf_pipeline.interfaces import ChunkToStore, Posting
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.store.protocol import ChunkToStore, Posting
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.memory_log import MemoryLog
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caf_pipeline.errors import StagingError
-from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
+from caf_pipeline.ledger.records import Holder, Ledger
 from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.source.protocol import ObjectSource
+from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
 

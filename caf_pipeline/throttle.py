@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.interfaces import Orders, Switchboard
+from caf_pipeline.ledger.records import Orders, Switchboard
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 ORDERS_SECONDS: Final = 2.0

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, SettingsError
-from caf_pipeline.interfaces import ChunkStore, Holder, Ledger, ObjectSource
 from caf_pipeline.ledger.database import describe_database, open_database
 from caf_pipeline.ledger.postgres import PostgresLedger
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import Holder, Ledger
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.protocol import ObjectSource
+from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 

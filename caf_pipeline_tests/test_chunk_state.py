@@ -20,7 +20,7 @@ from caf_pipeline.chunk_state import (
     require_move,
 )
 from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
-from caf_pipeline.interfaces import Copy
+from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
     POSTING,
     SOURCE,

@@ -3,7 +3,7 @@
 import pytest
 
 from caf_pipeline.errors import LeaseLost, LedgerUnreachable
-from caf_pipeline.interfaces import Orders
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.throttle import LEAST_PIECE_BYTES, Brake
 
 MIB = 1 << 20

@@ -10,11 +10,11 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.interfaces import Orders, Switchboard
+    from caf_pipeline.ledger.records import Orders, Switchboard
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
-_NO_BANDWIDTH_LIMIT: Final = "0"  # as `interfaces.Orders` counts
+_NO_BANDWIDTH_LIMIT: Final = "0"  # as `Orders` counts
 _NO_SPEND_CAP: Final = "-1"
 
 

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from caf_pipeline.context import Workplace
-    from caf_pipeline.interfaces import Checksum, ChunkStore, Ledger, ObjectHeaders, ObjectPart, TransactionLog
     from caf_pipeline.inventory.snapshot import S3Object
+    from caf_pipeline.ledger.records import Ledger
     from caf_pipeline.maintenance.doctor.examine import Payer
     from caf_pipeline.maintenance.doctor.findings import Finding, Mended, Turn
+    from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
     from caf_pipeline.store.jackal.store import JackalStore
+    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
 
 RUN: Final = "caf doctor"
 """Who holds what the doctor holds for a moment, as a run that meets it is told."""

@@ -14,9 +14,9 @@ from caf_pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
-    from caf_pipeline.interfaces import ChunkStore, TransactionLog
     from caf_pipeline.ledger.postgres import PostgresLedger
     from caf_pipeline.store.jackal.store import JackalStore
+    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
     from caf_pipeline.throttle import Brake
 
 RUN: Final = "caf"

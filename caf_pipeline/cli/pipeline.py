@@ -16,7 +16,7 @@ from caf_pipeline.settings import load_settings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caf_pipeline.interfaces import Chunk, Location, RunWait, SourceAccount
+    from caf_pipeline.ledger.records import Chunk, Location, RunWait, SourceAccount
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 

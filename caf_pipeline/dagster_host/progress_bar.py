@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from caf_pipeline.chunk_state import UNDER_WAY
-from caf_pipeline.interfaces import Chunk
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.waits import Wait
 
 BAR_WIDTH: Final = 16

@@ -10,8 +10,8 @@ from typing import Final
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.defs.naming import OLD_PROCESS_TAGS, PROCESS_TAG
-from caf_pipeline.interfaces import Holder
 from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.ledger.records import Holder
 
 _GOING_ON: Final = [
     DagsterRunStatus.NOT_STARTED,

@@ -9,9 +9,9 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRec
 from dagster._core.definitions.metadata import RawMetadataValue
 from pydantic import ByteSize
 
-from caf_pipeline.interfaces import Chunk, Copy, PlannedChunk, SourceAccount
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
+from caf_pipeline.ledger.records import Chunk, PlannedChunk, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import ReadBack
@@ -19,6 +19,7 @@ from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyRepor
 from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import Outlook
+from caf_pipeline.store.protocol import Copy
 
 Metadata = dict[str, RawMetadataValue]
 

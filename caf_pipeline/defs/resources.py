@@ -10,8 +10,8 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.run_log import Context, RunLog
 from caf_pipeline.errors import CafError
-from caf_pipeline.interfaces import Ledger
 from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.records import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Listener, Wait
 

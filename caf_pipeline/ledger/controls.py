@@ -6,9 +6,9 @@ from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
-from caf_pipeline.interfaces import Orders
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import CHUNK_PREFIX
+from caf_pipeline.ledger.records import Orders
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
 """The least value of each order that is a number: no limit, and no cap."""
@@ -33,7 +33,7 @@ _GIVE = text(
 
 
 class PostgresSwitchboard:
-    """`interfaces.Switchboard` on Postgres. Safe in threads."""
+    """`Switchboard` on Postgres. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

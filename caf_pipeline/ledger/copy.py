@@ -14,9 +14,9 @@ from sqlalchemy import Connection, TextClause, text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
-from caf_pipeline.interfaces import LocationRow, Skip
 from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.ledger.records import LocationRow, Skip
 from caf_pipeline.system.plurals import counted
 
 GOOD: Final = sorted(IN_GOOD_STANDING)

@@ -12,10 +12,10 @@ from typing import Any, Final
 import pyarrow as pa
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline.interfaces import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
 from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, CurrentException
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
 
 _EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
 

@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
-from caf_pipeline.interfaces import LocationRow, RestoredChunk, Skip
 from caf_pipeline.ledger.copy import GOOD, LOCATION, copy_rows, load_skips, location_values, replace_stale
+from caf_pipeline.ledger.records import LocationRow, RestoredChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
 UNKNOWN_PLAN: Final = b"restored"

@@ -17,9 +17,9 @@ from typing import Final, Self
 from sqlalchemy import Connection, text
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.interfaces import Holder
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0

@@ -11,8 +11,9 @@ from typing import Final
 from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
-from caf_pipeline.interfaces import ChunkRows, Holder, LeaseRecord, Reservation, SignedTransaction
 from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.ledger.records import ChunkRows, Holder, LeaseRecord, Reservation
+from caf_pipeline.store.protocol import SignedTransaction
 
 # A lease that was given back has expiry 0.
 _LEASES: Final = """

@@ -17,32 +17,6 @@ from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState, require_move
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerError, NotLocated, StagingError
-from caf_pipeline.interfaces import (
-    Chunk,
-    ChunkRows,
-    Copy,
-    CopyCheck,
-    Holder,
-    InventoryRecord,
-    KnownCopy,
-    Lease,
-    LeaseRecord,
-    ListedIdentity,
-    LocatedVersion,
-    Location,
-    LocationRow,
-    PlannedChunk,
-    PlanRecord,
-    Posting,
-    Reservation,
-    RestoredChunk,
-    RunWait,
-    Sample,
-    Seal,
-    SignedTransaction,
-    Skip,
-    SourceAccount,
-)
 from caf_pipeline.inventory.snapshot import CurrentException, SkipReason, is_supported
 from caf_pipeline.ledger import current_content
 from caf_pipeline.ledger import maintenance as upkeep
@@ -61,6 +35,27 @@ from caf_pipeline.ledger.export import write_exceptions, write_located, write_st
 from caf_pipeline.ledger.import_chunk import Superseded, restore
 from caf_pipeline.ledger.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
 from caf_pipeline.ledger.provider_stats import PostgresProviderRecords
+from caf_pipeline.ledger.records import (
+    Chunk,
+    ChunkRows,
+    CopyCheck,
+    Holder,
+    InventoryRecord,
+    KnownCopy,
+    LeaseRecord,
+    ListedIdentity,
+    LocatedVersion,
+    Location,
+    LocationRow,
+    PlannedChunk,
+    PlanRecord,
+    Reservation,
+    RestoredChunk,
+    RunWait,
+    Seal,
+    Skip,
+    SourceAccount,
+)
 from caf_pipeline.ledger.replicas import (
     end_listing,
     known_copies,
@@ -71,6 +66,7 @@ from caf_pipeline.ledger.replicas import (
 )
 from caf_pipeline.ledger.transactions import PostgresTransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import live_waits, record_waits
+from caf_pipeline.store.protocol import Copy, Lease, Posting, Sample, SignedTransaction
 from caf_pipeline.system.plurals import counted
 from caf_pipeline.waits import Wait, Waits
 
@@ -166,7 +162,7 @@ _VERSIONS: Final = text(
 
 
 class PostgresLedger:
-    """`interfaces.Ledger` on Postgres. Safe in threads."""
+    """`Ledger` on Postgres. Safe in threads."""
 
     def __init__(self, database: Database, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._database = database

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.records import Holder
 
 
 @cache

@@ -9,8 +9,8 @@ from datetime import UTC
 
 from sqlalchemy import text
 
-from caf_pipeline.interfaces import ProviderRecord
 from caf_pipeline.ledger.database import Database
+from caf_pipeline.store.protocol import ProviderRecord
 
 # Half of what it was, half of what it is: a provider that became slow is known after two or three uploads.
 _TRANSFERRED = """
@@ -27,7 +27,7 @@ _FAILED = text(
 
 
 class PostgresProviderRecords:
-    """`interfaces.ProviderRecords` on Postgres. Safe in threads."""
+    """`ProviderRecords` on Postgres. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

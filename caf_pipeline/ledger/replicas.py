@@ -10,7 +10,8 @@ from datetime import UTC
 from sqlalchemy import Connection, text
 
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.interfaces import WINDOWS_REQUIRED, Copy, CopyCheck, KnownCopy, Sample
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
+from caf_pipeline.store.protocol import Copy, Sample
 
 _VERIFIED = text(
     """

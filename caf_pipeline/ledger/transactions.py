@@ -15,9 +15,10 @@ from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.chunk_state import TO_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.interfaces import Holder, Lease, SignedTransaction, WaitingPost
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import ACCOUNT_PREFIX, HeldLease
+from caf_pipeline.ledger.records import Holder
+from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES: Final = ("included", "failed", "expired", "superseded")
 
@@ -120,7 +121,7 @@ _SEE_HEIGHT = text(
 
 
 class PostgresTransactionLog:
-    """`interfaces.TransactionLog` on Postgres, for one holder. Safe in threads."""
+    """`TransactionLog` on Postgres, for one holder. Safe in threads."""
 
     def __init__(self, database: Database, holder: Holder, *, lease_seconds: float) -> None:
         self._database = database

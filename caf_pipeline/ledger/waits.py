@@ -6,8 +6,8 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-from caf_pipeline.interfaces import Holder, RunWait
 from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.ledger.records import Holder, RunWait
 from caf_pipeline.waits import RENEW_SECONDS, Wait
 
 _LIVE_SECONDS: Final = 3 * RENEW_SECONDS  # two renewals may fail in a row

@@ -11,9 +11,10 @@ from typing import Final
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, StoreError
-from caf_pipeline.interfaces import Chunk, Copy, Lease, Posting
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.samples import CopyFinding
 from caf_pipeline.packing.staging import proof_type_of
+from caf_pipeline.store.protocol import Copy, Lease, Posting
 
 Range = tuple[int, int, bytes]
 """`[start_byte, end_byte)` and the SHA-256 of these bytes."""

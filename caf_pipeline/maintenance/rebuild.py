@@ -36,10 +36,12 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreUnreachable,
 )
-from caf_pipeline.interfaces import Checksum, Chunk, Copy, LocationRow, ObjectHeaders, ObjectPart, PostedFile, RestoredChunk, Skip
 from caf_pipeline.inventory.manifest import open_manifest
 from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.ledger.records import Chunk, LocationRow, RestoredChunk, Skip
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head, rows_of
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.store.protocol import Copy, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.plurals import counted
 

@@ -16,11 +16,12 @@ from caf_pipeline.caf.merkle import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, ChainBehind, ChainHalted, ChainUnreachable, HeldByOther, StoreUnreachable
-from caf_pipeline.interfaces import Chunk, CopyCheck, Lease, Posting, Sample
+from caf_pipeline.ledger.records import Chunk, CopyCheck
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
 from caf_pipeline.packing.staging import sweep
 from caf_pipeline.steps.chunk_steps import posting_of, working_on
+from caf_pipeline.store.protocol import Lease, Posting, Sample
 
 WINDOWS_BEHIND: Final = 2
 """A listed copy may be this far behind: the chain drops a provider only at the first of its checks after a whole window that was

@@ -9,9 +9,9 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import CafReader, Member, RangeSource
 from caf_pipeline.errors import MalformedArchive, StagingError
-from caf_pipeline.interfaces import ChunkStore, Posting
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES, MANIFEST_MEMBER, read_manifest
 from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES
+from caf_pipeline.store.protocol import ChunkStore, Posting
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
 """One range read serves the small reads that a Parquet reader does for its footer and pages."""

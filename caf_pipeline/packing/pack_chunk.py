@@ -13,14 +13,15 @@ from pathlib import Path
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
-from caf_pipeline.interfaces import Chunk, Lease
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left, left_by_others, take_over
 from caf_pipeline.packing.packer import Packed, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import make_room, write_packed
+from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 

@@ -21,7 +21,6 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
-from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectSource
 from caf_pipeline.inventory.checksums import Digest, new_digest
 from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
@@ -32,6 +31,7 @@ from caf_pipeline.packing.journal.writer import Checkpoints, Pace, pace_of, part
 from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
 from caf_pipeline.settings import PackingSettings
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
 
 if TYPE_CHECKING:
     from hashlib import _Hash

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from caf_pipeline.errors import ObjectReadFailed
-from caf_pipeline.interfaces import Checksum, ObjectPart, ObjectSource
 from caf_pipeline.inventory.checksums import new_digest
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource
 
 MIN_UNIT_BYTES: Final = 4096
 """What an empty object counts in the window: its headers, futures and buffers, so that a million of them are not under way."""

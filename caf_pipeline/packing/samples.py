@@ -11,8 +11,9 @@ from typing import Final
 
 from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
-from caf_pipeline.interfaces import Chunk, ChunkStore, Copy, Posting, Sample
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import StagedSource
+from caf_pipeline.store.protocol import ChunkStore, Copy, Posting, Sample
 from caf_pipeline.system.plurals import counted
 
 SAMPLE_COUNT: Final = 16

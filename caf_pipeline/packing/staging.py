@@ -27,10 +27,11 @@ from caf_pipeline.caf.merkle import MerkleTree, merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
-from caf_pipeline.interfaces import Chunk, Lease, Posting
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.packer import Packed, remove_staged
 from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.store.protocol import Lease, Posting
 from caf_pipeline.system.atomic_files import sync_folder
 
 _SEALED: Final = ".caf"

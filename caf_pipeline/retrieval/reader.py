@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
-from caf_pipeline.interfaces import ChunkStore, Ledger, Location
+from caf_pipeline.ledger.records import Ledger, Location
+from caf_pipeline.store.protocol import ChunkStore
 
 IN_MEMORY_BYTES: Final = 8 << 20
 """An object is compared in memory up to this size, in a temporary file beyond it."""

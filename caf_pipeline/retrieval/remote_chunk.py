@@ -28,7 +28,6 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreUnreachable,
 )
-from caf_pipeline.interfaces import ChunkStore, Copy, LocationRow, PostedFile, Posting, Sample, Skip
 from caf_pipeline.inventory.manifest import (
     FORMATS,
     HEAD_SIZE_BYTES,
@@ -40,9 +39,11 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.plan import chunk_name
 from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.ledger.records import LocationRow, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.store.protocol import ChunkStore, Copy, PostedFile, Posting, Sample
 
 PIECE_BYTES: Final = 4 << 20
 """What is read from each copy before the next piece: two of them stand in memory at once."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
-from caf_pipeline.interfaces import Chunk
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.inventory.plan import read_chunk_objects
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.chunk_steps import open_chunk

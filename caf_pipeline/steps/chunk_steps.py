@@ -29,10 +29,10 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.interfaces import Chunk, ChunkToStore, Copy, Lease, LocationRow, Posting, Seal, Skip
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource, StoredSource
 from caf_pipeline.packing.pack_chunk import pack_anew
 from caf_pipeline.packing.packer import Packed, remove_staged
@@ -55,6 +55,7 @@ from caf_pipeline.packing.staging import (
     staged_path,
     was_packed_by,
 )
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.plurals import counted
 
 LARGEST_SHOWN: Final = 10

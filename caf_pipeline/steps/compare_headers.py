@@ -30,13 +30,15 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
-from caf_pipeline.interfaces import Chunk, InventoryRecord, Lease, LocatedVersion, ObjectHeaders, Skip
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, read_manifest, row_identity
 from caf_pipeline.inventory.snapshot import CurrentException, S3Object, SkipReason, read_objects
+from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.staging import manifest_is_right, staged_path
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps.chunk_steps import posting_of
+from caf_pipeline.store.protocol import Lease
 
 OBJECTS_AT_ONCE: Final = 10_000
 """Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""

@@ -19,7 +19,6 @@ from typing import Final
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError
-from caf_pipeline.interfaces import InventoryRecord, Lease, ListedIdentity, PlannedChunk, PlanRecord, Skip
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
 from caf_pipeline.inventory.snapshot import (
@@ -37,8 +36,10 @@ from caf_pipeline.inventory.snapshot import (
     rewritten_version,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
+from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_file, sync_folder
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.plurals import counted

@@ -18,7 +18,7 @@ from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
-from caf_pipeline.interfaces import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
 from caf_pipeline.system.atomic_files import sync_folder
 
 PIECE_BYTES: Final = 1 << 20

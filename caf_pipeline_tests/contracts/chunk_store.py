@@ -13,7 +13,7 @@ import pytest
 
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import IntegrityError, LeaseLost, LedgerError, StoredChunkMissing, StoreError
-from caf_pipeline.interfaces import ChunkToStore, Posting, SignedTransaction, WaitingPost
+from caf_pipeline.store.protocol import ChunkToStore, Posting, SignedTransaction, WaitingPost
 
 MAY_BE_INCLUDED = (None, "included")
 
@@ -122,7 +122,7 @@ def stored(store, path: Path, log=None) -> Posting:
 
 
 class ChunkStoreContract:
-    """The contract: see `interfaces.ChunkStore`. Bytes are random: a store may outlive a test and knows each root for ever."""
+    """The contract: see `ChunkStore`. Bytes are random: a store may outlive a test and knows each root for ever."""
 
     @pytest.fixture
     def log(self):

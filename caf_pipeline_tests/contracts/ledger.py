@@ -27,8 +27,9 @@ from caf_pipeline.errors import (
     StagingError,
     UsageError,
 )
-from caf_pipeline.interfaces import (
-    Copy,
+from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason, rewritten_version
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import (
     CopyCheck,
     Holder,
     ListedIdentity,
@@ -36,15 +37,12 @@ from caf_pipeline.interfaces import (
     Orders,
     PlannedChunk,
     PlanRecord,
-    Posting,
     Reservation,
     RestoredChunk,
-    Sample,
     Seal,
     Skip,
 )
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason, rewritten_version
-from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.store.protocol import Copy, Posting, Sample
 
 SOURCE = "src"
 ROOT = b"\x01" * 32
@@ -209,7 +207,7 @@ def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
 
 
 class LedgerContract:
-    """The contract: see `interfaces.Ledger`."""
+    """The contract: see `Ledger`."""
 
     # --- sources and plans ---
 

@@ -41,7 +41,7 @@ def body_or_reason(source, obj: S3Object, start_byte: int, end_byte: int) -> byt
 
 
 class ObjectSourceContract:
-    """The contract: see `interfaces.ObjectSource`."""
+    """The contract: see `ObjectSource`."""
 
     def test_an_empty_bucket_lists_nothing(self, bucket):
         assert listed(bucket.source()) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError
-from caf_pipeline.interfaces import SignedTransaction, WaitingPost
+from caf_pipeline.store.protocol import SignedTransaction, WaitingPost
 
 ACCOUNT = "chain-1/jkl1us"
 OTHER = "chain-1/jkl1them"
@@ -45,7 +45,7 @@ def names(posts: Any) -> list[str]:
 
 
 class TransactionLogContract:
-    """The contract: see `interfaces.TransactionLog`."""
+    """The contract: see `TransactionLog`."""
 
     # --- asking ---
 

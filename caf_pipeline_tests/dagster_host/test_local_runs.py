@@ -16,7 +16,7 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from caf_pipeline.defs.dead_runs import process_tags, reap_dead_runs
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
-from caf_pipeline.interfaces import Holder
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.support import sleeper
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

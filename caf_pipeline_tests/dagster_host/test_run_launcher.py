@@ -10,8 +10,8 @@ from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerS
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from caf_pipeline.defs.dead_runs import process_tags
-from caf_pipeline.interfaces import Holder
 from caf_pipeline.ledger.processes import boot_id, this_process
+from caf_pipeline.ledger.records import Holder
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 

@@ -1,7 +1,7 @@
 """What the pages of assets show: tables that fit, sizes for people beside the exact ones."""
 
 from caf_pipeline.defs import metadata
-from caf_pipeline.interfaces import Copy
+from caf_pipeline.store.protocol import Copy
 
 ADDRESS = "jkl1" + "q" * 33 + "end45"
 PROOF = f"{ADDRESS}/{'ab' * 32}/{ADDRESS}/123456"

@@ -10,8 +10,8 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, IllegalMove, LedgerError
-from caf_pipeline.interfaces import Skip
 from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.staging import lease_name, staged_path
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline_tests.faults.world import SOURCE

@@ -21,11 +21,11 @@ from mnemonic import Mnemonic
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
-from caf_pipeline.interfaces import Chunk
 from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.postgres import PostgresLedger
 from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import planning

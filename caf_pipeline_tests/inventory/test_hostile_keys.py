@@ -12,10 +12,10 @@ import pytest
 
 from caf_pipeline.cli import main
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.interfaces import ObjectHeaders
 from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.object_source import BENT_KEYS, PLAIN_KEYS

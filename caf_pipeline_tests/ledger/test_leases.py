@@ -12,11 +12,11 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, LeaseLost
-from caf_pipeline.interfaces import Holder
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import PostgresLedger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, location, register
 
 SHORT = 1.5

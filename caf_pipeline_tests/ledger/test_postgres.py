@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
-from caf_pipeline.interfaces import Copy, CopyCheck
 from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.records import CopyCheck
+from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
     EARLY,
     SOURCE,

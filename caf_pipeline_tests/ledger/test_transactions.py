@@ -11,8 +11,8 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.interfaces import Copy, Posting
 from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, location, register
 from caf_pipeline_tests.contracts.transaction_log import (
     ACCOUNT,

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from sqlalchemy import text
 
-from caf_pipeline.interfaces import Holder
 from caf_pipeline.ledger.processes import boot_id, this_process
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.waits import Wait
 
 WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
-from caf_pipeline.interfaces import ObjectHeaders
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.journal.format import (
@@ -22,6 +21,7 @@ from caf_pipeline.packing.journal.format import (
     object_headers,
 )
 from caf_pipeline.packing.journal.writer import Pace, _text_bytes
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline_tests.support.journaled_packing import IDENTITY, Packing, a_source
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 from caf_pipeline_tests.support.plans import MOMENT

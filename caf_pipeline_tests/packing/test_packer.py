@@ -11,7 +11,6 @@ import pytest
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import ObjectReadFailed, StagingError
-from caf_pipeline.interfaces import Checksum, ObjectHeaders
 from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
@@ -19,6 +18,7 @@ from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.packer import Packer
 from caf_pipeline.packing.prefetch import OrderedFetch
 from caf_pipeline.settings import PackingSettings
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
 

@@ -6,9 +6,10 @@ import os
 import pytest
 
 from caf_pipeline.errors import IntegrityError, NotLocated, StoredChunkMissing, StoreUnreachable, UsageError
-from caf_pipeline.interfaces import Location, LocationRow, Posting
+from caf_pipeline.ledger.records import Location, LocationRow
 from caf_pipeline.retrieval import reader
 from caf_pipeline.retrieval.reader import Found, save
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders

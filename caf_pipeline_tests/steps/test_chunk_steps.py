@@ -265,7 +265,7 @@ def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(work):
 
 
 def test_objects_that_an_early_close_released_are_in_the_next_plan(work, source):
-    from caf_pipeline.interfaces import ObjectHeaders
+    from caf_pipeline.source.protocol import ObjectHeaders
 
     source.headers = {key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies}
     archive_everything(work)

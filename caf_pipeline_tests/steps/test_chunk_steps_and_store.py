@@ -15,7 +15,7 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
-from caf_pipeline.interfaces import Orders
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.throttle import Brake
@@ -120,7 +120,7 @@ def test_a_target_size_that_fits_is_not_warned_about(work, store):
 
 
 def test_a_chunk_stays_under_the_target_that_its_plan_was_cut_at(work, store, source):
-    from caf_pipeline.interfaces import ObjectHeaders
+    from caf_pipeline.source.protocol import ObjectHeaders
 
     (name, *_) = [chunk.name for chunk in plan(work).chunks]
     archive_chunk(work, name, until=chunk_steps.seal_chunk)

@@ -15,7 +15,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from types import SimpleNamespace
-from caf_pipeline.interfaces import Posting
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 

@@ -25,11 +25,11 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     TransactionRefused,
 )
-from caf_pipeline.interfaces import Copy
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.store.jackal import chain as chain_module
 from caf_pipeline.store.jackal import posting as posting_module
 from caf_pipeline.store.jackal.messages import POST_FILE, archive_note, post_file, transaction_messages
+from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import bring_to, location, register
 from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.paying_runs import (

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.interfaces import Posting
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.messages import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 
 ROOT = bytes(range(32))

@@ -16,10 +16,10 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.interfaces import Copy, Posting
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, to_store
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings

@@ -8,7 +8,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NoProvider, UploadsRefused
-from caf_pipeline.interfaces import Orders
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.store import open_jackal_store

@@ -20,8 +20,9 @@ from caf_pipeline.errors import (
     StoreError,
     UploadsRefused,
 )
-from caf_pipeline.interfaces import Orders, Posting
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.store.jackal.messages import Provider
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 
@@ -204,7 +205,7 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(ope
     before = opened.begun()
     script = (
         "import sys; from pathlib import Path\n"
-        "from caf_pipeline.interfaces import Posting\n"
+        "from caf_pipeline.store.protocol import Posting\n"
         "from caf_pipeline_tests.support.jackal_stores import open_store\n"
         "from types import SimpleNamespace as N\n"
         "lcd, chain_id, root, owner, start, path = sys.argv[1:]\n"

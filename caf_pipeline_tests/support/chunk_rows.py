@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.interfaces import Chunk
+from caf_pipeline.ledger.records import Chunk
 
 
 def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:

@@ -23,7 +23,6 @@ import psycopg
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, LeaseLost
-from caf_pipeline.interfaces import TransactionLog
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import PostgresLedger
 from caf_pipeline.ledger.processes import is_alive, this_process
@@ -32,6 +31,7 @@ from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.doctor.findings import Finding, Kind, Turn
 from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
+from caf_pipeline.store.protocol import TransactionLog
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk

@@ -8,8 +8,8 @@ from typing import Any
 
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.caf.merkle import merkle_root
-from caf_pipeline.interfaces import ChunkToStore, Posting
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, MANIFEST_MEMBER, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.store.protocol import ChunkToStore, Posting
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
 

@@ -5,11 +5,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from caf_pipeline.interfaces import Orders, Posting, ProviderRecord
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.store import JackalStore
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.store.protocol import Posting, ProviderRecord
 from caf_pipeline.throttle import Brake
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
 from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings

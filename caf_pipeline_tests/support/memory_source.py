@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
-from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 
 PAGE = 1000

@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.interfaces import Copy, Cost, PostedFile, Posting
 from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline.store.protocol import Copy, Cost, PostedFile, Posting
 
 
 class SeveralFolders:

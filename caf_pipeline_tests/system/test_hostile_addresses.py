@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 import pytest
 
 from caf_pipeline.errors import CafError, SourceError, StoreUnreachable
-from caf_pipeline.interfaces import Posting
 from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -20,6 +19,7 @@ from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
 from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
 from caf_pipeline.system.ranges import open_ranges

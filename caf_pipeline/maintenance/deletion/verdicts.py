@@ -24,13 +24,14 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.interfaces import WINDOWS_REQUIRED, Chunk, ChunkStore, Copy, KnownCopy, Lease, Posting
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy
 from caf_pipeline.maintenance.deletion.deletable import LocatedRows, Unsafe, Verdict
 from caf_pipeline.maintenance.full_read import Range, read_back
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.steps.chunk_steps import posting_of, working_on
+from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 
 _CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 

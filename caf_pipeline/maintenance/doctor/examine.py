@@ -13,13 +13,14 @@ from typing import Final, Protocol
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, StoreError
-from caf_pipeline.interfaces import Chunk, ChunkRows, Holder, LeaseRecord, SignedTransaction
+from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord
 from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing.staging import lease_name
 from caf_pipeline.steps.chunk_steps import posting_of
+from caf_pipeline.store.protocol import SignedTransaction
 from caf_pipeline.system.plurals import counted
 
 _S = ChunkState

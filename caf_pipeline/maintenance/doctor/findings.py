@@ -9,8 +9,9 @@ from typing import Final
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.interfaces import Chunk, Holder, Lease, LeaseRecord
+from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord
 from caf_pipeline.packing.staging import lease_name
+from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
 """A run gives its lease back between two steps, for some milliseconds: who holds nothing at two looks so far apart, and has

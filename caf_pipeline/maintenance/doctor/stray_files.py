@@ -15,7 +15,7 @@ from typing import Final, Protocol, runtime_checkable
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
-from caf_pipeline.interfaces import Chunk, Reservation
+from caf_pipeline.ledger.records import Chunk, Reservation
 from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, routine, told, unseen
 from caf_pipeline.packing.staging import StagedFile, lease_name, leftovers
 from caf_pipeline.system.folder_lock import alone_in

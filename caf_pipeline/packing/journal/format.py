@@ -26,11 +26,11 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.formats.chunkio import LogEntry, LogReader, LogWriter
-from caf_pipeline.interfaces import ObjectHeaders
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, ROWS_PER_GROUP, ChunkIdentity
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.sink import staging_error, sync_data
+from caf_pipeline.source.protocol import ObjectHeaders
 
 JOURNAL_FORMAT: Final = 1
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""

@@ -17,8 +17,8 @@ from botocore.exceptions import ClientError
 from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
-from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Address,

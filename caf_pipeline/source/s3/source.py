@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from obstore.store import S3Store
 
 from caf_pipeline.errors import ObjectUnavailable
-from caf_pipeline.interfaces import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, build_store, is_aws
 from caf_pipeline.source.s3.errors import Address, Asking
 from caf_pipeline.source.s3.get import Reading

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.interfaces import Chunk
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.store.jackal.messages import ChainFile
 
 KEPT: Final = frozenset({ChunkState.POSTED, ChunkState.UPLOADING, ChunkState.VERIFIED, ChunkState.LOCATED, ChunkState.DAMAGED})

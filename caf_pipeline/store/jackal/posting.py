@@ -35,7 +35,6 @@ from caf_pipeline.errors import (
     StoreError,
     TransactionRefused,
 )
-from caf_pipeline.interfaces import ChunkToStore, Lease, Posting, SignedTransaction, TransactionLog, WaitingPost
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import (
@@ -57,6 +56,7 @@ from caf_pipeline.store.jackal.messages import (
     transaction_messages,
 )
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.store.protocol import ChunkToStore, Lease, Posting, SignedTransaction, TransactionLog, WaitingPost
 from caf_pipeline.system.plurals import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 

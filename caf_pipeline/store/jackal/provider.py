@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
-from caf_pipeline.interfaces import Posting
 from caf_pipeline.store.jackal.messages import job_id, quoted
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
@@ -31,6 +30,7 @@ from caf_pipeline.store.jackal.provider_http import (
     read_answer,
     unreachable,
 )
+from caf_pipeline.store.protocol import Posting
 
 PIECE_BYTES: Final = 1 << 20
 

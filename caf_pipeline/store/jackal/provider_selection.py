@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from caf_pipeline.errors import CafError, StoreError
-from caf_pipeline.interfaces import ProviderRecord, ProviderRecords
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import parse_address
+from caf_pipeline.store.protocol import ProviderRecord, ProviderRecords
 
 LIST_SECONDS: Final = 300.0
 """How old the list of providers may be. A provider changes its address by a transaction, months apart."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
-from caf_pipeline.interfaces import Chunk
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.store.jackal.messages import StoragePlan
 
 LATELY: Final = timedelta(days=7)

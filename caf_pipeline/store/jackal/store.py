@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
-from caf_pipeline.interfaces import (
-    ChunkToStore,
-    Copy,
-    Cost,
-    Holder,
-    Ledger,
-    PostedFile,
-    Posting,
-    ProviderRecords,
-    TransactionLog,
-)
+from caf_pipeline.ledger.records import Holder, Ledger
 from caf_pipeline.settings import JackalSettings, Settings
 from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
 from caf_pipeline.store.jackal.download import Reading
@@ -31,6 +21,7 @@ from caf_pipeline.store.jackal.provider_selection import Roster
 from caf_pipeline.store.jackal.takers import Takers
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, ProviderRecords, TransactionLog
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
 

@@ -1,0 +1,351 @@
+"""What a store of chunks is: it takes a chunk, says what that costs, proves that it has it, and gives ranges of it back.
+
+`TransactionLog` (what was signed) and `ProviderRecords` (how fast each provider is) are what a store must not forget: it is given
+them and knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the contract suite
+`caf_pipeline_tests/contracts/chunk_store.py`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A piece of the stored bytes, taken when the chunk was sealed, that a read-back is compared with."""
+
+    offset: int
+    length: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkToStore:
+    """A sealed chunk as a store sees it: its stored bytes and what proves them."""
+
+    name: str
+    archive_id: str
+    public: bool
+    stored_size_bytes: int
+    proof_type: int
+    merkle_root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """Where a store keeps a chunk: (merkle root, owner, start) on Jackal. `start` is the block height of the post."""
+
+    merkle_root: bytes
+    owner: str
+    start: int
+    stored_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PostedFile:
+    """What a store lists under an archive's id. Anybody may post anything under it: only its owner cannot be made up."""
+
+    posting: Posting
+    proof_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One provider's copy, listed by the chain with its proof.
+
+    Attributes:
+        provider: its address on the chain, or whatever names it in another store.
+        proof: what the chain lists.
+        last_proven: block height of the last proof, or of the provider's joining; None where the chain does not tell.
+        verified: whether that was a verified proof for certain; False says nothing: it may have been one, too.
+    """
+
+    provider: str
+    proof: str
+    last_proven: int | None = None
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What storing would take. `free_bytes` and `price` are None where the store has no such limit or price.
+
+    `charged_bytes` counts every copy; `price` is in the store's own coin, as text, e.g. "1200ujkl".
+    """
+
+    charged_bytes: int
+    free_bytes: int | None
+    price: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTransaction:
+    """A transaction as it was signed: what a retry sends again, byte for byte. `hash` is known before it is sent.
+
+    Attributes:
+        hash: upper-case hex SHA-256 of `body`.
+        body: the bytes that are sent.
+        account: "<chain id>/<address>".
+        sequence: the account's, which one included transaction uses up.
+        timeout_height: the last block that may include it.
+        purpose: "post" or "buy".
+        cost: what it may spend at most, fee included, in ujkl.
+    """
+
+    hash: str
+    body: bytes
+    account: str
+    sequence: int
+    timeout_height: int
+    purpose: str = "post"
+    cost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPost:
+    """A chunk's message that waits for a transaction of its account; `charged_bytes` counts every copy."""
+
+    chunk: str
+    message: bytes
+    charged_bytes: int
+
+
+class TransactionLog(Protocol):
+    """What a store asked for and signed: durable before it is sent, shared by all runs of an account.
+
+    A chunk's message is asked for first. Whoever owns the account's sequence takes those that wait, commits one transaction
+    of them, sends it, and settles it; the runs of the other chunks find their result here.
+    """
+
+    def own(self, account: str) -> "AbstractContextManager[Lease]":
+        """Hold the account's sequence while the context lasts: one run at a time signs.
+
+        Raises:
+            HeldByOther: a live run has it.
+        """
+        ...
+
+    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+        """Let the chunk's message wait for the account's next transaction.
+
+        Asked again with another message, that one waits, unless a transaction that is or may be included has the first.
+        """
+        ...
+
+    def waiting(self, account: str) -> Sequence[WaitingPost]:
+        """Return, oldest first, what was asked for and is in no transaction that is or may be included.
+
+        Only of chunks that are still to be posted (`posting`, or `damaged` and to be posted again).
+        """
+        ...
+
+    def pending(self, account: str) -> Sequence[SignedTransaction]:
+        """Return the account's transactions whose fate is not known, by sequence."""
+        ...
+
+    def commit(self, lease: "Lease", transaction: SignedTransaction, chunks: Sequence[str]) -> None:
+        """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
+
+        Raises:
+            LeaseLost: another run owns the sequence now. LedgerError: the sequence has a transaction that is or may be
+            included, or one of the chunks is in such a one. Nothing was written.
+        """
+        ...
+
+    def settle(self, lease: "Lease", hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
+        """Close a transaction; the same outcome again changes nothing.
+
+        Args:
+            lease: of the account.
+            hash: the transaction's.
+            outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
+                timeout height and not known) or "superseded" (another transaction has its sequence).
+            starts: of an included one, the start of each post in order.
+            cost: what it came to in ujkl, where that is known: a failed purchase costs its fee, and the chain takes what is left
+                of a running plan off a purchase's list price.
+
+        Raises:
+            LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.
+        """
+        ...
+
+    def start_of(self, account: str, chunk: str) -> int | None:
+        """Return the start of the chunk's latest included post; None where it has none."""
+        ...
+
+    def spent(self, account: str) -> int:
+        """Return what the account's transactions came to in ujkl: those that were included, failed or may be included."""
+        ...
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases `spent` counts at their list price, since it is not known what the chain took for them."""
+        ...
+
+    def seen_height(self, chain_id: str) -> int:
+        """Return the greatest block height ever seen of a chain; 0 where none was."""
+        ...
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        """Remember a height, where it is greater than the one known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRecord:
+    """What was measured of a provider: bytes a second or None, and failures in a row with the time of the last one."""
+
+    provider: str
+    upload_rate: float | None
+    download_rate: float | None
+    failures: int
+    failed_at: datetime | None
+
+
+class ProviderRecords(Protocol):
+    """Measured rates and failures by provider, kept over runs."""
+
+    def all(self) -> Mapping[str, ProviderRecord]:
+        """Return what is known, by provider."""
+        ...
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished upload: its rate weighs as much as all before together; failures begin anew at 0."""
+        ...
+
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished download in the same way."""
+        ...
+
+    def failed(self, provider: str) -> None:
+        """Count a failure."""
+        ...
+
+
+class ChunkStore(Protocol):
+    """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did."""
+
+    name: str
+    required_copies: int
+    proof_type: int
+
+    def cost(self, stored_size_bytes: int) -> Cost:
+        """Return what storing this many bytes would take, all copies counted."""
+        ...
+
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        """Raise what would keep a chunk of this size from being posted; asked before it is packed and before it is posted.
+
+        Args:
+            public: whether its source may go out in the clear.
+            stored_size_bytes: its size, or what is expected.
+            waiting_bytes: stored bytes of other chunks that are being packed and are to be posted, too.
+
+        Raises:
+            NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet, UploadsRefused, StoreUnreachable.
+            NoProvider: no provider could be sent it now, so that it is not paid for. SettingsError: the store would not prove
+            what is posted.
+        """
+        ...
+
+    def largest_chunk_bytes(self) -> int | None:
+        """Return the largest stored size that enough providers take in the time they give; None where nothing is measured."""
+        ...
+
+    def staging_hold_seconds(self) -> float:
+        """Return for how long a located chunk should stay in staging where space allows; 0 for not at all."""
+        ...
+
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+        """Announce the chunk; a root that the store already has from us is reused and costs nothing.
+
+        Raises:
+            What `admit` raises; SpendCapReached, TransactionRefused, StoreUnreachable, StoreError.
+        """
+        ...
+
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+        """Return the chunk's post where the store has it; None where it was never posted, and no post of it is under way.
+
+        Raises:
+            StoreUnreachable, StoreError.
+        """
+        ...
+
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+        """Bring the staged file to as many providers as copies are asked, until each is listed and gives pieces back right.
+
+        `progress` is told bytes sent, as differences, and may raise to end the upload.
+
+        Raises:
+            NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
+        """
+        ...
+
+    def owner(self) -> str:
+        """Return who owns what this store posts.
+
+        Raises:
+            MnemonicRefused: nobody, since there is no wallet.
+        """
+        ...
+
+    def posted(self, archive_id: str) -> Iterator[PostedFile]:
+        """Yield the files that are listed under an archive's id, whoever posted them and whatever they hold, in any order."""
+        ...
+
+    def archives(self) -> Mapping[str | None, int]:
+        """Count the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
+
+        What other programs of the owner posted does not count. Goes through all that the store lists, so ask seldom.
+
+        Raises:
+            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        """
+        ...
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
+        ...
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the providers to read the chunk from, the best first; empty for an unknown chunk."""
+        ...
+
+    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+        """Return the number, from 0, of the proof window since the post that the copy's `last_proven` fell into.
+
+        None where the store tells of no proofs over time.
+        """
+        ...
+
+    def current_window(self, posting: Posting) -> int | None:
+        """Return the number of the proof window that the chunk is in now; None where the store has none."""
+        ...
+
+    def window_ends_in(self, posting: Posting) -> float | None:
+        """Return about how many seconds the present proof window of the chunk still lasts; None where the store has none."""
+        ...
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.
+
+        From any: the next holder goes on where one breaks off. From one: only that one is asked.
+
+        Raises:
+            StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer bytes than asked for.
+        """
+        ...
+
+
+class Lease(Protocol):
+    """The right to move one thing; renewed in the background until released. `epoch` grows with each new holder."""
+
+    name: str
+    epoch: int
+
+    def check(self) -> None:
+        """Raise LeaseLost where the lease is known to have been taken over or could not be renewed in time."""
+        ...
