@@ -47,10 +47,10 @@ def cost(endpoint: str) -> list[str]:
 
 
 def resuming(endpoint: str) -> list[str]:
-    """Measure how long a chunk of 4 GiB takes that is killed at nine tenths: to be finished, and to be packed anew."""
+    """Measure how long a chunk of 4 GiB takes that is killed at nine tenths: to be finished, and to be packed again."""
     prefix, count, size_bytes = RESUMED
     server.fill(server.open_store(endpoint), prefix, count=count, size_bytes=size_bytes)
-    anew, after, fetched = [], [], []
+    again, after, fetched = [], [], []
     for _ in range(RESUME_ROUNDS):
         with tempfile.TemporaryDirectory(dir=".caf") as whole, tempfile.TemporaryDirectory(dir=".caf") as broken:
             packed = _measure("resume", endpoint, f"{prefix}/", whole, "0")
@@ -58,16 +58,16 @@ def resuming(endpoint: str) -> list[str]:
             resumed = _measure("resume", endpoint, f"{prefix}/", broken, "0")
             if resumed["root"] != packed["root"]:
                 raise SystemExit("the resumed chunk is another one")
-        anew.append(packed["seconds"])
+        again.append(packed["seconds"])
         after.append(resumed["seconds"])
         missing_bytes = (count - math.ceil(KILLED_AT * count)) * size_bytes  # progress counts whole objects
         fetched.append((resumed["fetched_bytes"] - missing_bytes) / MIB)
-    ratios = [short / long for short, long in zip(after, anew, strict=True)]
+    ratios = [short / long for short, long in zip(after, again, strict=True)]
     shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return [
-        "| chunk | packed anew, s | finished after a kill, s | ratio: median (lowest to highest) of 3 | fetched twice, MiB |",
+        "| chunk | packed again, s | finished after a kill, s | ratio: median (lowest to highest) of 3 | fetched twice, MiB |",
         "|---|---|---|---|---|",
-        f"| {count * size_bytes >> 30} GiB | {statistics.median(anew):.2f} | {statistics.median(after):.2f} | {shown} |"
+        f"| {count * size_bytes >> 30} GiB | {statistics.median(again):.2f} | {statistics.median(after):.2f} | {shown} |"
         f" {min(fetched):,.0f} to {max(fetched):,.0f} |",
     ]
 

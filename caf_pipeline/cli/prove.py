@@ -108,10 +108,10 @@ def repair(
     what: Annotated[str, typer.Argument(metavar="CHUNK|SOURCE", help="A chunk, or a source: all its damaged chunks.")],
     json: JsonOption = False,
 ) -> None:
-    r"""Store damaged chunks anew.
+    r"""Store damaged chunks again.
 
     From staging, else from another provider, else packed again from S3. A chunk that the chain no longer lists is posted
-    again, which takes its space anew. A damaged chunk is located again only where the chain shows verified proofs of its copies.
+    again, which takes space once more. A damaged chunk is located again only where the chain shows verified proofs of its copies.
 
     \b
     Examples:
@@ -178,5 +178,5 @@ def _print_repair(report: "RepairReport", json: bool) -> None:
     elif report.origin == "none needed":
         typer.echo(f"{chunk.name} needs no repair")
     else:
-        again = "; it was posted again, which took its space anew" if report.posted_again else ""
+        again = "; it was posted again, which took space once more" if report.posted_again else ""
         typer.echo(f"{chunk.name} is whole again, from {report.origin}, at {counted(len(report.copies), 'provider')}{again}")

@@ -131,7 +131,7 @@ def _repair_job(source: str) -> JobDefinition:
         name=repair_job(source),
         tags={SOURCE_TAG: source},
         description=(
-            "Store damaged chunks anew: from staging, else from another provider, else packed again from S3. Some at a time; "
+            "Store damaged chunks again: from staging, else from another provider, else packed again from S3. Some at a time; "
             "the next run goes on with the rest."
         ),
     )
@@ -181,7 +181,7 @@ def _repair_chunk_job(source: str) -> JobDefinition:
         name=repair_chunk_job(source),
         partitions_def=chunk_partitions(source),
         tags={SOURCE_TAG: source},
-        description="Repair one chunk, a partition: whatever it lacks is stored anew.",
+        description="Repair one chunk, a partition: whatever it lacks is stored again.",
     )
     def repair_chunk() -> None:
         repair_one()

@@ -119,7 +119,7 @@ class LogWriter:
 class LogReader:
     """Finds the entries of a log, whatever became of it.
 
-    Every call reads anew, so an answer depends on the file alone. Memory is two blocks, what notes the meters (below a 500th
+    Every call reads again, so an answer depends on the file alone. Memory is two blocks, what notes the meters (below a 500th
     of the file's size), and the one content asked for. Nothing is asked for at or past `size_bytes`. Nothing is raised but
     what `read` raises.
     """

@@ -639,7 +639,7 @@ _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
 
 def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, budget: QueryBudget = DEFAULT_BUDGET) -> Accounting:
-    """Find the place of each object of a snapshot anew from the files, whatever was counted when they were written.
+    """Find the place of each object of a snapshot again from the files, whatever was counted when they were written.
 
     Args:
         snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.

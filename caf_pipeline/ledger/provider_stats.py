@@ -50,7 +50,7 @@ class PostgresProviderRecords:
         }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload: its rate weighs as much as all before together; failures begin anew at 0."""
+        """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
         with self._database.transaction() as connection:
             connection.execute(_UPLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
 

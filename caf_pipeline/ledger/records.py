@@ -335,7 +335,7 @@ class KnownCopy:
         proof: as the chain listed it.
         listed: whether it was listed when last looked at.
         last_proven: block height of its last proof, where known.
-        windows: proof windows that count, since it was last listed anew or found wrong; see `CopyCheck`.
+        windows: proof windows that count, since it was last listed again or found wrong; see `CopyCheck`.
         last_window: the latest of them; None where there is none.
         fault: what was wrong with its bytes when last looked at; "" where nothing was.
         checked_at: when that was.

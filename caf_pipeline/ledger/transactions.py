@@ -25,7 +25,7 @@ OUTCOMES: Final = ("included", "failed", "expired", "superseded")
 _S = ChunkState
 
 _FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDONED})
-"""States after which a chunk, or its objects, are packed anew: with a live post, they would be paid for twice."""
+"""States after which a chunk, or its objects, are packed again: with a live post, they would be paid for twice."""
 
 _TO_BE_POSTED: Final = sorted(TO_BE_POSTED)
 

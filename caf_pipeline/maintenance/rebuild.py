@@ -390,11 +390,11 @@ def _restored(work: Workplace, finding: Finding, *, dry_run: bool) -> Outcome:
 
 NOT_KNOWN: Final[Mapping[str, str]] = {
     "chunks under way": "chunks that were planned, packed or sealed and not yet posted; their objects are planned again",
-    "objects skipped by plans": "objects that no chunk can hold, and chunks whose every object was skipped; plans find them anew",
+    "objects skipped by plans": "objects too large for a chunk, chunks whose objects were all skipped; plans find these again",
     "retries": "when a skipped object is due again, and how often one could not be read; both are counted from now",
     "transactions": "what was signed and paid for: a spend cap counts from zero, and a transaction that was sent and not yet"
     " included may still be",
-    "proof windows": "in which windows each copy was proven; they are seen anew, one after the other",
+    "proof windows": "in which windows each copy was proven; they are seen again, one after the other",
     "orders": "pauses, limits and measured rates of providers",
     "times": "when chunks were sealed, posted and located; all of it counts as now",
     "plans": "a plan's objects as a whole; of a chunk packed by an earlier version, also what was planned for it and put off",

@@ -35,7 +35,7 @@ class RepairReport:
         chunk: the chunk as it is now.
         origin: where its bytes came from.
         copies: those that are right now.
-        posted_again: whether its post was gone, so that it was posted anew; that is charged like the first.
+        posted_again: whether its post was gone, so that it was posted again; that is charged like the first.
         explanation: what every listed copy gives, in words.
     """
 
@@ -66,7 +66,7 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         if chunk.state is ChunkState.LOCATED:
             work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
             chunk = work.ledger.chunk(name)
-        # Before anything is mended: a copy that was found wrong has to be proven anew, in windows of its own.
+        # Before anything is mended: a copy that was found wrong has to be proven again, in windows of its own.
         work.ledger.record_checks(lease, name, checks_of(work, chunk, posting, findings))
         try:
             origin = _find_bytes(work, lease, chunk, posting, findings)
@@ -125,7 +125,7 @@ def _require_proven(work: Workplace, chunk: Chunk, posting: Posting, checks: Seq
         raise NotProven(
             f"chunk {chunk.name} stays damaged: {unverified}",
             hint="repair it again in the next proof window; before 5.1.0 the chain verifies no proof of type 3, and such a chunk"
-            " is to be withdrawn and archived anew with jackal.proof_type = 0",
+            " is to be withdrawn and archived again with jackal.proof_type = 0",
         )
 
 

@@ -25,7 +25,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 
-def pack_anew(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
+def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
     """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
 
     What an earlier run left of the chunk's packing is gone on with; the rest of it in staging is removed. Where room is
@@ -107,7 +107,7 @@ def _files_to_pack_into(
 
 def _reserve_what_stays(work: Workplace, lease: Lease, name: str, size_bytes: int) -> None:
     """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
-    with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves anew
+    with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves again
         work.ledger.reserve_staging(lease, name, str(work.staging()), size_bytes, 0)
         if not size_bytes:
             work.ledger.release_staging(name)

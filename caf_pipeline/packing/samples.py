@@ -99,7 +99,7 @@ def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int)
     of = f"{right} of {counted(required, 'copy', 'copies')}"
     message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
     if any(finding.fault for finding in findings):
-        return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it anew")
+        return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it again")
     return NotProven(message, hint="run the partition again: it is uploaded to whoever does not have it")
 
 

@@ -107,7 +107,7 @@ def _differs_from_ledger(chunk: Chunk, chunk_file: ChunkFile, members: int, skip
 
 
 def read_back(work: Workplace, name: str, *, members: int = 20) -> ReadBack:
-    """Fetch this many members (or all of fewer), chosen anew each time, as a user would, and compare their SHA-256."""
+    """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
     chunk = work.ledger.chunk(name)
     if not chunk.member_count:
         return ReadBack(0, [])

@@ -34,7 +34,7 @@ from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource, StoredSource
-from caf_pipeline.packing.pack_chunk import pack_anew
+from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import Packed, remove_staged
 from caf_pipeline.packing.samples import look_at_copy, staged_matches, take_samples, too_few_copies
 from caf_pipeline.packing.sink import staging_error
@@ -136,7 +136,7 @@ def pack_chunk(work: Workplace, name: str) -> Chunk:
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
         if chunk.state is ChunkState.PACKING and read_packed(work, name) is None:
-            pack_anew(work, lease, chunk)
+            pack_again(work, lease, chunk)
         return _restored(work, lease, chunk)
 
 
@@ -147,7 +147,7 @@ def seal_chunk(work: Workplace, name: str) -> SealReport:
         chunk_file = None
         if chunk.state is ChunkState.PACKING:
             if read_packed(work, name) is None:
-                pack_anew(work, lease, chunk)
+                pack_again(work, lease, chunk)
             chunk_file = _seal(work, lease, chunk)
         remove_packing(work, name)  # also where a run was killed between the seal and this
         return _seal_report(work, work.ledger.chunk(name), chunk_file)
@@ -168,7 +168,7 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
     found = read_packed(work, chunk.name)
     if found is None:
         raise StagingError(
-            f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed anew"
+            f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed again"
         )
     packed, file = found
     samples = take_samples(file, packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
@@ -398,7 +398,7 @@ def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool
     if chunk.state is ChunkState.SEALED:
         work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
         chunk = work.ledger.chunk(chunk.name)
-        pack_anew(work, lease, chunk)
+        pack_again(work, lease, chunk)
         _seal(work, lease, chunk)
         remove_packing(work, chunk.name)
         return work.ledger.chunk(chunk.name)
@@ -436,9 +436,9 @@ def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
 def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
     """Pack a sealed chunk once more from its source, into its place in staging.
 
-    Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_anew`.
+    Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_again`.
     """
-    pack_anew(work, lease, chunk)
+    pack_again(work, lease, chunk)
     found = read_packed(work, chunk.name)
     if found is None or found[0].merkle_root != chunk.merkle_root:
         remove_unsealed(work, chunk.name)

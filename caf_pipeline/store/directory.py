@@ -225,7 +225,7 @@ def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:
     if tree.root() != merkle_root:
         raise RootRefused(
             f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as posted",
-            hint="run the partition again: the chunk is packed anew",
+            hint="run the partition again: the chunk is packed again",
         )
 
 

@@ -212,7 +212,7 @@ class ProviderRecords(Protocol):
         ...
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload: its rate weighs as much as all before together; failures begin anew at 0."""
+        """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
         ...
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:

@@ -158,6 +158,7 @@ def test_a_source_that_is_away_writes_nothing(archived):
     archived.bucket.client.delete_bucket(Bucket=archived.bucket.name)
     one_sentence(archived("src"), 5, archived.bucket.name)
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
+    assert not [chunk.name for chunk in archived.ledger.chunks("src") if chunk.read_back_at]
 
 
 def test_files_that_cannot_be_written_or_are_others_are_refused_at_once(archived):

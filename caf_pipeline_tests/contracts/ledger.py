@@ -475,7 +475,7 @@ class LedgerContract:
     @pytest.mark.parametrize(
         "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]
     )
-    def test_objects_of_a_chunk_out_of_good_standing_are_archived_anew(self, ledger, states):
+    def test_objects_of_a_chunk_out_of_good_standing_are_archived_again(self, ledger, states):
         old = archive(ledger, ["a", "b"])
         end(ledger, old, *states)
         assert ledger.locate(SOURCE, "a") is None
@@ -789,7 +789,7 @@ class LedgerContract:
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 2), 2))
         assert ledger.known_copies(chunk)[0].windows == 1
 
-    def test_windows_of_a_new_post_are_counted_anew(self, ledger):
+    def test_windows_of_a_new_post_are_counted_again(self, ledger):
         chunk = archive(ledger, ["a"])
         for window in (7, 8):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))

@@ -85,7 +85,7 @@ MATRIX: Final[dict[str, tuple[str, ...]]] = {
         "versions of one second, planned and located in every order",
         "a chunk of a later plan located before that of an earlier one",
         "the chunks of one plan located last to first",
-        "an old plan's chunk run again after it was withdrawn and planned anew",
+        "an old plan's chunk run again after it was withdrawn and planned again",
         "a chunk packed again whose skipped object is located elsewhere by now",
     ),
     "A disk is full, gone or read-only": (

@@ -209,7 +209,7 @@ def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
 
 def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(fault, small_world):
     (old,) = small_world.plan()
-    with fault(GROUP, "an old plan's chunk run again after it was withdrawn and planned anew") as case:
+    with fault(GROUP, "an old plan's chunk run again after it was withdrawn and planned again") as case:
         with small_world.workplace() as work:
             archive_chunk(work, old, until=chunk_steps.seal_chunk)
             chunk_steps.withdraw(work, old)
@@ -226,7 +226,7 @@ def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archive
 
 @pytest.mark.sample
 def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fault, small_world, unruly_s3):
-    """It was skipped, planned anew and located there; then the first chunk's staged file is lost, and it is packed again."""
+    """It was skipped, planned again and located there; then the first chunk's staged file is lost, and it is packed again."""
     (first,) = small_world.plan()
     denied = "some/key-001"
     with fault(GROUP, "a chunk packed again whose skipped object is located elsewhere by now") as case:

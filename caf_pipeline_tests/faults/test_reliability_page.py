@@ -12,7 +12,7 @@ WHOLE = [(group, what) for group, whats in MATRIX.items() for what in whats]
 
 
 def test_the_page_names_every_fault_of_the_matrix_and_no_other():
-    assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, "write it anew: make reliability"
+    assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, "write it again: make reliability"
 
 
 def test_a_fault_has_one_place_in_the_matrix():

@@ -126,7 +126,7 @@ def test_a_torn_pid_file_is_no_server(folder):
         server.close()
 
 
-def test_a_half_made_data_folder_is_made_anew(folder):
+def test_a_half_made_data_folder_is_made_again(folder):
     (folder / "data.new").mkdir(parents=True)
     (folder / "data.new" / "PG_VERSION").write_text("18\n")
     server = EmbeddedServer(folder)

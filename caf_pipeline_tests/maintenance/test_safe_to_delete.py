@@ -447,7 +447,7 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(l
     assert Answer(work, tmp_path).found.everything_is_safe
 
 
-def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_anew(work, store, tmp_path, proven):
+def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(work, store, tmp_path, proven):
     store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
     repair_chunk(work, proven[0])
     answer = Answer(work, tmp_path)

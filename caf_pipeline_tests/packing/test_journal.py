@@ -278,7 +278,7 @@ def test_huge_claims_cost_no_memory(whole, tmp_path):
     assert peak_bytes() - before < 256 << 20
 
 
-def test_a_file_that_is_no_journal_is_packed_anew(whole, tmp_path):
+def test_a_file_that_is_no_journal_is_packed_again(whole, tmp_path):
     for number, log in enumerate((b"", b"\0" * 200_000, os.urandom(200_000), b"romkatv/chunkio\n")):
         assert goes_on_right(whole, tmp_path / str(number), whole.bytes, log).resumed_bytes == 0
 

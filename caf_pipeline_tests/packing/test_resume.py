@@ -114,7 +114,7 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
     assert packing.run(attempt=2).resumed_bytes == packer.kept_bytes
 
 
-def test_a_packing_without_a_journal_is_packed_anew_and_says_why(tmp_path):
+def test_a_packing_without_a_journal_is_packed_again_and_says_why(tmp_path):
     packing = broken_off(tmp_path, a_source(), 15)
     packing.journal.write_bytes(b"of a version that nobody knows")
     packed = packing.run(attempt=2)
@@ -467,7 +467,7 @@ def test_without_locks_what_an_earlier_run_left_is_copied(work, monkeypatch, ref
     ends_right(work, name)
 
 
-def test_a_part_of_an_older_version_is_packed_anew_and_the_report_says_so(work):
+def test_a_part_of_an_older_version_is_packed_again_and_the_report_says_so(work):
     name = broken_chunk(work)
     next(work.staging().glob("*.journal")).unlink()
     archive_chunk(work, name)

@@ -152,7 +152,7 @@ def test_a_post_that_the_chain_no_longer_has_is_no_result(payer, log):
     assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0] != 1
 
 
-def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_anew(payer, ledger, network):
+def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer, ledger, network):
     (name,) = in_posting(ledger, 1)
     log = ledger.transactions(this_process("run-1"))
     poster = payer.poster(log)
@@ -347,7 +347,7 @@ def test_coins_that_went_after_the_look_at_them_are_told_by_the_nodes_code(netwo
     assert "smaller than" in refused(EmptyWallet, payer.poster(log), log, payer)
 
 
-def test_out_of_gas_is_signed_anew_with_more(payer, log, monkeypatch):
+def test_out_of_gas_is_signed_again_with_more(payer, log, monkeypatch):
     monkeypatch.setattr(posting_module, "GAS_BASE", 100)
     monkeypatch.setattr(posting_module, "GAS_POST", 50_000)
     posting = payer.poster(log).post(chunk("a"), log)
@@ -471,7 +471,7 @@ def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_aro
     assert outcomes(log) == ["superseded", "included"]
 
 
-def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_anew(payer, log, network, threads):
+def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_again(payer, log, network, threads):
     network.misbehave(swallow_broadcast=True)
     chain = payer.chain(log)
     broadcasts = network.state()["broadcasts"]

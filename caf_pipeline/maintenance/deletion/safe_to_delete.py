@@ -103,11 +103,12 @@ def find_deletable(
         if report.resolve() == manifest.resolve():
             raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
     _require_proofs(work)
+    work.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
     with work.ledger.lease(f"deletion/{work.source}", work.holder, waits=work.waits) as lease, _folder(work) as folder:
         chunks = Chunks(work, lease, folder, watcher or Watcher())
         read = chunks.read_back_all() if reads_back else (0, 0)
         verdicts = chunks.verdicts()
-        chunks.watcher.tell(f"listing '{work.source}' anew")
+        chunks.watcher.tell(f"listing '{work.source}' again")
         snapshot = take_inventory(work)
         with plan_lease(work) as planning:
             current = state_current(work, planning, snapshot, _made(folder / "current"))

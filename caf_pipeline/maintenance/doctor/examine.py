@@ -1,7 +1,7 @@
 """The doctor: finds what a crash can leave of one source, says it, and mends what can be mended without a run.
 
 May be run at any moment, beside live runs and another doctor, and killed at any point: what a live run may hold is left
-alone, and each mend looks again under the lease of what it mends. Nothing is ever sent that spends anew, and nothing is
+alone, and each mend looks again under the lease of what it mends. Nothing is ever sent that spends again, and nothing is
 deleted at a store.
 """
 

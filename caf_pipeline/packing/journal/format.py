@@ -317,7 +317,7 @@ def _is_sound(said: Checkpoint, before: Checkpoint | None) -> bool:
         return False
     if before is None or said.outcomes or not before.open:
         return True
-    # Nothing was decided meanwhile: the open member has grown, or was begun anew and has nothing staged.
+    # Nothing was decided meanwhile: the open member has grown, or was begun again and has nothing staged.
     return said.open is None or said.durable_bytes >= before.durable_bytes
 
 

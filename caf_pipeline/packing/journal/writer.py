@@ -127,7 +127,7 @@ class Checkpoints:
 
     @property
     def resumable_bytes(self) -> int:
-        """So many bytes of the staged file a next run would go on behind; 0 where it would begin anew."""
+        """So many bytes of the staged file a next run would go on behind; 0 where it would begin again."""
         return self.kept_bytes if self.holds else 0
 
     # --- what happens ----------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ GAS_POST: Final = 49_600
 """By the measured 105,000 for one post and 452,000 for eight."""
 
 GAS_BUY: Final = 200_000
-"""Not measured: it writes a plan, a payment gauge and some transfers of coins. Out of gas, it is signed anew with more."""
+"""Not measured: it writes a plan, a payment gauge and some transfers of coins. Out of gas, it is signed again with more."""
 
 GAS_MARGIN: Final = Fraction(3, 2)  # longer notes, larger accounts; what is not used is paid for all the same
 
@@ -366,7 +366,7 @@ class Poster:
         if plan.ends_at <= datetime.now(UTC):
             raise PlanExpired(
                 f"the space of {self._wallet.address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
-                hint="buy anew with `caf jackal buy`",
+                hint="buy again with `caf jackal buy`",
             )
         return plan
 
@@ -618,13 +618,13 @@ def _failure(code: int, codespace: str, log: str, *, before_block: bool = False)
     if not before_block and code == _KEY_NOT_FOUND:
         return NoStoragePlan(f"the chain knows no bought space: {told}", hint="buy some with `caf jackal buy`")
     if not before_block and code == _UNAUTHORIZED and "expired" in log:
-        return PlanExpired(f"the bought space has ended: {told}", hint="buy anew with `caf jackal buy`")
+        return PlanExpired(f"the bought space has ended: {told}", hint="buy again with `caf jackal buy`")
     if not before_block and code == _UNAUTHORIZED:
         return PlanTooSmall(f"the bought space is too small: {told}", hint="buy more with `caf jackal buy`")
     if code in (_INSUFFICIENT_FUNDS, _UNKNOWN_ADDRESS):
         return EmptyWallet(f"the wallet cannot pay: {told}", hint="send coins to it")
     hints = {
-        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction is given up at its timeout height, and signed anew then",
+        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction is given up at its timeout height, and signed again then",
         _OUT_OF_GAS: "raise jackal.gas_price",
         _BAD_JSON: "the note must be JSON",
         _UNAUTHORIZED: "check jackal.chain_id and the wallet",

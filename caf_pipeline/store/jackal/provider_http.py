@@ -229,7 +229,7 @@ class _Received(io.RawIOBase):
 
 
 def _too_short(file: BinaryIO) -> StoreError:
-    return StoreError(f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed anew")
+    return StoreError(f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed again")
 
 
 # --- exchanges -------------------------------------------------------------------------------------------------------------

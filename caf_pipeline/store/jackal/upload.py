@@ -69,7 +69,7 @@ ROUNDS: Final = 2
 
 READ_BACK_BYTES: Final = 64 << 10
 READ_BACK_PLACES: Final = 6
-"""Places between the first and the last bytes that are read back, chosen anew each time. The samples of the seal come after."""
+"""Places between the first and the last bytes that are read back, chosen again each time. The samples of the seal come after."""
 
 _CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 
@@ -163,7 +163,7 @@ class Uploads:
         if size_bytes != posting.stored_size_bytes:
             raise StoreError(
                 f"the staged file {staged} has {size_bytes} bytes, {posting.stored_size_bytes} were posted",
-                hint="run the partition again: it is packed anew",
+                hint="run the partition again: it is packed again",
             )
         upload = _Upload(self, posting, staged)
         upload.run(progress)
