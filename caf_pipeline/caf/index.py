@@ -72,11 +72,6 @@ def escape_key(key: bytes) -> bytes:
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], key)
 
 
-def escaped_key_size_bytes(key: str | bytes) -> int:
-    """Return the key's length in the index, escapes counted and quotes not."""
-    return len(escape_key(encode_key(key)))
-
-
 def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
     """Return the length of the member's entry in the index, without the comma that parts it from another entry."""
     return _entry_size_bytes(encode_key(key), start_byte, end_byte)

@@ -6,7 +6,6 @@ written. As long as a file is written it is locked, so that another process know
 Source: "Room to leave" in docs/design.md.
 """
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -277,13 +276,6 @@ class StoredBytes:
 def sync_data(descriptor: int) -> None:
     """Make a file's bytes durable, and of what describes it what is needed to read them again."""
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has none
-
-
-def close_quietly(*descriptors: int) -> None:
-    """Close descriptors after something else failed, whose error is the one to tell."""
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
 
 
 def staging_error(path: Path, error: OSError, size_bytes: int = 0) -> StagingError:
