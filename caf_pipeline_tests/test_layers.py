@@ -22,7 +22,7 @@ PORTS = {"source.protocol", "store.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
 COMPUTING = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions"}
-OLD_NAMES = {"defs.storage", "defs.launcher"}  # named in a dagster.yaml of version 0.3.0
+OLD_NAMES = {"defs.storage", "defs.launcher", "defs.command"}  # named in a dagster.yaml or an entry point of version 0.3.0
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 
