@@ -49,8 +49,8 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
-# A process for each core; one that has nothing left to do takes tests of another.
-ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist worksteal --durations 30
+# A process for each core. A file stays in one: its tests share a network, which a second process would make again.
+ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --durations 30
 
 test: $(READY)
 	$(ALL_TESTS) -m "not thorough" $(ARGS)

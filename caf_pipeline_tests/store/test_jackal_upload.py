@@ -80,6 +80,14 @@ def prefer(opened, number):
         opened.records.set(address, upload_rate=1e9 if other == number else 1e6)
 
 
+@pytest.fixture
+def everyone_active(open_with, tmp_path):
+    """Each of the four providers has proven a file: who has proven none is asked last, whatever its rate."""
+    path = tmp_path / "everywhere.caf"
+    path.write_bytes(os.urandom(100_000))
+    assert open_with(copies=4).stored(path)
+
+
 # --- what goes well ---
 
 
@@ -163,6 +171,7 @@ def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
     ],
     ids=lambda conduct: "-".join(map(str, *conduct.items())),
 )
+@pytest.mark.usefixtures("everyone_active")
 def test_one_that_fails_is_left_for_another(opened, network, staged, conduct):
     network.misbehave(provider=1, **conduct)
     prefer(opened, 1)
