@@ -305,6 +305,7 @@ def test_a_provider_without_a_place_is_no_failure(open_with, network, staged):
     assert not sent_since(opened, before)
 
 
+@pytest.mark.usefixtures("everyone_active")
 def test_one_that_says_that_it_cannot_claim_is_left_and_not_blamed(opened, network, staged):
     network.misbehave(provider=1, error_status="Can't claim")
     prefer(opened, 1)
