@@ -3,7 +3,7 @@
 import os
 import signal
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
 _INTERRUPTED: Final = 130
 _SENTENCE: Final = b"caf: interrupted; the same command goes on where it stopped\n"
@@ -14,11 +14,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, _leave)
     from caf_pipeline.cli import main as command  # noqa: PLC0415  loading it is what may be interrupted
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return command()
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return command()
+    except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
+        _leave()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process: nothing was begun."""
+def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
+    """End the process: nothing was begun, or all is over."""
     os.write(2, _SENTENCE)
     os._exit(_INTERRUPTED)

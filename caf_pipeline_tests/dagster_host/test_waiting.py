@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -142,6 +144,16 @@ def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
     assert process.returncode == 130, err
     assert err.decode().count("caf: interrupted; the same command goes on where it stopped") == 1
     assert b"Traceback" not in err
+
+
+def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
+    script = (
+        "import caf_pipeline.cli as cli\n"
+        "def interrupted():\n    raise KeyboardInterrupt\n"
+        "cli.main = interrupted\nfrom caf_pipeline.entry import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "caf: interrupted; the same command goes on where it stopped\n")
 
 
 # --- servers that do not answer ---------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ def webserver(instance: DagsterInstance) -> Iterator[Webserver]:
     """Serve the definitions of workspace.yaml; the code server has this process's environment."""
     with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(WORKSPACE)])) as context:
         yield Webserver(context)
+    context._grpc_server_registry.wait_for_processes()  # else the garbage collector finds one running, in another test
 
 
 def metadata_of(entries: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -107,7 +107,7 @@ ROLES: dict[str, set[str]] = {
     "api grpc": S3 | LIBPQ,
     "spawn_main": S3 | LIBPQ,  # a run
     "resource_tracker": S3 | LIBPQ,  # which Python starts beside it
-    "file -b ": S3 | LIBPQ,  # by which Python's `platform` looks at its own program, for as long as that takes
+    "file -b ": set(MARKS),  # by which Python's `platform` looks at its own program: it has what its parent has, for an instant
     "demo/server.py": set(),
     "caf_pipeline_tests.loopback": set(),
     "bin/postgres ": set(),
