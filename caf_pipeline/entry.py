@@ -3,7 +3,7 @@
 import os
 import signal
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 _INTERRUPTED: Final = 130
 _SENTENCE: Final = b"caf: interrupted; the same command goes on where it stopped\n"
@@ -18,10 +18,11 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return command()
     except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
-        _leave()
+        os.write(2, _SENTENCE)
+        return _INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
 
 
-def _leave(number: int = signal.SIGINT, frame: FrameType | None = None) -> NoReturn:
-    """End the process: nothing was begun, or all is over."""
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End the process: nothing was begun."""
     os.write(2, _SENTENCE)
     os._exit(_INTERRUPTED)

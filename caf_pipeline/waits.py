@@ -123,7 +123,9 @@ class Waits:
                 one.graces.remove(grace)
                 if not one.graces:
                     del self._open[key]
-            self._tell()  # also where the looking thread is just about to tell it: nobody writes to the ledger after this
+                told = any((wait.what, wait.ends_by) == key for wait in self._told)
+            if told:
+                self._tell()
 
     @contextmanager
     def lease(self, name: str, run: str) -> Iterator[None]:
@@ -144,8 +146,9 @@ class Waits:
             with self._lock:
                 now = time.monotonic()
                 due = tuple(one.wait for one in self._open.values() if one.due() <= now)
-            if due != self._told or (again and due):
-                self._told = due
+                news = due != self._told or bool(again and due)
+                self._told = due  # while it is locked: who ends a wait sees whether it is being told, and waits until it was
+            if news:
                 for listener in self._listeners:
                     listener(due)
 

@@ -150,9 +150,11 @@ def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
     script = (
         "import caf_pipeline.cli as cli\n"
         "def interrupted():\n    raise KeyboardInterrupt\n"
-        "cli.main = interrupted\nfrom caf_pipeline.entry import main\nmain()"
+        "cli.main = interrupted\nfrom caf_pipeline.entry import main\n"
+        "atexit.register(print, 'closed what was opened')\nsys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", "import atexit, sys\n" + script], capture_output=True, text=True, check=False)
+    assert done.stdout == "closed what was opened\n"
     assert (done.returncode, done.stderr) == (130, "caf: interrupted; the same command goes on where it stopped\n")
 
 
