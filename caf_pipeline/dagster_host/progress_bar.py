@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from caf_pipeline.chunk_state import UNDER_WAY
+from caf_pipeline.defs.metadata import size
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.waits import Wait
 
@@ -25,16 +26,6 @@ LINE_SECONDS: Final = 60.0
 
 SHOWN_SECONDS: Final = 0.1
 """Between two changes of the bar: thousands of objects a second are told."""
-
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def size_text(size_bytes: float) -> str:
-    """Return a size for people."""
-    unit = 0
-    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
-        size_bytes, unit = size_bytes / 1024, unit + 1
-    return f"{size_bytes:.{min(unit, 1)}f} {_UNITS[unit]}"
 
 
 class Rate:
@@ -190,14 +181,14 @@ class ChunkProgress:
         return separator.join(
             part
             for part in (
-                f"{size_text(size_bytes)} of {size_text(all_bytes)}",
-                f"{size_text(rate)}/s" if rate else "",
+                f"{size(size_bytes)} of {size(all_bytes)}",
+                f"{size(round(rate))}/s" if rate else "",
                 f"{objects:,}/{all_objects:,} objects",
                 f"{self._skipped:,} skipped" if self._skipped else "",
                 f"{self._done[2]}/{len(self._planned)} chunks",
                 f"{self._failed} failed" if self._failed else "",
                 f"{self._held} held by other runs" if self._held else "",
-                f"{size_text(self._sent_bytes)} sent" if self._sent_bytes else "",
+                f"{size(self._sent_bytes)} sent" if self._sent_bytes else "",
             )
             if part
         )

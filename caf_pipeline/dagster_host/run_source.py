@@ -26,14 +26,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
-from caf_pipeline.dagster_host.progress_bar import ChunkProgress, size_text
+from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
-from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING
+from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING, size
 from caf_pipeline.defs.naming import HELD_TAG, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
@@ -494,8 +494,8 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
 
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
-    size = size_text(summary.size_bytes)
-    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {size}"
+    located = size(summary.size_bytes)
+    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"
     counts = [
