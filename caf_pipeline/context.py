@@ -4,14 +4,18 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from caf_pipeline.errors import StagingError
-from caf_pipeline.ledger.records import Holder, Ledger
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
 
 
 def _no_progress(objects: int, size_bytes: int) -> None:
@@ -37,7 +41,7 @@ class Workplace:
     settings: Settings
     objects: ObjectSource
     store: ChunkStore
-    ledger: Ledger
+    ledger: "Ledger"
     holder: Holder
     progress: Callable[[int, int], None] = field(default=_no_progress)
     upload_progress: Callable[[int], None] = field(default=_no_upload_progress)

@@ -3,11 +3,14 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.records import Orders, Switchboard
+from caf_pipeline.ledger.records import Orders
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.controls import Controls
 
 ORDERS_SECONDS: Final = 2.0
 """How old what is known of the orders may be: they are obeyed within seconds, and a look is a query to the ledger."""
@@ -33,7 +36,7 @@ class Brake:
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        controls: "Controls",
         *,
         bandwidth: int = 0,
         spend_cap: int | None = None,
@@ -44,14 +47,14 @@ class Brake:
         """Set what holds while nothing is ordered.
 
         Args:
-            switchboard: where orders stand.
+            controls: where orders stand.
             bandwidth: bytes a second of all uploads together, 0 for no limit.
             spend_cap: ujkl, None for no cap.
             waits: where it is said while work is held up.
             clock: seconds that only grow.
             sleep: waits for so many of them.
         """
-        self._switchboard = switchboard
+        self._controls = controls
         self._bandwidth = bandwidth
         self._spend_cap = spend_cap
         self._waits = waits or Waits()
@@ -134,7 +137,7 @@ class Brake:
 
     def _read(self) -> Orders:
         try:
-            return self._switchboard.orders()
+            return self._controls.orders()
         except CafError as error:
             if error.permanent or self._orders is None:
                 raise

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, SettingsError
 from caf_pipeline.ledger.database import describe_database, open_database
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Holder, Ledger
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from caf_pipeline.store.jackal.store import JackalStore
 
 
-def open_ledger(settings: Settings, waits: Waits | None = None) -> PostgresLedger:
+def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
     """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
     with (waits or Waits()).waiting(
         describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
     ):
-        return PostgresLedger(open_database(settings))
+        return Ledger(open_database(settings))
 
 
 def open_brake(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Brake:
     """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
     jackal = settings.jackal
-    return Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    return Brake(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:

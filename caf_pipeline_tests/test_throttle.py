@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 class Board:
-    """A switchboard whose orders a test sets, and a clock that only sleeping moves on."""
+    """Controls whose orders a test sets, and a clock that only sleeping moves on."""
 
     def __init__(self):
         self.given = Orders()

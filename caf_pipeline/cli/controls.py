@@ -10,7 +10,8 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.ledger.records import Orders, Switchboard
+    from caf_pipeline.ledger.controls import Controls
+    from caf_pipeline.ledger.records import Orders
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
@@ -41,7 +42,7 @@ def pause(
     if not reason.strip():
         raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "moving house"')
     with opened_ledger(load_settings()) as ledger:
-        ledger.switchboard().order("paused", reason.strip())
+        ledger.controls().order("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
 
 
@@ -51,7 +52,7 @@ def resume() -> None:
     Exit status: 0, also where nothing was paused; 3 a setting is wrong; 6 the database failed.
     """
     with opened_ledger(load_settings()) as ledger:
-        ledger.switchboard().order("paused", None)
+        ledger.controls().order("paused", None)
     typer.echo("nothing is paused now: runs go on within seconds")
 
 
@@ -87,10 +88,10 @@ def limit(
     if spend_cap is not None:
         orders["spend_cap"] = _spend_cap(spend_cap)
     with opened_ledger(settings) as ledger:
-        switchboard = ledger.switchboard()
+        controls = ledger.controls()
         for name, value in orders.items():
-            switchboard.order(name, value)
-        _show(settings, switchboard, json)
+            controls.order(name, value)
+        _show(settings, controls, json)
 
 
 def _bandwidth(text: str) -> str | None:
@@ -111,8 +112,8 @@ def _spend_cap(text: str) -> str | None:
     return amount
 
 
-def _show(settings: Settings, switchboard: "Switchboard", json: bool) -> None:
-    orders = switchboard.orders()
+def _show(settings: Settings, controls: "Controls", json: bool) -> None:
+    orders = controls.orders()
     rate, cap = bandwidth_in_force(settings, orders), spend_cap_in_force(settings, orders)
     if json:
         print_json({"paused": orders.paused or None, "bandwidth": rate, "spend_cap": cap})

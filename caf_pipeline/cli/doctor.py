@@ -1,7 +1,6 @@
 """The command doctor: says what crashes left, and mends it."""
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
     from caf_pipeline.context import Workplace
     from caf_pipeline.inventory.snapshot import S3Object
-    from caf_pipeline.ledger.records import Ledger
-    from caf_pipeline.maintenance.doctor.examine import Payer
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Finding, Mended, Turn
     from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
     from caf_pipeline.store.jackal.store import JackalStore
@@ -90,9 +89,9 @@ class _Rounds:
         from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
 
         work = _workplace(settings, ledger, store, source)
-        payer = _payer(settings, store, ledger.transactions(work.holder))
+        settler = _settler(settings, store, ledger.transactions(work.holder))
         for finding in examine(
-            work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), payer=payer
+            work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
@@ -228,24 +227,10 @@ def _not_asked() -> SourceUnreachable:
     return SourceUnreachable("the doctor does not ask S3", hint="run the partition")
 
 
-@dataclass(frozen=True, slots=True)
-class _JackalPayer:
-    """Settles what the wallet of the settings signed."""
+def _settler(settings: Settings, store: "ChunkStore", log: "TransactionLog") -> "Settler | None":
+    from caf_pipeline.maintenance.doctor.examine import Settler  # noqa: PLC0415  loaded by the command that uses it
 
-    store: "JackalStore"
-    log: "TransactionLog"
-
-    @property
-    def account(self) -> str:
-        """The wallet's name in the ledger."""
-        return self.store.poster.account
-
-    def settle(self) -> None:
-        """Wait until the fate of all that is pending is known."""
-        self.store.poster.settle(self.log)
-
-
-def _payer(settings: Settings, store: "ChunkStore", log: "TransactionLog") -> "Payer | None":
     if settings.store.kind != "jackal":
         return None
-    return _JackalPayer(cast("JackalStore", store), log)
+    poster = cast("JackalStore", store).poster
+    return Settler(lambda: poster.account, lambda: poster.settle(log))

@@ -19,7 +19,7 @@ from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.store.jackal.chain_diff import Held, Holdings
     from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
 
@@ -75,7 +75,7 @@ def account(json: JsonOption = False) -> None:
         chain, address = network.store.chain, network.store.wallet.address
         balance, plan, spent = chain.balance(address), chain.plan(address), network.log.spent(network.account)
         at_list_price = network.log.at_list_price(network.account)
-        given = network.ledger.switchboard().orders()
+        given = network.ledger.controls().orders()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
     words_from, *not_used = _words_named(settings)
@@ -215,7 +215,7 @@ def price(
         typer.echo(f"missing  {show_size(charged - free)}: caf jackal buy --bytes {max(needed, LEAST_BYTES)} --days {days}")
 
 
-def _not_yet_archived(settings: Settings, ledger: "PostgresLedger", source: str) -> tuple[int, int]:
+def _not_yet_archived(settings: Settings, ledger: "Ledger", source: str) -> tuple[int, int]:
     """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
     registered = source in ledger.sources()
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
@@ -349,9 +349,7 @@ def files(
         )
 
 
-def _holdings(
-    settings: Settings, ledger: "PostgresLedger", source: str, *, with_urls: bool
-) -> tuple["Holdings", Mapping[str, str]]:
+def _holdings(settings: Settings, ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["Holdings", Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
     from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
     from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it

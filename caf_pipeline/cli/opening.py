@@ -14,7 +14,7 @@ from caf_pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore, TransactionLog
     from caf_pipeline.throttle import Brake
@@ -28,7 +28,7 @@ class Network:
     """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
 
     settings: Settings
-    ledger: "PostgresLedger"
+    ledger: "Ledger"
     store: "JackalStore"
     log: "TransactionLog"
     brake: "Brake"
@@ -36,7 +36,7 @@ class Network:
 
 
 @contextmanager
-def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
+def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
     """Open the ledger while the context lasts."""
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import open_ledger  # noqa: PLC0415  loaded by the commands that use it
@@ -49,7 +49,7 @@ def opened_ledger(settings: Settings) -> "Iterator[PostgresLedger]":
 
 
 @contextmanager
-def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[ChunkStore]":
+def opened_store(settings: Settings, ledger: "Ledger") -> "Iterator[ChunkStore]":
     """Open the store, whichever it is, while the context lasts."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
@@ -63,7 +63,7 @@ def opened_store(settings: Settings, ledger: "PostgresLedger") -> "Iterator[Chun
 
 
 @contextmanager
-def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[ChunkStore]":
+def opened_archive(settings: Settings, ledger: "Ledger", source: str) -> "Iterator[ChunkStore]":
     """Open the store to read what was archived of a source, while the context lasts.
 
     Raises:
@@ -77,7 +77,7 @@ def opened_archive(settings: Settings, ledger: "PostgresLedger", source: str) ->
 
 
 @contextmanager
-def opened_workplace(settings: Settings, ledger: "PostgresLedger", source: str) -> "Iterator[Workplace]":
+def opened_workplace(settings: Settings, ledger: "Ledger", source: str) -> "Iterator[Workplace]":
     """Open a source's workplace while the context lasts."""
     from caf_pipeline.waits import Announcer  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
@@ -110,12 +110,12 @@ def opened_network(settings: Settings) -> Iterator[Network]:
             store.close()
 
 
-def known_sources(settings: Settings, ledger: "PostgresLedger") -> list[str]:
+def known_sources(settings: Settings, ledger: "Ledger") -> list[str]:
     """Return the names of all sources of the settings and of the ledger."""
     return sorted({*ledger.sources(), *settings.sources})
 
 
-def require_source(settings: Settings, ledger: "PostgresLedger", name: str) -> None:
+def require_source(settings: Settings, ledger: "Ledger", name: str) -> None:
     """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
     if name not in settings.sources and name not in (known := ledger.sources()):
         raise settings.unknown_source(name, known)

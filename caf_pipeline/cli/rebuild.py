@@ -14,7 +14,7 @@ from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.rebuild import Outcome
 
 
@@ -85,7 +85,7 @@ def _require_owner(settings: Settings, owner: str | None) -> str | None:
 
 
 def _rebuild(
-    settings: Settings, ledger: "PostgresLedger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
+    settings: Settings, ledger: "Ledger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
 ) -> int:
     """Rebuild one source; return how many files are left out."""
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it

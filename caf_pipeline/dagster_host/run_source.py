@@ -39,7 +39,8 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import Pipeline, SharedLedger
 from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotLocated, SettingsError, UsageError, one_line
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.records import Chunk, Ledger
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.maintenance.rebuild import NotAsked
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import planning

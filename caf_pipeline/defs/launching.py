@@ -14,7 +14,8 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, SOURCE_IS_COMPLETE, asset_key
-from caf_pipeline.ledger.records import Chunk, Ledger
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import ChunkRunSettings
 
 UNFINISHED: Final = [

@@ -10,7 +10,7 @@ from typing import Final
 from dagster import DagsterInstance, DynamicPartitionsDefinition
 
 from caf_pipeline.defs.naming import partitions_name
-from caf_pipeline.ledger.records import Ledger
+from caf_pipeline.ledger.postgres import Ledger
 
 KEYS_A_CALL: Final = 5_000
 """Keys added at once: each takes two parameters of a statement, of which SQLite allows 32,766."""

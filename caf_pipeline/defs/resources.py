@@ -10,8 +10,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.run_log import Context, RunLog
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.postgres import PostgresLedger
-from caf_pipeline.ledger.records import Ledger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Listener, Wait
 
@@ -36,7 +35,7 @@ class LedgerResource(ConfigurableResource[Ledger]):
     """The ledger: opened by the first step of a run that asks, closed when the run ends."""
 
     settings: ResourceDependency[Settings]
-    _ledger: PostgresLedger | None = PrivateAttr(default=None)
+    _ledger: Ledger | None = PrivateAttr(default=None)
 
     def get(self) -> Ledger:
         """Return the open ledger.

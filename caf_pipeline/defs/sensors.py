@@ -105,7 +105,7 @@ def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]
 
 def _paused(pipeline: Pipeline) -> str:
     """Return what a tick says while an operator has everything paused; "" while nobody has."""
-    reason = pipeline.ledger.get().switchboard().orders().paused
+    reason = pipeline.ledger.get().controls().orders().paused
     return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
 
 

@@ -91,7 +91,7 @@ def _prove_op(source: str) -> OpDefinition:
     def prove_chunks(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
         def begin() -> Workplace | None:
             work = pipeline.open_in(context, source)
-            if reason := work.ledger.switchboard().orders().paused:
+            if reason := work.ledger.controls().orders().paused:
                 context.log.info(f"paused: {reason}")
                 return None
             scrub.sweep_staging(work)

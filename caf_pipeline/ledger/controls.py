@@ -32,8 +32,8 @@ _GIVE = text(
 )
 
 
-class PostgresSwitchboard:
-    """`Switchboard` on Postgres. Safe in threads."""
+class Controls:
+    """Where an operator's orders are, for runs that obey within seconds. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -20,7 +20,7 @@ from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerEr
 from caf_pipeline.inventory.snapshot import CurrentException, SkipReason, is_supported
 from caf_pipeline.ledger import current_content
 from caf_pipeline.ledger import maintenance as upkeep
-from caf_pipeline.ledger.controls import PostgresSwitchboard
+from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
     copy_claims,
@@ -34,7 +34,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.export import write_exceptions, write_located, write_standing
 from caf_pipeline.ledger.import_chunk import Superseded, restore
 from caf_pipeline.ledger.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
-from caf_pipeline.ledger.provider_stats import PostgresProviderRecords
+from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import (
     Chunk,
     ChunkRows,
@@ -161,8 +161,12 @@ _VERSIONS: Final = text(
 )
 
 
-class PostgresLedger:
-    """`Ledger` on Postgres. Safe in threads."""
+class Ledger:
+    """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
+
+    Raises everywhere: LedgerUnreachable. Methods that take a lease raise LeaseLost, and write nothing, where it was taken
+    over, and IllegalMove where the chunk is in no state from which the move is legal.
+    """
 
     def __init__(self, database: Database, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._database = database
@@ -175,13 +179,29 @@ class PostgresLedger:
     # --- leases ---
 
     def lease(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold `name` while the context lasts; `chunk/<chunk name>` sets the chunk's epoch too."""
+        """Hold `name` while the context lasts; for a chunk, `name` is `chunk/<chunk name>` and sets the chunk's epoch.
+
+        A holder on this machine whose process is dead is replaced at once; any other is waited for until its lease is seen
+        renewed or has run out (at most one lease time).
+
+        Args:
+            name: of the lease.
+            holder: who takes it.
+            waits: where it is said while another run's lease is waited for.
+
+        Raises:
+            HeldByOther: a live run has it.
+        """
         return HeldLease(self._database, name, holder, seconds=self._lease_seconds, waits=waits)
 
     # --- plans ---
 
     def register_source(self, name: str, archive_id: str, address: str) -> None:
-        """Make the source known; the address of a known one must be the same."""
+        """Make the source known. `address` says which bucket and prefix it is; another one under the same name is refused.
+
+        Raises:
+            LedgerError: the name stands for another address.
+        """
         with self._database.transaction() as connection:
             connection.execute(
                 text(
@@ -203,7 +223,10 @@ class PostgresLedger:
             return {row.archive_id: row.address for row in connection.execute(text("SELECT archive_id, address FROM sources"))}
 
     def export_standing(self, source: str, path: Path) -> int:
-        """Write what is known of the source's objects as Parquet; return the rows written. Constant memory."""
+        """Write what is known of the source's objects as Parquet (`inventory.STANDING_SCHEMA`); return the rows written.
+
+        An object may have several rows, e.g. skipped by one chunk and claimed by the next. Constant memory.
+        """
         source_id = self._source_id(source)
         with self._database.transaction() as connection:
             return write_standing(connection, source_id, path)
@@ -211,12 +234,15 @@ class PostgresLedger:
     # --- what is current ---
 
     def export_exceptions(self, source: str, path: Path) -> int:
-        """Write the exceptions of the source as Parquet; return the rows written. Constant memory."""
+        """Write the exceptions of the source as Parquet (`inventory.EXCEPTION_SCHEMA`); return the rows written.
+
+        Constant memory.
+        """
         with self._database.transaction() as connection:
             return write_exceptions(connection, _source_id(connection, source), path)
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the ranges of keys of planned inventories that were taken after this one."""
+        """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
         with self._database.transaction() as connection:
             source_id = _source_id(connection, inventory.source)
             return current_content.later_inventories(connection, source_id, inventory.taken_at, inventory.name)
@@ -224,7 +250,10 @@ class PostgresLedger:
     def record_exceptions(
         self, inventory: InventoryRecord, exceptions: Iterable[CurrentException], *, planned: bool = True
     ) -> int:
-        """Write exceptions that an inventory states, and that it is planned, at once; return how many exceptions they were."""
+        """Write exceptions that an inventory states, and that it is planned, at once; return how many exceptions they were.
+
+        An exception of the same key and time is replaced.
+        """
         with self._database.transaction() as connection:
             source_id = _source_id(connection, inventory.source)
             if planned:
@@ -249,7 +278,7 @@ class PostgresLedger:
         return None if row is None else PlanRecord(**{**row._asdict(), "sha256": bytes(row.sha256)})
 
     def plan_name_taken(self, source: str, short: str) -> bool:
-        """Tell whether a plan of the source has this short name."""
+        """Tell whether another plan of the source already has this short name."""
         with self._database.transaction() as connection:
             found = connection.execute(
                 text(f"{_PLAN} WHERE sources.name = :source AND plans.name = :short"), {"source": source, "short": short}
@@ -263,7 +292,13 @@ class PostgresLedger:
         claims: Iterable[tuple[int, str, str, datetime | None]],
         skips: Iterable[Skip],
     ) -> None:
-        """Write the plan, its chunks, claims and skips at once. Plans of one source are registered one after the other."""
+        """Write the plan, its chunks as `planned`, its claims as (chunk number, key, object version, last modified), and skips.
+
+        A plan of the same hash that is registered already changes nothing. Plans of one source are registered one by one.
+
+        Raises:
+            ClaimConflict: an object is claimed or located already; nothing was written.
+        """
         with self._database.transaction() as connection:
             # NO KEY: loads of locations and skips of the source go on.
             source_id = _source_id(connection, plan.source, lock="FOR NO KEY UPDATE")
@@ -302,11 +337,17 @@ class PostgresLedger:
             return [_chunk(row) for row in rows]
 
     def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
-        """Move a chunk; leaving the claiming states ends its claims, packing again claims what it skipped the last time.
+        """Move a chunk and nothing else.
+
+        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged or withdrawn.
+
+        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims; moving back from `sealed` to
+        `packing` claims again what the seal skipped, where nobody else has taken it. Moves that have a method of their own
+        below are illegal here.
 
         Raises:
             IllegalMove: also where the move would forget a post that is or may be on the chain (`transactions`), or where a
-            damaged chunk has no copy that was seen right.
+                damaged chunk has no copy that was seen right.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
@@ -328,10 +369,12 @@ class PostgresLedger:
                 connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
 
     def seal(self, lease: Lease, chunk: str, seal: Seal, skips: Iterable[Skip], released: Iterable[tuple[str, str]]) -> None:
-        """packing → sealed or empty, with the facts and skips; ends the claims of objects skipped or released.
+        """packing → sealed, or → empty where the seal counts no member, with the facts and the skips.
+
+        Ends the claims of the skipped objects and of those released (key, object version) to be planned again.
 
         Raises:
-            LedgerError: the members are not as many as the claims that are left; nothing was written.
+            LedgerError: the claims that are left are not as many as the members; nothing was written.
         """
         changes = """sealed_at = now(), caf_size_bytes = :caf_size_bytes, stored_size_bytes = :stored_size_bytes,
             member_count = :member_count, member_bytes = :member_bytes, skipped_count = :skipped_count,
@@ -367,7 +410,7 @@ class PostgresLedger:
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk that is not yet verified; its file was packed again with its root."""
+        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed again with its root."""
         with self._database.transaction() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = _require_state(connection, lease, chunk, states, "sampled again")
@@ -375,7 +418,7 @@ class PostgresLedger:
             connection.execute(statement, {"samples": samples_as_json(samples), "id": caf_file_id})
 
     def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
-        """Give a sealed chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
+        """Give a `sealed` chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
         with self._database.transaction() as connection:
             caf_file_id = _require_state(connection, lease, chunk, (_S.SEALED,), "given another root")
             statement = text(
@@ -405,7 +448,11 @@ class PostgresLedger:
             record_verified(connection, moved.caf_file_id, copies)
 
     def load_locations(self, lease: Lease, chunk: str, rows: Iterable[LocationRow]) -> int:
-        """verified → located: write the rows and end the chunk's claims, at once. Returns the rows written."""
+        """verified → located: write the rows and end the chunk's claims, at once. Returns the rows written.
+
+        Raises:
+            LedgerError: the rows are not as many as the chunk's members; nothing was written.
+        """
         with self._database.transaction() as connection:
             moved = _move(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
             written = copy_locations(connection, moved.source_id, moved.caf_file_id, rows)
@@ -420,7 +467,9 @@ class PostgresLedger:
         return written
 
     def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
-        """Give a damaged chunk the place of its new post; the copies known of the first are listed no more.
+        """Give a `damaged` chunk the place of its new post, where the chain no longer has the first.
+
+        The copies known of the first are listed no more.
 
         Raises:
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
@@ -441,13 +490,32 @@ class PostgresLedger:
     def record_checks(
         self, lease: Lease, chunk: str, checks: Sequence[CopyCheck], *, again_in: float | None = None, enough: int = 0
     ) -> None:
-        """Write what a look at a located or damaged chunk's copies found; those that it did not find are listed no more."""
+        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more.
+
+        Args:
+            lease: on the chunk.
+            chunk: its name.
+            checks: one for each copy that is listed.
+            again_in: seconds after which a look can see the window after those that count; None where there are no windows.
+            enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
+        """
         with self._database.transaction() as connection:
             caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at")
             record_look(connection, caf_file_id, checks, again_in=again_in, enough=enough)
 
     def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
-        """Write a chunk that only the store knew, with its plan, rows and skips, at once; return the location rows written."""
+        """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
+
+        It is `located`, or `damaged` where it has a fault. Objects that are located already in a chunk in good standing keep
+        that location, and are skipped no more. Returns the location rows written; 0 where other chunks have all of its objects:
+        then nothing at all was written.
+
+        Raises:
+            LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
+                object twice; nothing was written.
+            ClaimConflict: a chunk under way claims one of its objects; nothing was written.
+            IntegrityError: the plan that it names is another one in the ledger; nothing was written.
+        """
         with suppress(Superseded), self._database.transaction() as connection:
             # As for a new plan: the two must not take the same object, each unseen by the other.
             source_id = _source_id(connection, source, lock="FOR NO KEY UPDATE")
@@ -460,7 +528,10 @@ class PostgresLedger:
             return known_copies(connection, chunk)
 
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
-        """Return located chunks: first some that wait for a look in their next window, then those looked at longest ago."""
+        """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
+
+        Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
+        """
         statement = text(
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located"
             f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
@@ -470,7 +541,10 @@ class PostgresLedger:
             return [_chunk(row) for row in connection.execute(statement, facts)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """Return one of the chunk's objects at random; reads the chunk's rows, some 0.5 s for a million."""
+        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
+
+        Reads the chunk's rows, some 0.5 s for a million.
+        """
         with self._database.transaction() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, bytes(row.sha256))
@@ -491,13 +565,13 @@ class PostgresLedger:
         """Return the log of what stores signed, for this holder."""
         return PostgresTransactionLog(self._database, holder, lease_seconds=self._lease_seconds)
 
-    def providers(self) -> PostgresProviderRecords:
+    def providers(self) -> ProviderRecords:
         """Return what was measured of providers."""
-        return PostgresProviderRecords(self._database)
+        return ProviderRecords(self._database)
 
-    def switchboard(self) -> PostgresSwitchboard:
-        """Return the operator's orders."""
-        return PostgresSwitchboard(self._database)
+    def controls(self) -> Controls:
+        """Return what the operator orders."""
+        return Controls(self._database)
 
     # --- failures ---
 
@@ -533,7 +607,11 @@ class PostgresLedger:
     # --- staging ---
 
     def reserve_staging(self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int) -> None:
-        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation. `limit_bytes` 0: no limit."""
+        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation. `limit_bytes` 0: no limit.
+
+        Raises:
+            StagingError: with those of other chunks it would pass the limit.
+        """
         with self._database.transaction() as connection:
             # Two runs must not both find the last of the room; a lock of the transaction, not of the session.
             connection.execute(text("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"))
@@ -568,7 +646,7 @@ class PostgresLedger:
     # --- waits ---
 
     def record_waits(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
-        """Put what the run waits for now in place of what it wrote before."""
+        """Put what the run waits for now in place of what it wrote before; to be repeated within 30 s while it waits."""
         with self._database.transaction() as connection:
             record_waits(connection, holder, source, waits)
 
@@ -585,7 +663,11 @@ class PostgresLedger:
             return upkeep.leases(connection)
 
     def end_lease(self, name: str, epoch: int) -> bool:
-        """Give back a lease that its holder left; False where it may still be held, or is not this holding's any more."""
+        """Give back a lease that its holder left.
+
+        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
+        by one that cannot be seen from here and has not let it run out.
+        """
         with self._database.transaction() as connection:
             return upkeep.end_lease(connection, name, epoch)
 
@@ -600,25 +682,39 @@ class PostgresLedger:
             return upkeep.unsettled(connection)
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
-        """Count a source's location rows and claims by chunk, all at one moment."""
+        """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.
+
+        Empty for a source that is not known. Reads both tables once.
+        """
         with self._database.transaction() as connection:
             return upkeep.rows_by_chunk(connection, source)
 
     def drop_stray_rows(self, caf_file_id: int) -> int:
-        """Remove claims and locations that no chunk in its state stands for; return how many there were."""
+        """Remove claims of a chunk that claims nothing or is unknown, and locations of one that never was located or is unknown.
+
+        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
+        """
         with self._database.transaction() as connection:
             return upkeep.drop_stray_rows(connection, caf_file_id)
 
     # --- questions ---
 
     def export_located(self, source: str, path: Path) -> int:
-        """Write every location of the source as Parquet; return the rows written. Constant memory."""
+        """Write every location of the source as Parquet (`inventory.LOCATED_SCHEMA`); return the rows written.
+
+        Of chunks in good standing only; constant memory, in no order.
+        """
         source_id = self._source_id(source)
         with self._database.transaction() as connection:
             return write_located(connection, source_id, path)
 
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
-        """Return the current location of a key in a chunk in good standing, or that of one version."""
+        """Return the current location of a key, or that of one version.
+
+        Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
+        is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
+        Only chunks in good standing count.
+        """
         if not is_supported(key.encode("utf-8", "surrogatepass")):
             return None
         condition = "" if object_version is None else "WHERE found.object_version = :version"
@@ -634,7 +730,7 @@ class PostgresLedger:
         return Location(_location_row(row), row.chunk, posting, known)
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return the latest located versions of a key, and how many there are."""
+        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
         if not is_supported(key.encode("utf-8", "surrogatepass")):
             return [], 0
         with self._database.transaction() as connection:
@@ -642,7 +738,11 @@ class PostgresLedger:
         return [_location_row(row) for row in rows], rows[0].versions if rows else 0
 
     def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
-        """Of these, return (key, object version) of those of which a plan has nothing to do."""
+        """Of these, return (key, object version) of those of which a plan has nothing to do.
+
+        They are claimed, skipped and not due, or located and what a look-up of the key gives out, with the listed LastModified
+        or headers that were compared.
+        """
         found: set[tuple[str, str]] = set()
         with self._database.transaction() as connection:
             source_id = _source_id(connection, source)

@@ -26,8 +26,8 @@ _FAILED = text(
 )
 
 
-class PostgresProviderRecords:
-    """`ProviderRecords` on Postgres. Safe in threads."""
+class ProviderRecords:
+    """Measured rates and failures by provider, kept over runs. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -9,11 +9,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
-from caf_pipeline.ledger.records import Ledger, Location
+from caf_pipeline.ledger.records import Location
 from caf_pipeline.store.protocol import ChunkStore
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
 
 IN_MEMORY_BYTES: Final = 8 << 20
 """An object is compared in memory up to this size, in a temporary file beyond it."""
@@ -112,7 +115,7 @@ class Found:
 
 
 def fetch(
-    ledger: Ledger, store: ChunkStore, source: str, key: str, object_version: str | None = None, *, folder: Path | None = None
+    ledger: "Ledger", store: ChunkStore, source: str, key: str, object_version: str | None = None, *, folder: Path | None = None
 ) -> Found:
     """Look one object up; its bytes are read when they are asked for.
 
@@ -133,7 +136,7 @@ def fetch(
     return Found(location, store, folder)
 
 
-def _not_located(ledger: Ledger, source: str, key: str, object_version: str | None) -> NotLocated:
+def _not_located(ledger: "Ledger", source: str, key: str, object_version: str | None) -> NotLocated:
     versions, count = ledger.versions(source, key, VERSIONS_NAMED) if object_version is not None else ([], 0)
     if not versions:
         return NotLocated(

@@ -1,8 +1,8 @@
 """What a store of chunks is: it takes a chunk, says what that costs, proves that it has it, and gives ranges of it back.
 
-`TransactionLog` (what was signed) and `ProviderRecords` (how fast each provider is) are what a store must not forget: it is given
-them and knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the contract suite
-`caf_pipeline_tests/contracts/chunk_store.py`.
+What a store must not forget is given to it: what it signed (`TransactionLog`), and how fast each provider is (the ledger's
+`ProviderRecords`); it knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the contract
+suite `caf_pipeline_tests/contracts/chunk_store.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,26 +202,6 @@ class ProviderRecord:
     download_rate: float | None
     failures: int
     failed_at: datetime | None
-
-
-class ProviderRecords(Protocol):
-    """Measured rates and failures by provider, kept over runs."""
-
-    def all(self) -> Mapping[str, ProviderRecord]:
-        """Return what is known, by provider."""
-        ...
-
-    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
-        ...
-
-    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished download in the same way."""
-        ...
-
-    def failed(self, provider: str) -> None:
-        """Count a failure."""
-        ...
 
 
 class ChunkStore(Protocol):

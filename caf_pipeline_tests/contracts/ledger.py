@@ -558,13 +558,13 @@ class LedgerContract:
         assert set(providers.all()) == {"p"}
 
     def test_orders_hold_until_they_are_taken_back(self, ledger):
-        board = ledger.switchboard()
+        board = ledger.controls()
         assert board.orders() == Orders()
         board.order("paused", "the bill")
         board.order("bandwidth", "1000")
         board.order("bandwidth", "0")
         board.order("spend_cap", "-1")
-        assert ledger.switchboard().orders() == Orders("the bill", 0, -1)
+        assert ledger.controls().orders() == Orders("the bill", 0, -1)
         for name in ("paused", "bandwidth", "spend_cap"):
             board.order(name, None)
         assert board.orders() == Orders()
@@ -574,18 +574,18 @@ class LedgerContract:
     )
     def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
         with pytest.raises(UsageError):
-            ledger.switchboard().order(name, value)
-        assert ledger.switchboard().orders() == Orders()
+            ledger.controls().order(name, value)
+        assert ledger.controls().orders() == Orders()
 
     def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"])
         for name in names[:3]:
             bring_to(ledger, name, ChunkState.UPLOADING)
-        assert ledger.switchboard().orders().uploads == 1
+        assert ledger.controls().orders().uploads == 1
         with contextlib.ExitStack() as held:
             for name in (*names[1:3], names[3]):
                 held.enter_context(ledger.lease(f"chunk/{name}", holder()))
-            assert ledger.switchboard().orders().uploads == 2
+            assert ledger.controls().orders().uploads == 2
 
     # --- copies and their proofs ---
 

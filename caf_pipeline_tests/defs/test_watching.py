@@ -117,7 +117,7 @@ def test_one_partition_can_be_proven_by_itself(archived):
 
 
 def test_nothing_is_looked_at_while_everything_is_paused(archived):
-    archived.ledger.switchboard().order("paused", "moving house")
+    archived.ledger.controls().order("paused", "moving house")
     assert archived.execute(PROVE).success
     assert shown(archived) == {}
 
@@ -228,7 +228,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
-    pipeline.ledger.switchboard().order("paused", "moving house")
+    pipeline.ledger.controls().order("paused", "moving house")
     tick = tick_of(pipeline, name)
     assert tick.run_requests == []
     assert tick.skip_message == "Paused: moving house. `caf jackal resume` ends it."

@@ -89,7 +89,7 @@ def perform(order: Order) -> int:
 def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.chunk_state import UNDER_WAY
     from caf_pipeline.ledger.database import open_database
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import Pace
     from caf_pipeline.settings import Settings
@@ -102,7 +102,7 @@ def _perform(order: Order, moments: Moments) -> None:
     packer.pace_of = lambda settings: Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
     settings = Settings.model_validate(order.settings)
     database = open_database(settings)
-    ledger = PostgresLedger(database, lease_seconds=order.lease_seconds)
+    ledger = Ledger(database, lease_seconds=order.lease_seconds)
     endpoint = settings.source(order.source).endpoint_url
     work = open_workplace(
         settings,

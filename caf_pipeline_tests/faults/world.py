@@ -23,7 +23,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.ledger.database import open_database
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
@@ -192,7 +192,7 @@ class World:
         settings = Settings.model_validate(self.values)
         database = open_database(settings)
         try:
-            ledger = PostgresLedger(database, lease_seconds=self._lease_seconds)
+            ledger = Ledger(database, lease_seconds=self._lease_seconds)
             client = client_for(settings.source(SOURCE).endpoint_url)
             work = open_workplace(settings, SOURCE, run=run, ledger=ledger, client=client)
             try:

@@ -14,7 +14,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.leases import HeldLease
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, location, register
@@ -27,13 +27,13 @@ import sys
 from dataclasses import replace
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.errors import LeaseLost
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.ledger import location
 
 url, chunk, seconds, boot, what = sys.argv[1:]
-ledger = PostgresLedger(Database(parse_url(url)), lease_seconds=float(seconds))
+ledger = Ledger(Database(parse_url(url)), lease_seconds=float(seconds))
 me = this_process("run-child")
 with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) as lease:
     print("held", flush=True)
@@ -81,7 +81,7 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
     with child(database_url, chunk) as process:
         process.kill()
         process.wait()
-        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch == 2
 
 
@@ -91,7 +91,7 @@ def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chu
         while is_alive(boot_id(), process.pid, _started_of(database_url)):
             time.sleep(0.01)
         assert process.returncode is None
-        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch == 2
 
 
@@ -104,12 +104,12 @@ def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
     with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
         process.kill()
         process.wait()
-        with PostgresLedger(database, lease_seconds=SHORT).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=SHORT).lease(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch == 2
 
 
 def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, chunk):
-    ledger = PostgresLedger(database, lease_seconds=SHORT)
+    ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot="another machine"):
         with pytest.raises(HeldByOther) as refused:
             ledger.lease(f"chunk/{chunk}", holder()).__enter__()
@@ -126,7 +126,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_holder(database):
 
 @pytest.mark.parametrize("boot", ["", "another machine"])
 def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, database_url, chunk, boot):
-    ledger = PostgresLedger(database, lease_seconds=SHORT)
+    ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
         process.send_signal(signal.SIGSTOP)
         with ledger.lease(f"chunk/{chunk}", holder("run-2")):
@@ -143,7 +143,7 @@ def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_complet
         assert process.stdout.readline() == "loading\n"
         process.kill()
         process.wait()
-        with PostgresLedger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
             assert ledger.locate(SOURCE, "a") is None
             assert ledger.load_locations(lease, chunk, [location("a")]) == 1
 

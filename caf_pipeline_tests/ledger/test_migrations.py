@@ -10,7 +10,7 @@ import pytest
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.migrations import applied_migrations, migrate, sql_folder
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 
 MIGRATE = """
 import sys, psycopg
@@ -131,7 +131,7 @@ def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url
     )
     assert migrate(connection) == [name for name in names_of_migrations() if name > "0001.ledger"]
     database = Database(parse_url(empty_database_url))
-    ledger = PostgresLedger(database)
+    ledger = Ledger(database)
     assert (ledger.chunk("s-1").state, ledger.chunk("s-1").reason) == ("parked", "no money")
     assert [(copy.provider, copy.listed, copy.windows) for copy in ledger.known_copies("s-1")] == [("p", True, 0)]
     database.close()

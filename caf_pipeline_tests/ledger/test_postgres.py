@@ -13,7 +13,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
 from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, parse_url
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import CopyCheck
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
@@ -42,10 +42,10 @@ from caf_pipeline_tests.support.pgbouncer import running_pooler
 @pytest.fixture
 def ledger(database):
     # A contract test that meets a held lease waits for one renewal.
-    return PostgresLedger(database, lease_seconds=1.0)
+    return Ledger(database, lease_seconds=1.0)
 
 
-class TestPostgresLedger(LedgerContract):
+class TestLedger(LedgerContract):
     """Passes the contract."""
 
 
@@ -183,7 +183,7 @@ def pooled_ledger(database_url):
     """A ledger whose statements share two server connections with those of others."""
     with running_pooler(database_url) as pooler:
         database = Database(parse_url(pooler.url))
-        yield PostgresLedger(database, lease_seconds=1.0)
+        yield Ledger(database, lease_seconds=1.0)
         database.close()
 
 
@@ -201,8 +201,8 @@ def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 7)
     assert (log.start_of(ACCOUNT, chunk), log.spent(ACCOUNT), log.waiting(ACCOUNT)) == (7, 10, [])
-    pooled_ledger.switchboard().order("bandwidth", "5")
-    assert pooled_ledger.switchboard().orders().bandwidth == 5
+    pooled_ledger.controls().order("bandwidth", "5")
+    assert pooled_ledger.controls().orders().bandwidth == 5
     done = archive(pooled_ledger, ["b"])
     look(pooled_ledger, done, CopyCheck(Copy("provider", "proof", 9), 1))
     assert pooled_ledger.known_copies(done)[0].windows == 1

@@ -11,7 +11,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, location, register
 from caf_pipeline_tests.contracts.transaction_log import (
@@ -31,7 +31,7 @@ S = ChunkState
 
 @pytest.fixture
 def ledger(database):
-    return PostgresLedger(database, lease_seconds=1.0)
+    return Ledger(database, lease_seconds=1.0)
 
 
 @pytest.fixture
@@ -140,12 +140,12 @@ CHILD = """
 import sys
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, signed
 
 url, seconds, chunk, body = sys.argv[1:]
-log = PostgresLedger(Database(parse_url(url)), lease_seconds=float(seconds)).transactions(this_process("run-child"))
+log = Ledger(Database(parse_url(url)), lease_seconds=float(seconds)).transactions(this_process("run-child"))
 log.ask(ACCOUNT, chunk, chunk.encode(), 30)
 print("asked", flush=True)
 sys.stdin.readline()

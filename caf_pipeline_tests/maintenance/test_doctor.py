@@ -13,7 +13,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, StoreUnreachable
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Kind, Turn
@@ -315,10 +315,8 @@ def test_a_chunk_whose_objects_are_located_elsewhere_is_left_and_said_to_be_so(w
 
 def test_a_plan_that_is_cut_at_this_moment_is_left(work, database_url, monkeypatch):
     seen = []
-    original = PostgresLedger.register_plan
-    monkeypatch.setattr(
-        PostgresLedger, "register_plan", lambda *given: (seen.append(found(work, told=True)), original(*given))[1]
-    )
+    original = Ledger.register_plan
+    monkeypatch.setattr(Ledger, "register_plan", lambda *given: (seen.append(found(work, told=True)), original(*given))[1])
     cut_plan(work, take_inventory(work))
     assert seen == [[]]
 

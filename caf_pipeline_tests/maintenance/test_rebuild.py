@@ -14,7 +14,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.rebuild import FindingKind
 from caf_pipeline.maintenance.repair import repair_chunk
@@ -171,7 +171,7 @@ def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
 
 
 def test_nothing_is_rebuilt_while_a_plan_is_cut(lost, database):
-    quick = PostgresLedger(database, lease_seconds=1.5)
+    quick = Ledger(database, lease_seconds=1.5)
     with quick.lease("plan/src", holder("run-2")), pytest.raises(HeldByOther):
         list(rebuild.rebuild(dataclasses.replace(lost, ledger=quick)))
 

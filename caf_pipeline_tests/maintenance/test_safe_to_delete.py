@@ -344,9 +344,9 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(work, store,
 
 
 def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
 
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
     first, *_ = archive_everything(work)
     pass_window(work, store)

@@ -248,9 +248,9 @@ def test_the_chunks_looked_at_longest_ago_come_first(work):
 
 
 def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
 
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     (name,) = archive_everything(work)
     with ledger.lease(chunk_steps.lease_name(name), this_process("run-2")):

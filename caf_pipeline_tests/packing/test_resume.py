@@ -15,7 +15,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefused, StagingError
 from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.writer import LEAST_AHEAD_BYTES, LOST_BYTES, Checkpoints, Pace, pace_of, part_of, window_of
@@ -339,7 +339,7 @@ def woken(process):
 
 
 def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_path, database, database_url):
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     (chunk,) = plan(work).chunks
     process = paused(tmp_path, database_url, chunk.name)
@@ -354,7 +354,7 @@ def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_p
 
 
 def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp_path, database, database_url):
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
     (chunk,) = plan(work).chunks
@@ -375,7 +375,7 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp
 
 
 def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
     name = broken_chunk(work)

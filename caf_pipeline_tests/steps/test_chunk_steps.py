@@ -7,7 +7,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, ObjectReadFailed, SourceUnreachable, StagingError
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, planning
@@ -152,7 +152,7 @@ def test_a_damaged_staged_file_is_not_posted(work):
 
 
 def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, source, database):
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(work).chunks]
     other = a_workplace(tmp_path, source, ledger, run="run-2")

@@ -218,9 +218,9 @@ def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_bef
 
 
 def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import PostgresLedger
+    from caf_pipeline.ledger.postgres import Ledger
 
-    ledger = PostgresLedger(database, lease_seconds=1.5)
+    ledger = Ledger(database, lease_seconds=1.5)
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(20)})
     work = a_workplace(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "550KiB"})
     other = a_workplace(tmp_path, source, ledger, store=store, run="run-2", target="500KiB")
@@ -264,7 +264,7 @@ def test_the_index_is_opened_once_while_sealing(work, monkeypatch):
 
 
 class Pausing:
-    """A switchboard whose pause ends when the brake has waited so often; `looks` has what `look` saw at each wait."""
+    """Controls whose pause ends when the brake has waited so often; `looks` has what `look` saw at each wait."""
 
     def __init__(self, look, *, waits=1):
         self.paused, self.waits, self.looks, self.now = "", waits, [], 0.0

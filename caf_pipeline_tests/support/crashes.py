@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,13 @@ import psycopg
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database, parse_url
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.transactions import PostgresTransactionLog
-from caf_pipeline.maintenance.doctor.examine import examine
+from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Finding, Kind, Turn
 from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
-from caf_pipeline.store.protocol import TransactionLog
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
@@ -70,7 +68,7 @@ def killed(what: str, url: str, name: str, seconds: str) -> None:
 
 
 def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
-    with PostgresLedger(Database(parse_url(url)), lease_seconds=seconds).lease(name, this_process("run-child")):
+    with Ledger(Database(parse_url(url)), lease_seconds=seconds).lease(name, this_process("run-child")):
         told.send("held")
         time.sleep(600)
 
@@ -109,9 +107,9 @@ def _kill_at(owner: object, name: str, *, before: bool) -> None:
 
 def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
     name, before = at
-    owner = PostgresTransactionLog if hasattr(PostgresTransactionLog, name) else PostgresLedger
+    owner = PostgresTransactionLog if hasattr(PostgresTransactionLog, name) else Ledger
     _kill_at(owner, name, before=before)
-    ledger = PostgresLedger(Database(parse_url(url)))
+    ledger = Ledger(Database(parse_url(url)))
     store = open_jackal_store if "jackal" in settings else None
     archive_chunk(a_workplace(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
 
@@ -127,25 +125,13 @@ def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = Fa
 # --- the doctor, and what it may have changed --------------------------------------------------------------------------
 
 
-@dataclass
-class StorePayer:
-    """Settles with a store's own poster."""
-
-    store: JackalStore
-    log: TransactionLog
-
-    @property
-    def account(self) -> str:
-        return self.store.poster.account
-
-    def settle(self) -> None:
-        self.store.poster.settle(self.log)
-
-
 def examined(work: Workplace) -> Iterator[Finding]:
     """Yield what the doctor finds, as `caf doctor` calls it."""
-    payer = StorePayer(work.store, work.ledger.transactions(work.holder)) if isinstance(work.store, JackalStore) else None
-    return examine(work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), payer=payer)
+    settler = None
+    if isinstance(store := work.store, JackalStore):
+        log = work.ledger.transactions(work.holder)
+        settler = Settler(lambda: store.poster.account, lambda: store.poster.settle(log))
+    return examine(work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler)
 
 
 def found(work: Workplace, *, told: bool = False) -> list[tuple[Kind, str]]:
@@ -171,8 +157,8 @@ def everything(folder: Path, url: str) -> dict[str, Any]:
     return state
 
 
-_DEADLY = ((os, "unlink"), (shutil, "rmtree"), (PostgresLedger, "end_lease"), (PostgresLedger, "release_staging"),
-           (PostgresLedger, "drop_stray_rows"), (PostgresLedger, "lease"))  # fmt: skip
+_DEADLY = ((os, "unlink"), (shutil, "rmtree"), (Ledger, "end_lease"), (Ledger, "release_staging"),
+           (Ledger, "drop_stray_rows"), (Ledger, "lease"))  # fmt: skip
 
 
 def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> None:
@@ -194,7 +180,7 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
     moments = [0]
     for owner, name in _DEADLY:
         _count_and_die(owner, name, moments, fatal)
-    work = a_workplace(Path(folder), MemorySource({}), PostgresLedger(Database(parse_url(url))), run="doctor")
+    work = a_workplace(Path(folder), MemorySource({}), Ledger(Database(parse_url(url))), run="doctor")
     for one in examined(work):
         with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
             if one.mend is not None:
@@ -212,10 +198,10 @@ def main() -> None:
     what, url, *rest = sys.argv[1:]
     database = Database(parse_url(url))
     if what == "inventory":
-        take_inventory(a_workplace(Path(rest[0]), EndlessSource({"a": b"a"}), PostgresLedger(database)))
+        take_inventory(a_workplace(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
         return
     name, seconds = rest
-    with PostgresLedger(database, lease_seconds=float(seconds)).lease(name, this_process("run-child")) as lease:
+    with Ledger(database, lease_seconds=float(seconds)).lease(name, this_process("run-child")) as lease:
         print("held", flush=True)
         for _ in sys.stdin:
             try:

@@ -15,7 +15,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.s3_server import Bucket
@@ -53,7 +53,7 @@ class Pipeline:
     settings: Settings
     bucket: Bucket
     instance: DagsterInstance
-    ledger: PostgresLedger
+    ledger: Ledger
 
     def put(self, count: int, *, size_bytes: int = 3_000, prefix: str = "key") -> None:
         """Put objects; a chunk of the target size takes some ten of 3,000 bytes."""
@@ -100,6 +100,6 @@ def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url:
 
 
 @pytest.fixture
-def pipeline(pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: PostgresLedger) -> Pipeline:
+def pipeline(pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: Ledger) -> Pipeline:
     """The whole of it."""
     return Pipeline(pipeline_settings, new_bucket, instance, ledger)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.ledger.database import Database, parse_url
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import Pace
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -87,7 +87,7 @@ def _run(
 ) -> None:
     moments = [0]
     packer.pace_of = lambda settings: pace
-    ledger = PostgresLedger(Database(parse_url(url)))
+    ledger = Ledger(Database(parse_url(url)))
     work = a_workplace(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
     for name in _LEDGER_MOVES:
         _count_and_die(ledger, name, moments, fatal)

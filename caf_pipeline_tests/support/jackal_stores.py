@@ -41,7 +41,7 @@ class MemoryRecords:
 
 @dataclass
 class Board:
-    """A switchboard."""
+    """Controls."""
 
     given: Orders = field(default_factory=Orders)
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from caf_pipeline.ledger.database import Database, parse_url
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline_tests.support import postgres
 
 TABLES = {
@@ -33,10 +33,10 @@ TABLES = {
     "claims": "SELECT file_path, object_version FROM claims ORDER BY 1, 2",
 }
 
-NewLedger = Callable[[], PostgresLedger]
+NewLedger = Callable[[], Ledger]
 
 
-def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> PostgresLedger:
+def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> Ledger:
     """Return an empty ledger in a database of its own, which ends with the stack; `ledger.url` is its address."""
     name = f"new_{next(postgres._numbers)}"
     postgres._administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database} STRATEGY wal_log")
@@ -44,7 +44,7 @@ def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> 
     url = postgres._database_url(postgres_url, name)
     database = Database(parse_url(url))
     stack.callback(database.close)
-    ledger = PostgresLedger(database)
+    ledger = Ledger(database)
     ledger.url = url
     return ledger
 
@@ -56,7 +56,7 @@ def new_ledger(postgres_url: str, template_database: str) -> Iterator[NewLedger]
         yield lambda: make_ledger(stack, postgres_url, template_database)
 
 
-def rows_of(ledger: PostgresLedger) -> dict[str, list[dict[str, Any]]]:
+def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Return what the ledger has, by table, in an order of its own."""
     with ledger._database.transaction() as connection:
         found = {name: connection.execute(text(statement)).mappings().all() for name, statement in TABLES.items()}

@@ -174,11 +174,11 @@ def open_log(where: str) -> Iterator[TransactionLog]:
     if where.startswith("postgresql"):
         # Imported here: a run with a log in a file begins in a quarter of the time.
         from caf_pipeline.ledger.database import Database, parse_url
-        from caf_pipeline.ledger.postgres import PostgresLedger
+        from caf_pipeline.ledger.postgres import Ledger
 
         database = Database(parse_url(where))
         try:
-            yield PostgresLedger(database).transactions(this_process("run-child"))
+            yield Ledger(database).transactions(this_process("run-child"))
         finally:
             database.close()
     else:

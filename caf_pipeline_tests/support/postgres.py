@@ -11,7 +11,7 @@ import pytest
 
 from caf_pipeline.ledger.database import Database, embedded_url, parse_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import PostgresLedger
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 
 _TEMPLATE = "caf_template"
@@ -80,6 +80,6 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def ledger(database: Database) -> PostgresLedger:
+def ledger(database: Database) -> Ledger:
     """A ledger in a new database."""
-    return PostgresLedger(database)
+    return Ledger(database)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.context import Workplace
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Holder, Ledger
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.store.directory import DirectoryStore

@@ -6,9 +6,9 @@ deleted at a store.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
@@ -36,24 +36,21 @@ _GOES_ON: Final[Mapping[ChunkState, str]] = {
 """What the next run does with a chunk that the last one left in this state."""
 
 
-class Payer(Protocol):
-    """Who settles what a store signed."""
+@dataclass(frozen=True, slots=True)
+class Settler:
+    """What settles the transactions that a store signed.
 
-    @property
-    def account(self) -> str:
-        """Return the account as the ledger names it. Raises MnemonicRefused where there is no wallet."""
-        ...
+    Attributes:
+        account: returns the account as the ledger names it; raises MnemonicRefused where there is no wallet.
+        settle: waits until the fate of each of the account's transactions is known, and writes it; nothing new is signed.
+            Raises HeldByOther where a live run does that already, and StoreError.
+    """
 
-    def settle(self) -> None:
-        """Wait until the fate of each of the account's transactions is known, and write it; nothing new is signed.
-
-        Raises:
-            HeldByOther: a live run does that already. StoreError.
-        """
-        ...
+    account: Callable[[], str]
+    settle: Callable[[], None]
 
 
-def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], payer: Payer | None = None) -> Iterator[Finding]:
+def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None) -> Iterator[Finding]:
     """Yield what is found of one source, and of what all sources share; the order is that in which it is to be mended.
 
     Nothing is changed by looking. `work.objects` is never asked. Where the store is away, what needs it is yielded as not
@@ -62,14 +59,14 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], payer: P
     Args:
         work: the source's parts. Work that the operator paused is looked at all the same.
         alive: tells whether a holder's process runs; None where that cannot be told from here.
-        payer: settles transactions; None where the store signs none.
+        settler: settles transactions; None where the store signs none.
 
     Raises:
         LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
     """
     ward = Ward(replace(work, brake=None), alive)
     yield from _leases(ward)
-    yield from _transactions(ward, payer)
+    yield from _transactions(ward, settler)
     yield from _rows(ward)
     all_known = True  # the ledger has every chunk that the store may have
     for finding in listed_files(ward):
@@ -114,21 +111,21 @@ def _end_lease(ward: Ward, lease: LeaseRecord) -> Mended:
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def _transactions(ward: Ward, payer: Payer | None) -> Iterator[Finding]:
+def _transactions(ward: Ward, settler: Settler | None) -> Iterator[Finding]:
     held = ward.in_hands()
     left = [one for one in ward.work.ledger.unsettled() if _account_lease(one) not in held]
     if not left:
         return
     account = ""
     try:
-        account = payer.account if payer else ""
+        account = settler.account() if settler else ""
     except CafError as error:
         yield unseen("transactions that are not settled", error)
     for one in left:
         what = "a purchase of space" if one.purpose == "buy" else "a post"
         found = f"{what} was signed and is not settled; block {one.timeout_height} is the last that may include it"
-        if payer is not None and one.account == account:
-            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, ward, payer, one))
+        if settler is not None and one.account == account:
+            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, ward, settler, one))
         else:
             remedy = f"run this with the wallet and chain of account {one.account}"
             yield told(Kind.TRANSACTION, one.hash, found, remedy, Turn.OPERATOR)
@@ -138,13 +135,13 @@ def _account_lease(one: SignedTransaction) -> str:
     return f"account/{one.account}"
 
 
-def _settle(ward: Ward, payer: Payer, one: SignedTransaction) -> Mended:
+def _settle(ward: Ward, settler: Settler, one: SignedTransaction) -> Mended:
     if _is_settled(ward, one):  # together with an earlier one
         return Mended("settled")
     held = ward.in_hands().get(_account_lease(one))
     if held is not None:
         raise HeldByOther(f"{held.name} is held by run {held.holder.run}", holder=held.holder.run)
-    payer.settle()
+    settler.settle()
     return Mended("settled") if _is_settled(ward, one) else GONE
 
 

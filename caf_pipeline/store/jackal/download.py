@@ -4,13 +4,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider_selection import Roster
-from caf_pipeline.store.protocol import Posting, ProviderRecords
+from caf_pipeline.store.protocol import Posting
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.provider_stats import ProviderRecords
 
 HOLDERS_SECONDS: Final = 60.0
 """How old the chain's word on who holds a file may be: thousands of objects are read from one chunk in a row."""
@@ -24,7 +27,7 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 class Reading:
     """Reads posted files. Safe for several threads."""
 
-    def __init__(self, chain: Chain, records: ProviderRecords, roster: Roster, waits: Waits | None = None) -> None:
+    def __init__(self, chain: Chain, records: "ProviderRecords", roster: Roster, waits: Waits | None = None) -> None:
         self._chain = chain
         self._records = records
         self._roster = roster

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
-from caf_pipeline.ledger.records import Holder, Ledger
+from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import JackalSettings, Settings
 from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
 from caf_pipeline.store.jackal.download import Reading
@@ -21,9 +21,13 @@ from caf_pipeline.store.jackal.provider_selection import Roster
 from caf_pipeline.store.jackal.takers import Takers
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, ProviderRecords, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.provider_stats import ProviderRecords
 
 PRICE_DAYS: Final = 365
 """For how long `cost` prices the space; a plan is bought for 30 days or more."""
@@ -47,7 +51,7 @@ class JackalStore:
         wallet: Wallet,
         chain: Chain,
         poster: Poster,
-        records: ProviderRecords,
+        records: "ProviderRecords",
         brake: Brake,
         waits: Waits | None = None,
     ) -> None:
@@ -232,7 +236,7 @@ def _require_public(public: bool) -> None:
         )
 
 
-def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> JackalStore:
+def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, waits: Waits | None = None) -> JackalStore:
     """Open the store that the settings describe. The wallet is opened when something is to be paid: reading needs none.
 
     Raises:
@@ -242,7 +246,7 @@ def open_jackal_store(settings: Settings, ledger: Ledger, holder: Holder, waits:
     given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
     wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
     log = ledger.transactions(holder)
-    brake = Brake(ledger.switchboard(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    brake = Brake(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
     chain = Chain(
         jackal.lcd,
         jackal.chain_id,
