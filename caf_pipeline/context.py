@@ -15,6 +15,7 @@ from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
+    from caf_pipeline.ledger.leases import HeldLease
     from caf_pipeline.ledger.postgres import Ledger
 
 
@@ -63,12 +64,16 @@ class Workplace:
         """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
         return archive_id_of(self.source, self.address)
 
-    def hold(self, check: Callable[[], None]) -> None:
+    def lease(self, name: str) -> "HeldLease":
+        """Hold a lease while the context lasts: see `Ledger.lease`."""
+        return self.ledger.lease(name, self.holder, waits=self.waits)
+
+    def wait_while_paused(self, check: Callable[[], None]) -> None:
         """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
         if self.brake is None:
             check()
         else:
-            self.brake.hold(check)
+            self.brake.wait_while_paused(check)
 
     def inventories(self) -> Path:
         """Return the folder of this source's snapshots, made if it is missing."""

@@ -92,7 +92,7 @@ class Brake:
         rate = self.bandwidth()
         return min(most, max(LEAST_PIECE_BYTES, int(rate / PIECES_PER_SECOND))) if rate else most
 
-    def hold(self, check: Callable[[], None] = _no_check) -> None:
+    def wait_while_paused(self, check: Callable[[], None] = _no_check) -> None:
         """Return once nothing is paused. `check` is called about every second meanwhile, and may raise to end the wait."""
         check()
         if not (reason := self.paused()):
@@ -114,7 +114,7 @@ class Brake:
                 while (missing := self._missing(mine)) > 0:
                     self._sleep(min(missing, TICK_SECONDS))
                     check()
-        self.hold(check)
+        self.wait_while_paused(check)
 
     def _missing(self, mine: int) -> float:
         """Return the seconds until the bandwidth has granted this many bytes, at the rate that holds now."""

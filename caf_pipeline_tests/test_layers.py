@@ -20,7 +20,12 @@ ORDER = (
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
 PORTS = {"source.protocol", "store.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
-TYPES = {"ledger.postgres.Ledger", "ledger.controls.Controls", "ledger.provider_stats.ProviderRecords"}
+TYPES = {
+    "ledger.postgres.Ledger",
+    "ledger.leases.HeldLease",
+    "ledger.controls.Controls",
+    "ledger.provider_stats.ProviderRecords",
+}
 """Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}

@@ -46,7 +46,7 @@ def test_nothing_is_held_up_where_nothing_is_ordered(board):
 
 def test_a_pause_holds_until_it_is_taken_back(board):
     board.given, board.at = Orders(paused="the line is needed"), {100: Orders()}
-    board.brake().hold()
+    board.brake().wait_while_paused()
     assert 100 <= board.now <= 103
 
 
@@ -66,7 +66,7 @@ def test_what_is_held_up_notices_a_lost_lease(board):
             raise LeaseLost("gone")
 
     with pytest.raises(LeaseLost):
-        board.brake().hold(check)
+        board.brake().wait_while_paused(check)
     board.given, looks[:] = Orders(bandwidth=1), []
     with pytest.raises(LeaseLost):
         board.brake().sent(MIB, check)

@@ -122,14 +122,14 @@ def repair(
     wrong or there is no such source; 5 the source, 6 the database or 7 the store failed; 9 what could be found has other
     bytes; 10 a run works on it; 11 there is no such chunk.
     """
-    from caf_pipeline.inventory.plan import is_chunk_name  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.inventory.chunk_id import ChunkId  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     with opened_ledger(settings) as ledger:
         known = known_sources(settings, ledger)
         if what in known:
             source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
-        elif not is_chunk_name(what):
+        elif ChunkId.parse(what) is None:
             raise settings.unknown_source(what, known)
         else:
             chunk = ledger.chunk(what)

@@ -86,7 +86,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         def take() -> metadata.Metadata:
             work = _open(context, pipeline, source)
             if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
-                work.hold(lambda: None)
+                work.wait_while_paused(lambda: None)
             snapshot = planning.take_inventory(work, after=after, until=until)
             if warning := planning.nothing_found(work, snapshot):
                 context.log.warning(warning)

@@ -7,6 +7,9 @@ Source: "Flow" in docs/design.md.
 
 from typing import Final
 
+from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory.chunk_id import ChunkId
+
 LOCATION_NAME: Final = "caf-pipeline"
 """The code location's name. Fixed, as in workspace.yaml: runs carry it, and stand under their job only while it is the same."""
 
@@ -58,8 +61,11 @@ def partitions_name(source: str) -> str:
 
 
 def source_of(chunk: str) -> str:
-    """Return the source of a chunk's id, which is `<source>-<plan>-<number>`."""
-    return chunk.rsplit("-", 2)[0]
+    """Return the source of a chunk's id; raise UsageError where it is none."""
+    chunk_id = ChunkId.parse(chunk)
+    if chunk_id is None:
+        raise UsageError(f"partition '{chunk}' is not the id of a chunk", hint="`caf status` lists the chunks")
+    return chunk_id.source
 
 
 def plan_job(source: str) -> str:

@@ -15,7 +15,6 @@ Source: "A chunk" in docs/design.md.
 import contextlib
 import hashlib
 import json
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -144,19 +143,6 @@ class PlannedObject:
 
     object: S3Object
     member: str
-
-
-def chunk_name(source: str, plan_name: str, number: int) -> str:
-    """Return a chunk's id, which is also its partition key."""
-    return f"{source}-{plan_name}-{number:05d}"
-
-
-_CHUNK_NAME: Final = re.compile(r".+-(?:[0-9a-f]{8}|[0-9a-f]{12})-[0-9]{5}")
-
-
-def is_chunk_name(text: str) -> bool:
-    """Tell whether a text is written as a chunk's id is."""
-    return _CHUNK_NAME.fullmatch(text) is not None
 
 
 _Row = tuple[bytes, str | None, str, int, str]  # key, version id, ETag, size, object version

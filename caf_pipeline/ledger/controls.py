@@ -7,8 +7,7 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.leases import CHUNK_PREFIX
-from caf_pipeline.ledger.records import Orders
+from caf_pipeline.ledger.records import Orders, chunk_lease
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
 """The least value of each order that is a number: no limit, and no cap."""
@@ -41,7 +40,7 @@ class Controls:
     def orders(self) -> Orders:
         """Return the orders in force, and how many runs upload now (by state and live lease); at least 1."""
         with self._database.transaction() as connection:
-            row = connection.execute(_ORDERS, {"prefix": CHUNK_PREFIX, "states": _SENDING}).one()
+            row = connection.execute(_ORDERS, {"prefix": chunk_lease(""), "states": _SENDING}).one()
         given = row.given
         return Orders(
             paused=given.get("paused", ""),

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.records import Holder, chunk_of_lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
@@ -27,8 +27,6 @@ LEASE_SECONDS: Final = 30.0
 run after a crash on another machine is ready to wait."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
-CHUNK_PREFIX: Final = "chunk/"
-ACCOUNT_PREFIX: Final = "account/"
 
 _SELECT = text(
     "SELECT epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
@@ -154,10 +152,9 @@ class HeldLease:
         if taken is None:  # another run made the row between our two statements
             return self._try(connection)
         self.epoch = taken
-        if self.name.startswith(CHUNK_PREFIX):
-            chunk = self.name.removeprefix(CHUNK_PREFIX)
-            if connection.execute(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount == 0:
-                raise NotLocated(f"the ledger has no chunk {chunk}")
+        chunk = chunk_of_lease(self.name)
+        if chunk is not None and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount:
+            raise NotLocated(f"the ledger has no chunk {chunk}")
         return None
 
     def _renew_until_released(self) -> None:

@@ -33,7 +33,7 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.export import write_exceptions, write_located, write_standing
 from caf_pipeline.ledger.import_chunk import Superseded, restore
-from caf_pipeline.ledger.leases import CHUNK_PREFIX, LEASE_SECONDS, HeldLease
+from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import (
     Chunk,
@@ -55,6 +55,7 @@ from caf_pipeline.ledger.records import (
     Seal,
     Skip,
     SourceAccount,
+    chunk_lease,
 )
 from caf_pipeline.ledger.replicas import (
     end_listing,
@@ -179,7 +180,7 @@ class Ledger:
     # --- leases ---
 
     def lease(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold `name` while the context lasts; for a chunk, `name` is `chunk/<chunk name>` and sets the chunk's epoch.
+        """Hold `name` while the context lasts; the name of a chunk's lease (`chunk_lease`) sets the chunk's epoch.
 
         A holder on this machine whose process is dead is replaced at once; any other is waited for until its lease is seen
         renewed or has run out (at most one lease time).
@@ -857,7 +858,7 @@ def _require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
 
 
 def _require_lease_of(lease: Lease, chunk: str) -> None:
-    if lease.name != f"{CHUNK_PREFIX}{chunk}":
+    if lease.name != chunk_lease(chunk):
         raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
 
 

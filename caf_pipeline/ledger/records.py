@@ -168,6 +168,32 @@ class RestoredChunk:
     fault: str = ""
 
 
+def chunk_lease(chunk: str) -> str:
+    """Return the name of the lease under which a chunk is worked on."""
+    return f"chunk/{chunk}"
+
+
+def plan_lease(source: str) -> str:
+    """Return the name of the lease under which plans of a source are cut, and what is current is stated."""
+    return f"plan/{source}"
+
+
+def deletion_lease(source: str) -> str:
+    """Return the name of the lease under which it is told what of a source is safe to delete."""
+    return f"deletion/{source}"
+
+
+def account_lease(account: str) -> str:
+    """Return the name of the lease under which an account's transactions are signed."""
+    return f"account/{account}"
+
+
+def chunk_of_lease(name: str) -> str | None:
+    """Return the chunk that a lease of this name is on; None where it is on something else."""
+    chunk = name.removeprefix(chunk_lease(""))
+    return chunk if name == chunk_lease(chunk) else None
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
     """A lease's row. `live` by the database's clock: whether it has not run out."""

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Row, text
 from caf_pipeline.chunk_state import TO_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.leases import ACCOUNT_PREFIX, HeldLease
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.leases import HeldLease
+from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES: Final = ("included", "failed", "expired", "superseded")
@@ -33,7 +33,7 @@ _TO_BE_POSTED: Final = sorted(TO_BE_POSTED)
 _DURABLY: Final = text("SET LOCAL synchronous_commit = on")
 
 # The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
-_HOLD_LEASE = text("SELECT 1 FROM leases WHERE name = :name AND epoch = :epoch AND expires_at > to_timestamp(0) FOR SHARE")
+_LOCK_LEASE = text("SELECT 1 FROM leases WHERE name = :name AND epoch = :epoch AND expires_at > to_timestamp(0) FOR SHARE")
 
 _CHUNK_ROW = text("SELECT caf_file_id, state, start FROM caf_files WHERE name = :chunk FOR NO KEY UPDATE")
 # Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
@@ -128,9 +128,9 @@ class PostgresTransactionLog:
         self._holder = holder
         self._lease_seconds = lease_seconds
 
-    def own(self, account: str) -> HeldLease:
+    def lease(self, account: str) -> HeldLease:
         """Hold the account's sequence while the context lasts."""
-        return HeldLease(self._database, f"{ACCOUNT_PREFIX}{account}", self._holder, seconds=self._lease_seconds)
+        return HeldLease(self._database, account_lease(account), self._holder, seconds=self._lease_seconds)
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
         """Let the chunk's message wait, in place of an earlier one; nothing changes where it has a live post.
@@ -173,7 +173,8 @@ class PostgresTransactionLog:
         """
         with self._database.transaction() as connection:
             connection.execute(_DURABLY)
-            _hold(connection, lease, transaction.account)
+            _require_lease_of(lease, transaction.account, f"sign for account {transaction.account}")
+            _lock_lease(connection, lease)
             ids = _free_chunks(connection, transaction.account, chunks)
             written = connection.execute(
                 _COMMIT,
@@ -292,23 +293,25 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 # --- what the log's methods share ---------------------------------------------------------------------------------------
 
 
-def _hold(connection: Connection, lease: Lease, account: str) -> None:
-    """Lock the account's lease, or raise LeaseLost where another run owns it now."""
-    if lease.name != f"{ACCOUNT_PREFIX}{account}":
-        raise LeaseLost(f"the lease on {lease.name} gives no right to sign for account {account}")
-    if connection.execute(_HOLD_LEASE, {"name": lease.name, "epoch": lease.epoch}).one_or_none() is None:
-        raise LeaseLost(f"account {account} is in the hands of another run now; nothing of this one's was written")
+def _require_lease_of(lease: Lease, account: str, what: str) -> None:
+    if lease.name != account_lease(account):
+        raise LeaseLost(f"the lease on {lease.name} gives no right to {what}")
+
+
+def _lock_lease(connection: Connection, lease: Lease) -> None:
+    """Lock the lease's row, or raise LeaseLost where another run has it now."""
+    if connection.execute(_LOCK_LEASE, {"name": lease.name, "epoch": lease.epoch}).one_or_none() is None:
+        raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
 def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[Any]:
     """Return the transaction's row, locked, with the lease of its account."""
     # The lease first: a commit locks in that order.
-    _hold(connection, lease, lease.name.removeprefix(ACCOUNT_PREFIX))
+    _lock_lease(connection, lease)
     row = connection.execute(_TRANSACTION, {"hash": hash}).one_or_none()
     if row is None:
         raise LedgerError(f"the ledger has no transaction {hash}")
-    if lease.name != f"{ACCOUNT_PREFIX}{row.account}":
-        raise LeaseLost(f"the lease on {lease.name} gives no right to settle transaction {hash} of account {row.account}")
+    _require_lease_of(lease, row.account, f"settle transaction {hash} of account {row.account}")
     return row
 
 

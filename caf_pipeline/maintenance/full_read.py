@@ -92,7 +92,7 @@ def read_back(
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
     for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
-        work.hold(lease.check)
+        work.wait_while_paused(lease.check)
         tree.update(piece)
         check.update(piece)
         if progress:

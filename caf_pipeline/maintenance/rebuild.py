@@ -38,7 +38,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.manifest import open_manifest
 from caf_pipeline.inventory.snapshot import S3Object
-from caf_pipeline.ledger.records import Chunk, LocationRow, RestoredChunk, Skip
+from caf_pipeline.ledger.records import Chunk, LocationRow, RestoredChunk, Skip, plan_lease
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head, rows_of
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.store.protocol import Copy, PostedFile
@@ -365,7 +365,7 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
     Raises:
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
-    with work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits) as lease:
+    with work.lease(plan_lease(work.source)) as lease:
         for finding in find_chunks(work, owner=owner, whole=whole):
             lease.check()
             yield _restored(work, finding, dry_run=dry_run)

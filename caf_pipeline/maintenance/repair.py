@@ -21,7 +21,7 @@ from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, loca
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
 from caf_pipeline.packing.staging import download, let_go, proof_type_of, staged_path
-from caf_pipeline.steps.chunk_steps import posting_of, put_staged, repeat_packing, to_store, working_on
+from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of, put_staged, repeat_packing, to_store
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
 Origin = Literal["staging", "provider", "source", "none needed"]
@@ -55,7 +55,7 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         StoreError: its bytes are nowhere to be had; the message says what was tried. NotProven, IntegrityError: the store
             did not come to enough right copies. What `ChunkStore.post` and `put` raise. The chunk stays damaged.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
         findings = _look(work, lease, chunk, posting)

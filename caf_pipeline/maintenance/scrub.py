@@ -20,7 +20,7 @@ from caf_pipeline.ledger.records import Chunk, CopyCheck
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
 from caf_pipeline.packing.staging import sweep
-from caf_pipeline.steps.chunk_steps import posting_of, working_on
+from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 
 WINDOWS_BEHIND: Final = 2
@@ -84,7 +84,7 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
         StoreUnreachable: the chain, or every provider, is out of reach; that says nothing of the chunk, and nothing is
             recorded. CafError: the chunk is in no state in which it is to be proven.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
         an_object = work.ledger.any_object(name, OBJECT_BYTES)
@@ -175,7 +175,7 @@ def look_at_copies(
     """
     findings = []
     for copy in work.store.copies(posting):
-        work.hold(lease.check)
+        work.wait_while_paused(lease.check)
         if is_small(chunk):
             findings.append(look_at_whole_copy(work, lease, chunk, posting, copy))
             continue

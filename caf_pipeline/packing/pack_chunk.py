@@ -88,7 +88,7 @@ def _files_to_pack_into(
         if left:
             left.part.close()
         raise
-    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.hold(lease.check)) if left else None
+    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.wait_while_paused(lease.check)) if left else None
     remove_staged(*others)
     if taken:
         return *taken, ""
@@ -117,7 +117,7 @@ def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
     """Return a `progress` that ends the packing where the lease is lost, and waits while everything is paused."""
 
     def told(objects: int, size_bytes: int) -> None:
-        work.hold(lease.check)
+        work.wait_while_paused(lease.check)
         work.progress(objects, size_bytes)
 
     return told

@@ -27,7 +27,7 @@ from caf_pipeline.caf.merkle import MerkleTree, merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.ledger.records import Chunk, chunk_lease
 from caf_pipeline.packing.packer import Packed, remove_staged
 from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_error
@@ -89,11 +89,6 @@ def _kind_of(named: re.Match[str]) -> StagedKind:
         return "sealed"
     kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
     return kind
-
-
-def lease_name(name: str) -> str:
-    """Return the name of a chunk's lease."""
-    return f"chunk/{name}"
 
 
 def staged_path(work: Workplace, name: str) -> Path:
@@ -276,7 +271,7 @@ def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, pro
     try:
         with part.open("wb") as file:
             for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
-                work.hold(lease.check)
+                work.wait_while_paused(lease.check)
                 tree.update(piece)
                 file.write(piece)
         if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
@@ -347,7 +342,7 @@ def _located_at(chunk: Chunk) -> datetime:
 def _remove_kept(work: Workplace, name: str) -> bool:
     """Remove a kept file, unless a run works with it."""
     try:
-        with work.ledger.lease(lease_name(name), work.holder):
+        with work.ledger.lease(chunk_lease(name), work.holder):
             if work.ledger.chunk(name).state is not ChunkState.LOCATED:
                 return False
             remove_staged(staged_path(work, name))

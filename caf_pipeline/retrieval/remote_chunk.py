@@ -28,6 +28,7 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreUnreachable,
 )
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import (
     FORMATS,
     HEAD_SIZE_BYTES,
@@ -37,7 +38,6 @@ from caf_pipeline.inventory.manifest import (
     refuse_bloated,
     row_identity,
 )
-from caf_pipeline.inventory.plan import chunk_name
 from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
 from caf_pipeline.ledger.records import LocationRow, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile
@@ -60,7 +60,6 @@ _LOCATED: Final = (*_ROW, "start_byte", "end_byte", "sha256")
 _CHECKED: Final = (*_LOCATED, "member")
 """Columns of the manifest that rows are made of, and those that are held against the index: reading all takes twice as long."""
 
-_CHUNK_NAME: Final = re.compile(r"(?P<source>.+)-(?P<plan>[0-9a-f]{8}|[0-9a-f]{12})-(?P<number>[0-9]{5})")
 _REASONS: Final = frozenset(SkipReason)
 _LARGEST: Final = 2**63 - 1  # of a number that the database holds
 
@@ -269,18 +268,20 @@ def read_chunk(
     root_size = ROOT_SIZE_BYTES.get(file.proof_type)
     if root_size != len(file.posting.merkle_root):
         raise MalformedArchive(f"its Merkle root is none of proof type {file.proof_type}")
-    plan, number = _named(head.chunk, of)
+    chunk_id = ChunkId.parse(head.chunk)
+    if chunk_id is None or chunk_id.source != of:
+        raise MalformedArchive(f"its head names a chunk {head.chunk[:60]!r}, which is none of source {of}")
     chunk_file = _open(source, head.chunk)
     chunk_file.head_member()
     member = chunk_file.manifest_member()
     sha256 = fetch_manifest(source, member, spool)
     manifest = open_manifest(spool)
-    described = _described(manifest, head, of, plan)
+    described = _described(manifest, head, of, chunk_id.plan)
     refuse_bloated(spool)
     tally = _Tally()
     for _ in checked_rows(manifest, chunk_file, tally):
         pass
-    plan_sha256, object_count, object_bytes = _planned(described, plan, tally)
+    plan_sha256, object_count, object_bytes = _planned(described, chunk_id.plan, tally)
     samples = _samples(source, file.posting, manifest)
     return StoredChunk(
         file=file,
@@ -291,8 +292,8 @@ def read_chunk(
         name=head.chunk,
         source=of,
         archive_id=head.archive_id,
-        plan=plan,
-        number=number,
+        plan=chunk_id.plan,
+        number=chunk_id.number,
         snapshot=described["snapshot"],
         plan_sha256=plan_sha256,
         object_count=object_count,
@@ -321,14 +322,6 @@ def _samples(source: AgreedSource, posting: Posting, manifest: OpenedManifest) -
             end_byte = max((part.end_byte for part in parts), default=0)
             if end_byte - start_byte > JUDGED_BYTES or not source.judge(start_byte, end_byte, parts):
                 raise
-
-
-def _named(chunk: str, source: str) -> tuple[str, int]:
-    """Return the plan's name and the number out of a chunk's."""
-    match = _CHUNK_NAME.fullmatch(chunk)
-    if not match or match["source"] != source or chunk != chunk_name(source, match["plan"], int(match["number"])):
-        raise MalformedArchive(f"its head names a chunk {chunk[:60]!r}, which is none of source {source}")
-    return match["plan"], int(match["number"])
 
 
 def _open(source: AgreedSource, name: str) -> ChunkFile:

@@ -32,7 +32,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip
+from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip, chunk_lease
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource, StoredSource
 from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import Packed, remove_staged
@@ -41,7 +41,6 @@ from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
     download,
     give_final_name,
-    lease_name,
     let_go,
     manifest_is_right,
     proof_type_of,
@@ -110,7 +109,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
     Raises:
         What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
@@ -131,7 +130,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
 
 def pack_chunk(work: Workplace, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
@@ -142,7 +141,7 @@ def pack_chunk(work: Workplace, name: str) -> Chunk:
 
 def seal_chunk(work: Workplace, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
         chunk_file = None
         if chunk.state is ChunkState.PACKING:
@@ -249,7 +248,7 @@ def post_file(work: Workplace, name: str) -> Chunk:
         ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has its objects in smaller ones.
         And what else `ChunkStore.post` raises.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name), to_be_posted=True)
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
@@ -314,7 +313,7 @@ def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
 
 def upload_chunk(work: Workplace, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _restored(work, lease, _workable(work, name))
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
@@ -352,7 +351,7 @@ def verify_stored(work: Workplace, name: str) -> VerifyReport:
     Raises:
         NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives other bytes.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.EMPTY:
             return VerifyReport(chunk, [], 0)
@@ -361,7 +360,7 @@ def verify_stored(work: Workplace, name: str) -> VerifyReport:
         if chunk.state is ChunkState.UPLOADING:
             findings = []
             for copy in copies:
-                work.hold(lease.check)
+                work.wait_while_paused(lease.check)
                 findings.append(look_at_copy(work.store, posting, copy, chunk.samples))
             copies = [finding.copy for finding in findings if finding.good]
             if len(copies) < work.store.required_copies:
@@ -457,7 +456,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
     Raises:
         NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
     """
-    with working_on(work, name) as lease:
+    with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
@@ -496,7 +495,7 @@ def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
 
 def release_staging(work: Workplace, name: str) -> Chunk:
     """Remove what a located or empty chunk still has in staging; what the store wants kept stays while there is room."""
-    with working_on(work, name):
+    with lease_chunk(work, name):
         chunk = _workable(work, name)
         if chunk.state is ChunkState.LOCATED:
             let_go(work, name)
@@ -510,7 +509,7 @@ def release_staging(work: Workplace, name: str) -> Chunk:
 
 def park(work: Workplace, name: str, reason: str) -> Chunk:
     """Give a chunk up until an operator looks at it; its objects stay claimed."""
-    with held(work, name) as lease:
+    with lease_chunk(work, name, though_paused=True) as lease:
         chunk = work.ledger.chunk(name)
         work.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
         return work.ledger.chunk(name)
@@ -518,7 +517,7 @@ def park(work: Workplace, name: str, reason: str) -> Chunk:
 
 def unpark(work: Workplace, name: str) -> Chunk:
     """Let runs work on a parked chunk again, from the last state that its row proves."""
-    with held(work, name) as lease:
+    with lease_chunk(work, name, though_paused=True) as lease:
         chunk = work.ledger.chunk(name)
         if chunk.start is not None:
             after = ChunkState.POSTED
@@ -536,7 +535,7 @@ def withdraw(work: Workplace, name: str, *, reason: str = "") -> Chunk:
     Raises:
         IllegalMove: it was posted, or it is not known yet whether it was.
     """
-    with held(work, name) as lease:
+    with lease_chunk(work, name, though_paused=True) as lease:
         _withdraw(work, lease, work.ledger.chunk(name), reason=reason)
         return work.ledger.chunk(name)
 
@@ -565,24 +564,21 @@ def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
 
 
 @contextmanager
-def held(work: Workplace, name: str) -> Iterator[Lease]:
-    """Hold the chunk's lease. What the operating system refuses meanwhile, it refuses in staging."""
-    with work.waits.on(name), work.ledger.lease(lease_name(name), work.holder, waits=work.waits) as lease:
+def lease_chunk(work: Workplace, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
+    """Hold the chunk's lease; the context begins when nothing is paused.
+
+    What the operating system refuses meanwhile, it refuses in staging.
+    """
+    with work.waits.on(name), work.lease(chunk_lease(name)) as lease:
         try:
+            if not though_paused:
+                work.wait_while_paused(lease.check)
             yield lease
         except (OSError, StagingError) as error:
             lease.check()  # whoever lost it finds files gone that are another run's by now
             if isinstance(error, StagingError):
                 raise
             raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
-
-
-@contextmanager
-def working_on(work: Workplace, name: str) -> Iterator[Lease]:
-    """Hold the chunk's lease for a step, which begins when nothing is paused."""
-    with held(work, name) as lease:
-        work.hold(lease.check)
-        yield lease
 
 
 def _workable(work: Workplace, name: str) -> Chunk:

@@ -82,7 +82,7 @@ def compare_headers(work: Workplace, lease: Lease, inventory: InventoryRecord, t
     objects = read_objects(to_compare)
     with ThreadPoolExecutor(work.settings.packing.fetch_threads, "compare") as pool:
         while some := list(islice(objects, OBJECTS_AT_ONCE)):
-            work.hold(lease.check)
+            work.wait_while_paused(lease.check)
             archived = _archived(work, manifests, some)
             equal, skips = list[CurrentException](), list[Skip]()
             for obj, said in zip(some, pool.map(partial(_read_headers, work), some), strict=True):

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Final
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
-from caf_pipeline.inventory.plan import Plan, PlanTerms, chunk_name, read_identities, read_listed_apart, write_plan
+from caf_pipeline.inventory.plan import Plan, PlanTerms, read_identities, read_listed_apart, write_plan
 from caf_pipeline.inventory.snapshot import (
     Accounting,
     S3Object,
@@ -36,7 +37,7 @@ from caf_pipeline.inventory.snapshot import (
     rewritten_version,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip
+from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip, plan_lease
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
@@ -263,7 +264,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     """
     plans: list[PlanRecord] = []
     chunks: list[PlannedChunk] = []
-    with plan_lease(work) as lease:
+    with work.lease(plan_lease(work.source)) as lease:
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
             refuse_second_copy(work)
@@ -282,11 +283,6 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         chunks.extend(planned)
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
     return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warnings, current.comparison, current.exceptions)
-
-
-def plan_lease(work: Workplace) -> AbstractContextManager[Lease]:
-    """Hold the lease under which plans of the source are cut, and what is current is stated."""
-    return work.ledger.lease(f"plan/{work.source}", work.holder, waits=work.waits)
 
 
 def _target_size(work: Workplace) -> tuple[int, str]:
@@ -371,7 +367,7 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanReco
     )
     planned = [
         PlannedChunk(
-            name=chunk_name(work.source, name, chunk.chunk_number),
+            name=str(ChunkId(work.source, name, chunk.chunk_number)),
             number=chunk.chunk_number,
             object_count=chunk.object_count,
             object_bytes=chunk.object_bytes,

@@ -120,7 +120,7 @@ class TransactionLog(Protocol):
     of them, sends it, and settles it; the runs of the other chunks find their result here.
     """
 
-    def own(self, account: str) -> "AbstractContextManager[Lease]":
+    def lease(self, account: str) -> "AbstractContextManager[Lease]":
         """Hold the account's sequence while the context lasts: one run at a time signs.
 
         Raises:

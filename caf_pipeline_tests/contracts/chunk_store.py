@@ -44,7 +44,7 @@ class MemoryLog:
         self._epoch = 0
 
     @contextmanager
-    def own(self, account):
+    def lease(self, account):
         self._epoch += 1
         lease = MemoryLease(f"account/{account}", self._epoch)
         try:

@@ -30,13 +30,13 @@ def ask(log: Any, *chunks: str, account: str = ACCOUNT) -> None:
 
 def commit(log: Any, transaction: SignedTransaction, *chunks: str) -> SignedTransaction:
     """Commit a transaction under a lease of its own."""
-    with log.own(transaction.account) as lease:
+    with log.lease(transaction.account) as lease:
         log.commit(lease, transaction, chunks)
     return transaction
 
 
 def settle(log: Any, transaction: SignedTransaction, outcome: str, *starts: int) -> None:
-    with log.own(transaction.account) as lease:
+    with log.lease(transaction.account) as lease:
         log.settle(lease, transaction.hash, outcome, starts=starts)
 
 
@@ -130,7 +130,7 @@ class TransactionLogContract:
 
     def test_a_run_that_dies_between_asking_and_committing_leaves_its_post_to_the_next(self, log, chunks):
         ask(log, chunks[0])
-        with pytest.raises(ConnectionError), log.own(ACCOUNT):
+        with pytest.raises(ConnectionError), log.lease(ACCOUNT):
             raise ConnectionError("the cable")
         assert names(log.waiting(ACCOUNT)) == [chunks[0]]
         commit(log, signed(1), chunks[0])
@@ -138,15 +138,15 @@ class TransactionLogContract:
     # --- the owner of the sequence ---
 
     def test_one_run_at_a_time_owns_an_account(self, log):
-        with log.own(ACCOUNT), log.own(OTHER), pytest.raises(HeldByOther):
-            log.own(ACCOUNT).__enter__()
-        with log.own(ACCOUNT) as lease:
+        with log.lease(ACCOUNT), log.lease(OTHER), pytest.raises(HeldByOther):
+            log.lease(ACCOUNT).__enter__()
+        with log.lease(ACCOUNT) as lease:
             lease.check()
 
     def test_who_lost_the_account_can_neither_commit_nor_settle(self, log, chunks, take_over):
         ask(log, *chunks)
         one = commit(log, signed(1), chunks[0])
-        with log.own(ACCOUNT) as lease:
+        with log.lease(ACCOUNT) as lease:
             take_over(ACCOUNT)
             with pytest.raises(LeaseLost):
                 log.commit(lease, signed(2), [chunks[1]])
@@ -196,14 +196,14 @@ class TransactionLogContract:
 
     def test_a_failed_purchase_comes_to_its_fee(self, log):
         one = commit(log, signed(1, cost=1_000_000))
-        with log.own(ACCOUNT) as lease:
+        with log.lease(ACCOUNT) as lease:
             log.settle(lease, one.hash, "failed", cost=6_000)
         assert log.spent(ACCOUNT) == 6_000
 
     def test_a_purchase_counts_at_its_list_price_until_it_is_told_what_was_taken(self, log):
         told, untold, failed, _pending = (commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5))
         commit(log, signed(5, cost=1))
-        with log.own(ACCOUNT) as lease:
+        with log.lease(ACCOUNT) as lease:
             log.settle(lease, told.hash, "included", cost=300)
             log.settle(lease, untold.hash, "included")
             log.settle(lease, failed.hash, "failed", cost=7)

@@ -7,8 +7,9 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps.chunk_steps import lease_name, park
+from caf_pipeline.steps.chunk_steps import park
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -83,7 +84,7 @@ def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     other = pipeline.workplace("another run")
-    with other.ledger.lease(lease_name(chunk), other.holder):
+    with other.ledger.lease(chunk_lease(chunk), other.holder):
         result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert result.success
     assert materialized(pipeline, result) == []

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
-from caf_pipeline.steps.chunk_steps import lease_name
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 
@@ -150,7 +150,7 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
         lose(archived, chunk)
     archived.execute(PROVE)
     other = archived.workplace("another run")
-    with other.ledger.lease(lease_name(first), other.holder):
+    with other.ledger.lease(chunk_lease(first), other.holder):
         assert archived.execute(REPAIR).success
     assert archived.chunks(ChunkState.DAMAGED) == [first]
 

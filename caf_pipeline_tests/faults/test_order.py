@@ -11,8 +11,8 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, IllegalMove, LedgerError
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.records import Skip
-from caf_pipeline.packing.staging import lease_name, staged_path
+from caf_pipeline.ledger.records import Skip, chunk_lease
+from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline_tests.faults.world import SOURCE
 from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk
@@ -112,14 +112,14 @@ def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small
         archive_chunk(work, name, until=chunk_steps.upload_chunk)
         posting = chunk_steps.posting_of(work.ledger.chunk(name))
         copies = work.store.copies(posting)
-        with work.ledger.lease(lease_name(name), work.holder) as lease:
+        with work.ledger.lease(chunk_lease(name), work.holder) as lease:
             with pytest.raises(IllegalMove):
                 work.ledger.record_posting(lease, name, posting)
             work.ledger.record_copies(lease, name, copies)
             with pytest.raises(IllegalMove):
                 work.ledger.record_copies(lease, name, copies)
         archive_chunk(work, name)
-        with work.ledger.lease(lease_name(name), work.holder) as lease, pytest.raises(IllegalMove):
+        with work.ledger.lease(chunk_lease(name), work.holder) as lease, pytest.raises(IllegalMove):
             work.ledger.load_locations(lease, name, [])
         small_world.finish()
         case.check(small_world)

@@ -11,6 +11,7 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
@@ -18,7 +19,7 @@ from caf_pipeline.inventory.manifest import (
     ROWS_PER_GROUP,
     manifest_row_bound,
 )
-from caf_pipeline.inventory.plan import chunk_name, read_chunk_objects, read_chunk_plan, read_listed_apart, read_terms
+from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan, read_listed_apart, read_terms
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
@@ -161,7 +162,7 @@ def test_objects_beyond_the_last_chunk_are_left_for_another_plan(tmp_path, monke
 
 
 def test_a_chunks_name_is_at_most_fifty_characters():
-    assert len(chunk_name("s" * 30, "0" * 12, 99_999)) <= 50
+    assert len(str(ChunkId("s" * 30, "0" * 12, 99_999))) <= 50
 
 
 def test_what_was_planned_is_read_back(tmp_path, monkeypatch):

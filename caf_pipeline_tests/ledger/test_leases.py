@@ -12,6 +12,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, LeaseLost
+from caf_pipeline.ledger import records
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import Ledger
@@ -206,3 +207,9 @@ def test_a_process_that_ended_is_not_alive():
         other = Holder("run", boot_id(), process.pid, started)
         assert is_alive(other.boot_id, other.pid, other.process_started) is True
     assert is_alive(other.boot_id, other.pid, other.process_started) is False
+
+
+def test_leases_have_the_names_that_earlier_versions_gave_them():
+    names = [records.chunk_lease("c"), records.plan_lease("s"), records.deletion_lease("s"), records.account_lease("i/a")]
+    assert names == ["chunk/c", "plan/s", "deletion/s", "account/i/a"]
+    assert [records.chunk_of_lease(name) for name in names] == ["c", None, None, None]

@@ -80,7 +80,7 @@ class TestMemoryLog(TransactionLogContract):
 
 
 def test_a_lease_that_was_given_back_commits_nothing(log):
-    with log.own(ACCOUNT) as lease:
+    with log.lease(ACCOUNT) as lease:
         pass
     with pytest.raises(LeaseLost):
         log.commit(lease, signed(1), [])
@@ -88,7 +88,7 @@ def test_a_lease_that_was_given_back_commits_nothing(log):
 
 def test_the_lease_of_another_account_signs_and_settles_nothing(log):
     one = commit(log, signed(1))
-    with log.own(OTHER) as lease:
+    with log.lease(OTHER) as lease:
         with pytest.raises(LeaseLost):
             log.commit(lease, signed(2), [])
         with pytest.raises(LeaseLost):
@@ -100,7 +100,7 @@ def test_the_lease_of_another_account_signs_and_settles_nothing(log):
 
 
 def test_a_transaction_whose_hash_is_not_of_its_body_is_refused(log):
-    with log.own(ACCOUNT) as lease, pytest.raises(LedgerError):
+    with log.lease(ACCOUNT) as lease, pytest.raises(LedgerError):
         log.commit(lease, signed(1).__class__("A" * 64, b"body", ACCOUNT, 1, 100), [])
     assert log.pending(ACCOUNT) == []
 
@@ -150,7 +150,7 @@ log.ask(ACCOUNT, chunk, chunk.encode(), 30)
 print("asked", flush=True)
 sys.stdin.readline()
 try:
-    with log.own(ACCOUNT) as lease:
+    with log.lease(ACCOUNT) as lease:
         print("owned", flush=True)
         sys.stdin.readline()
         log.commit(lease, signed(1, body.encode()), [chunk])
@@ -225,7 +225,7 @@ def test_a_run_that_was_paused_beyond_its_lease_commits_nothing(database_url, le
         process.send_signal(signal.SIGSTOP)
         with psycopg.connect(database_url) as connection:  # as if its lease had run out
             connection.execute("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %s", (f"account/{ACCOUNT}",))
-        with ledger.transactions(holder("run-2")).own(ACCOUNT):
+        with ledger.transactions(holder("run-2")).lease(ACCOUNT):
             process.send_signal(signal.SIGCONT)
             tell(process)
             assert heard(process) == "LeaseLost"
@@ -242,7 +242,7 @@ def test_of_commits_at_once_under_one_lease_with_a_chunk_in_common_one_wins(log,
             return 0
         return 1
 
-    with log.own(ACCOUNT) as lease, ThreadPoolExecutor(8) as pool:
+    with log.lease(ACCOUNT) as lease, ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(attempt, range(1, 9))) == 1
     assert len(log.pending(ACCOUNT)) == 1
 

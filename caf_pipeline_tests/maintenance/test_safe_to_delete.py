@@ -26,6 +26,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion import verdicts
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
@@ -285,7 +286,7 @@ def test_objects_of_a_damaged_chunk_are_not_safe(work, store, tmp_path, proven):
 
 def test_objects_of_an_expired_chunk_are_not_safe(work, tmp_path, proven):
     gone = keys_of(work, proven[0])
-    with work.ledger.lease(chunk_steps.lease_name(proven[0]), work.holder) as lease:
+    with work.ledger.lease(chunk_lease(proven[0]), work.holder) as lease:
         work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
     assert Answer(work, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
 
@@ -350,7 +351,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
     work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
     first, *_ = archive_everything(work)
     pass_window(work, store)
-    with ledger.lease(chunk_steps.lease_name(first), this_process("run-2")):
+    with ledger.lease(chunk_lease(first), this_process("run-2")):
         answer = Answer(work, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(work, first), "not_looked_at")
     assert Answer(work, tmp_path).found.everything_is_safe
@@ -625,7 +626,7 @@ def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(wo
     original = work.objects.list_pages
 
     def listing(**named):
-        with work.ledger.lease(chunk_steps.lease_name(proven[0]), this_process("the watch")) as lease:
+        with work.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
             work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
         yield from original(**named)
 
@@ -638,7 +639,7 @@ def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_questi
 
     def batches(self, **named):
         yield from original(self, **named)
-        with work.ledger.lease(chunk_steps.lease_name(proven[0]), this_process("the watch")) as lease:
+        with work.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
             work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
 
     monkeypatch.setattr(deletion.Decisions, "batches", batches)

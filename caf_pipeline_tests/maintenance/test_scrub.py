@@ -8,6 +8,7 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest, sweep_staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
@@ -253,7 +254,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
     ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     (name,) = archive_everything(work)
-    with ledger.lease(chunk_steps.lease_name(name), this_process("run-2")):
+    with ledger.lease(chunk_lease(name), this_process("run-2")):
         assert list(prove_oldest(work, 10)) == []
 
 

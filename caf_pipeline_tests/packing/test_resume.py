@@ -16,6 +16,7 @@ from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefus
 from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.writer import LEAST_AHEAD_BYTES, LOST_BYTES, Checkpoints, Pace, pace_of, part_of, window_of
@@ -290,7 +291,7 @@ def work(tmp_path, ledger):
 
 def root_of_undisturbed(work, name, folder):
     chunk = work.ledger.chunk(name)
-    with work.ledger.lease(chunk_steps.lease_name(name), work.holder) as lease:
+    with work.ledger.lease(chunk_lease(name), work.holder) as lease:
         packer = pack_chunk.packer_of(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
         return packer.pack(objects, folder / "undisturbed", folder / "manifest").merkle_root
@@ -396,7 +397,7 @@ def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tm
 
 
 def refused_by_staging(work, name, error, *, slept):
-    with chunk_steps.held(work, name) as lease:
+    with chunk_steps.lease_chunk(work, name, though_paused=True) as lease:
         if slept:
             lease._good_until = 0.0
         raise error

@@ -9,6 +9,7 @@ from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, ObjectRea
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.steps.audit import account_for_chunk, read_back
@@ -156,7 +157,7 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
     work = a_workplace(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(work).chunks]
     other = a_workplace(tmp_path, source, ledger, run="run-2")
-    with work.ledger.lease(chunk_steps.lease_name(name), work.holder), pytest.raises(HeldByOther) as caught:
+    with work.ledger.lease(chunk_lease(name), work.holder), pytest.raises(HeldByOther) as caught:
         chunk_steps.load_batch(other, name)
     assert caught.value.holder == "run-1"
 

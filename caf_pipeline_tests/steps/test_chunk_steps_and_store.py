@@ -15,7 +15,7 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
-from caf_pipeline.ledger.records import Orders
+from caf_pipeline.ledger.records import Orders, chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.throttle import Brake
@@ -227,7 +227,7 @@ def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, st
     store.hold = 3600
     first, second = [chunk.name for chunk in plan(work).chunks][:2]
     archive_chunk(work, first)
-    with ledger.lease(chunk_steps.lease_name(first), other.holder):
+    with ledger.lease(chunk_lease(first), other.holder):
         chunk_steps.load_batch(work, second)
         chunk_steps.pack_chunk(work, second)  # kept files are no reason to refuse: they are not reserved
         assert f"{first}.caf" in staged_files(work)

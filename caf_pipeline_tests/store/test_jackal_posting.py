@@ -237,7 +237,7 @@ def test_a_chunk_withdrawn_while_its_post_was_signed_does_not_keep_ours_back(pay
 def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads):
     names = [f"t{number}" for number in range(12)]
     chain = payer.chain(log)
-    with log.own(payer.account):
+    with log.lease(payer.account):
         posting = [threads.submit(payer.poster(log, chain=chain).post, chunk(name), log) for name in names]
         while len(log.waiting(payer.account)) < len(names):
             time.sleep(0.01)
@@ -248,7 +248,7 @@ def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads)
 
 
 def test_a_run_waits_while_another_has_the_sequence(payer, log, threads):
-    with log.own(payer.account):
+    with log.lease(payer.account):
         waiting = threads.submit(payer.poster(log).post, chunk("a"), log)
         payer.network.advance(3)
         assert payer.starts("a") == []
@@ -553,7 +553,7 @@ def test_a_paused_process_that_lost_its_lease_sends_nothing_that_was_not_committ
 
 def test_settling_alone_raises_where_another_run_does_it(payer, log):
     poster = payer.poster(log)
-    with log.own(payer.account), pytest.raises(HeldByOther):
+    with log.lease(payer.account), pytest.raises(HeldByOther):
         poster.settle(log)
 
 
@@ -696,7 +696,7 @@ def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(pay
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
     with contextlib.ExitStack() as started:
-        with log.own(payer.account):  # until all of them wait
+        with log.lease(payer.account):  # until all of them wait
             runs = [started.enter_context(start_run(payer, database_url, name)) for name in names]
             for run in runs:
                 run.stdin.close()

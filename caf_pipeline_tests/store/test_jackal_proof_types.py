@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, NotProven, SettingsError
+from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
@@ -71,7 +72,7 @@ def sealed(make_work, old_network):
 
 def let_it_be_posted(work, name):
     """Bring the chunk to the state in which a run was killed that had not posted it yet, or not found out."""
-    with work.ledger.lease(chunk_steps.lease_name(name), work.holder) as lease:
+    with work.ledger.lease(chunk_lease(name), work.holder) as lease:
         work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
 

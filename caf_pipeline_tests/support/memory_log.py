@@ -52,7 +52,7 @@ class MemoryLog:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @contextlib.contextmanager
-    def own(self, account: str) -> Iterator[Lease]:
+    def lease(self, account: str) -> Iterator[Lease]:
         with self._lock:
             if account in self._leases:
                 raise HeldByOther(f"account {account} is held by run other", holder="other")

@@ -25,11 +25,12 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot, percent_decode
+from caf_pipeline.ledger.records import deletion_lease, plan_lease
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.maintenance.deletion.verdicts import Chunks, Watcher, as_they_are_now
 from caf_pipeline.steps.chunk_steps import posting_of
-from caf_pipeline.steps.planning import plan_lease, state_current, take_inventory
+from caf_pipeline.steps.planning import state_current, take_inventory
 
 EXAMPLES: Final = 5
 """Objects that are named for each reason."""
@@ -104,13 +105,13 @@ def find_deletable(
             raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
     _require_proofs(work)
     work.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
-    with work.ledger.lease(f"deletion/{work.source}", work.holder, waits=work.waits) as lease, _folder(work) as folder:
+    with work.lease(deletion_lease(work.source)) as lease, _folder(work) as folder:
         chunks = Chunks(work, lease, folder, watcher or Watcher())
         read = chunks.read_back_all() if reads_back else (0, 0)
         verdicts = chunks.verdicts()
         chunks.watcher.tell(f"listing '{work.source}' again")
         snapshot = take_inventory(work)
-        with plan_lease(work) as planning:
+        with work.lease(plan_lease(work.source)) as planning:
             current = state_current(work, planning, snapshot, _made(folder / "current"))
         said = list(as_they_are_now(work, verdicts))
         decisions = Decisions(current.identified, chunks.located, current.standing, said)

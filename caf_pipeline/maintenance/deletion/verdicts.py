@@ -30,7 +30,7 @@ from caf_pipeline.maintenance.full_read import Range, read_back
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.packing.samples import CopyFinding, described
-from caf_pipeline.steps.chunk_steps import posting_of, working_on
+from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 
 _CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
@@ -107,7 +107,7 @@ class Chunks:
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
         """Read one chunk, from the next provider where one fails; return "" once it is recorded, else why it is not."""
-        with working_on(self.work, name) as lease:
+        with lease_chunk(self.work, name) as lease:
             chunk = self.work.ledger.chunk(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
                 return "" if chunk.read_back_at else f"it is {chunk.state}"

@@ -13,12 +13,11 @@ from typing import Final
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, StoreError
-from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord
+from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease
 from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.packing.staging import lease_name
 from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.store.protocol import SignedTransaction
 from caf_pipeline.system.plurals import counted
@@ -85,8 +84,8 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler:
 
 def _leases(ward: Ward) -> Iterator[Finding]:
     ledger, source = ward.work.ledger, ward.work.source
-    others = {lease_name(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
-    others |= {f"plan/{name}" for name in ledger.sources() if name != source}
+    others = {chunk_lease(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
+    others |= {plan_lease(name) for name in ledger.sources() if name != source}
     for lease in ledger.leases():
         if lease.name in others:
             continue
@@ -113,7 +112,7 @@ def _end_lease(ward: Ward, lease: LeaseRecord) -> Mended:
 
 def _transactions(ward: Ward, settler: Settler | None) -> Iterator[Finding]:
     held = ward.in_hands()
-    left = [one for one in ward.work.ledger.unsettled() if _account_lease(one) not in held]
+    left = [one for one in ward.work.ledger.unsettled() if account_lease(one.account) not in held]
     if not left:
         return
     account = ""
@@ -131,14 +130,10 @@ def _transactions(ward: Ward, settler: Settler | None) -> Iterator[Finding]:
             yield told(Kind.TRANSACTION, one.hash, found, remedy, Turn.OPERATOR)
 
 
-def _account_lease(one: SignedTransaction) -> str:
-    return f"account/{one.account}"
-
-
 def _settle(ward: Ward, settler: Settler, one: SignedTransaction) -> Mended:
     if _is_settled(ward, one):  # together with an earlier one
         return Mended("settled")
-    held = ward.in_hands().get(_account_lease(one))
+    held = ward.in_hands().get(account_lease(one.account))
     if held is not None:
         raise HeldByOther(f"{held.name} is held by run {held.holder.run}", holder=held.holder.run)
     settler.settle()
@@ -157,7 +152,7 @@ def _rows(ward: Ward) -> Iterator[Finding]:
     found = ward.work.ledger.rows_by_chunk(source)
     held = ward.in_hands()
     for rows in found:
-        if rows.chunk is not None and lease_name(rows.chunk) in held:
+        if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
         if stray := _stray(rows):
             name = rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table"
@@ -191,7 +186,7 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
 
 def _drop_rows(ward: Ward, rows: ChunkRows) -> Mended:
     # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
-    with ward.taken(f"plan/{ward.work.source}" if rows.chunk is None else lease_name(rows.chunk)):
+    with ward.lease(plan_lease(ward.work.source) if rows.chunk is None else chunk_lease(rows.chunk)):
         return Mended("removed") if ward.work.ledger.drop_stray_rows(rows.caf_file_id) else GONE
 
 
@@ -202,7 +197,7 @@ def _unlisted(ward: Ward) -> Iterator[Finding]:
     """Find located chunks that the store no longer lists, or with too few copies; and damaged ones, which wait for a repair."""
     work = ward.work
     for chunk in work.ledger.chunks(work.source, [_S.DAMAGED]):
-        if lease_name(chunk.name) not in ward.in_hands():
+        if chunk_lease(chunk.name) not in ward.in_hands():
             yield told(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Turn.OPERATOR)
     required = work.store.required_copies
     for chunk in work.ledger.chunks(work.source, [_S.LOCATED]):
@@ -211,7 +206,7 @@ def _unlisted(ward: Ward) -> Iterator[Finding]:
         except StoreError as error:
             yield unseen(f"copies of the located chunks of {work.source}", error)
             return
-        if listed < required and lease_name(chunk.name) not in ward.in_hands():
+        if listed < required and chunk_lease(chunk.name) not in ward.in_hands():
             found = (
                 f"{listed} of {counted(required, 'copy', 'copies')} listed"
                 if listed
@@ -226,7 +221,7 @@ def _repair(chunk: Chunk) -> str:
 
 
 def _prove(ward: Ward, chunk: Chunk, remedy: str) -> Mended:
-    name = lease_name(chunk.name)
+    name = chunk_lease(chunk.name)
     held = ward.in_hands().get(name)
     if held is not None:
         raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)

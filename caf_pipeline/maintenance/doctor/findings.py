@@ -9,8 +9,7 @@ from typing import Final
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord
-from caf_pipeline.packing.staging import lease_name
+from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord, chunk_lease
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
@@ -102,17 +101,17 @@ class Ward:
     def left(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         """Yield the chunks that no run has at two looks, and that have not gone on between them."""
         held = self.in_hands()
-        free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if lease_name(chunk.name) not in held}
+        free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if chunk_lease(chunk.name) not in held}
         if not free:
             return
         time.sleep(BETWEEN_STEPS_SECONDS)
         held = self.in_hands()
         for chunk in self.work.ledger.chunks(self.work.source, {state for state, _ in free.values()}):
-            if lease_name(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
+            if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
                 yield chunk
 
     @contextmanager
-    def taken(self, name: str) -> Iterator[Lease]:
+    def lease(self, name: str) -> Iterator[Lease]:
         """Hold a lease that no live run has, not even one that is paused and has let it run out.
 
         Raises:

@@ -9,10 +9,10 @@ from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
 from caf_pipeline.errors import ArchiveError, CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
+from caf_pipeline.ledger.records import chunk_lease, plan_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
 from caf_pipeline.maintenance.rebuild import FindingKind
-from caf_pipeline.packing.staging import lease_name
 from caf_pipeline.system.plurals import counted
 
 _DOUBTFUL: Final = frozenset({FindingKind.UNREADABLE, FindingKind.CONFLICTING})
@@ -76,7 +76,7 @@ def _known(ward: Ward, file: rebuild.Finding) -> Iterator[Finding]:
         return
     recorded = (chunk.merkle_root, chunk.start) == (file.file.posting.merkle_root, file.file.posting.start)
     if chunk.state in CLAIMING:
-        if not recorded and lease_name(chunk.name) not in ward.in_hands():
+        if not recorded and chunk_lease(chunk.name) not in ward.in_hands():
             found = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
             yield told(Kind.FILE, chunk.name, found, f"'caf run --source {chunk.source}' goes on with it", Turn.RUN)
     elif chunk.state not in IN_GOOD_STANDING:
@@ -90,7 +90,7 @@ def _remedy(ward: Ward, file: rebuild.Finding) -> str:
 
 def _restore(ward: Ward, file: rebuild.Finding) -> Mended:
     work = ward.work
-    with ward.taken(f"plan/{work.source}"):
+    with ward.lease(plan_lease(work.source)):
         try:
             work.ledger.chunk(file.name)
         except NotLocated:

@@ -15,9 +15,10 @@ from typing import Final, Protocol, runtime_checkable
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
-from caf_pipeline.ledger.records import Chunk, Reservation
+from caf_pipeline.inventory.chunk_id import PLAN_NAME, ChunkId
+from caf_pipeline.ledger.records import Chunk, Reservation, chunk_lease, plan_lease
 from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, routine, told, unseen
-from caf_pipeline.packing.staging import StagedFile, lease_name, leftovers
+from caf_pipeline.packing.staging import StagedFile, leftovers
 from caf_pipeline.system.folder_lock import alone_in
 
 _S = ChunkState
@@ -34,8 +35,7 @@ _WHOLE: Final = frozenset({"sealed", "packed", "record"})
 _DISPOSABLE: Final = frozenset({"manifest", "json", "download"})
 """Of use to the run that wrote them only."""
 
-_CHUNK_NAME: Final = re.compile(r"(?P<source>[a-z0-9-]+)-(?:[0-9a-f]{8}|[0-9a-f]{12})-[0-9]{5}")
-_PLAN_NAME: Final = re.compile(r"[0-9a-f]{8}|[0-9a-f]{12}")
+_PLAN_NAME: Final = re.compile(PLAN_NAME)
 _INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+")
 _RESTORING_LEFT: Final = re.compile(r"\.restoring-.+")  # as `rebuild` names them
 _WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
@@ -92,15 +92,15 @@ def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
 
 def _unknown(ward: Ward, file: StagedFile) -> Iterator[Finding]:
     """Tell of a file whose chunk the ledger does not know, or that is no chunk's."""
-    named = _CHUNK_NAME.fullmatch(file.chunk)
+    named = ChunkId.parse(file.chunk)
     if _RESTORING_LEFT.fullmatch(file.path.name):
         if file.path in _left_in(file.path.parent, _RESTORING_LEFT):
             found = "a rebuild that was not finished left it"
             yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
     elif named is None:
         yield told(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Turn.NOBODY)
-    elif named["source"] != ward.work.source:
-        if named["source"] not in {*ward.work.settings.sources, *ward.work.ledger.sources()}:
+    elif named.source != ward.work.source:
+        if named.source not in {*ward.work.settings.sources, *ward.work.ledger.sources()}:
             found = "neither the ledger nor caf.toml has its source"
             yield told(Kind.STAGED, file.path.name, found, "left as it is", Turn.NOBODY)
     elif file.kind in _WHOLE:
@@ -135,7 +135,7 @@ def _is_over(located_at: datetime, hold: timedelta) -> bool:
 
 
 def _remove(ward: Ward, file: StagedFile, hold: timedelta) -> Mended:
-    with ward.taken(lease_name(file.chunk)):
+    with ward.lease(chunk_lease(file.chunk)):
         chunk = ward.work.ledger.chunk(file.chunk)
         files = _listed(ward.work, file.chunk)
         if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
@@ -145,7 +145,7 @@ def _remove(ward: Ward, file: StagedFile, hold: timedelta) -> Mended:
 
 def _remove_unknown(ward: Ward, file: StagedFile) -> Mended:
     """Remove a file of no chunk. Plans, which make chunks, wait meanwhile."""
-    with ward.taken(_plan_lease(ward.work)):
+    with ward.lease(plan_lease(ward.work.source)):
         try:
             ward.work.ledger.chunk(file.chunk)
         except NotLocated:
@@ -161,10 +161,6 @@ def _unlinked(path: Path) -> Mended:
     except OSError as error:
         raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend the folder's permissions") from error
     return Mended("removed")
-
-
-def _plan_lease(work: Workplace) -> str:
-    return f"plan/{work.source}"
 
 
 # --- reservations ----------------------------------------------------------------------------------------------------
@@ -191,7 +187,7 @@ def _unused(one: Reservation) -> str:
 
 
 def _release(ward: Ward, one: Reservation) -> Mended:
-    with ward.taken(lease_name(one.chunk)):
+    with ward.lease(chunk_lease(one.chunk)):
         now = next((each for each in ward.work.ledger.reservations() if each.chunk == one.chunk), None)
         if now is None or not _unused(now):
             return GONE
@@ -215,7 +211,7 @@ def home_leftovers(ward: Ward, *, all_known: bool) -> Iterator[Finding]:
     for path in _left_in(inventories, _INVENTORY_LEFT):
         found = "an inventory that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_alone, path))
-    if _plan_lease(ward.work) in ward.in_hands():
+    if plan_lease(ward.work.source) in ward.in_hands():
         return
     for path in _left_in(plans, _WORKSPACE):
         found = "a plan that was not finished left it"
@@ -240,7 +236,7 @@ def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
 
 
 def _remove_plan(ward: Ward, path: Path) -> Mended:
-    with ward.taken(_plan_lease(ward.work)):
+    with ward.lease(plan_lease(ward.work.source)):
         if ward.work.ledger.plan_name_taken(ward.work.source, path.name):
             return GONE
         return _remove_alone(path)
@@ -280,11 +276,11 @@ def half_copies(ward: Ward) -> Iterator[Finding]:
         if chunk is None:
             remedy = "remove it, unless another ledger keeps chunks in this folder"
             yield told(Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Turn.OPERATOR)
-        elif chunk.source == work.source and lease_name(chunk.name) not in held:
+        elif chunk.source == work.source and chunk_lease(chunk.name) not in held:
             found = f"a copy of chunk {chunk.name} that was not finished"
             yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, ward, chunk.name, path))
 
 
 def _remove_half(ward: Ward, chunk: str, path: Path) -> Mended:
-    with ward.taken(lease_name(chunk)):
+    with ward.lease(chunk_lease(chunk)):
         return _unlinked(path)

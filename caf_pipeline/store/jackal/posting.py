@@ -205,7 +205,7 @@ class Poster:
             waiting.enter_context(self._for_turn())
             while True:
                 try:
-                    with log.own(self.account) as lease:
+                    with log.lease(self.account) as lease:
                         waiting.close()
                         self._settle_pending(lease, log)
                         found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
@@ -245,7 +245,7 @@ class Poster:
             waiting.enter_context(self._for_turn())
             while True:
                 try:
-                    with log.own(self.account) as lease:
+                    with log.lease(self.account) as lease:
                         waiting.close()
                         for fate in self._settle_pending(lease, log):
                             if fate.transaction.purpose == "buy" and fate.outcome == "included":
@@ -262,7 +262,7 @@ class Poster:
         Raises:
             HeldByOther: a live run does that already. StoreUnreachable, LeaseLost.
         """
-        with log.own(self.account) as lease:
+        with log.lease(self.account) as lease:
             self._settle_pending(lease, log)
 
     def _settle_post(self, merkle_root: bytes, log: TransactionLog) -> None:

@@ -254,5 +254,5 @@ def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, wait
         see_height=lambda height: log.see_height(jackal.chain_id, height),
         waits=waits,
     )
-    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.hold, waits=waits)
+    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.wait_while_paused, waits=waits)
     return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake, waits)

@@ -358,7 +358,7 @@ class _Upload:
             client = self._roster.client(address)
             if client is None:
                 return Result(address, Outcome.UNREACHABLE, "it has no usable address")
-            self.brake.hold(self.check)
+            self.brake.wait_while_paused(self.check)
             file = self._file()
             if address not in file.providers:
                 with self._unanswered(client):
