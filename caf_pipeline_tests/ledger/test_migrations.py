@@ -78,6 +78,24 @@ def test_a_database_of_newer_software_is_refused_with_a_hint(connection, tmp_pat
     assert "update" in refused.value.hint
 
 
+# As yoyo-migrations 9.0.0 made them; it ran the migrations up to version 0.3.0.
+YOYO = """
+    CREATE TABLE _yoyo_migration (migration_hash varchar(64), migration_id varchar(255), applied_at_utc timestamp,
+        PRIMARY KEY (migration_hash));
+    CREATE TABLE _yoyo_version (version int NOT NULL PRIMARY KEY, installed_at_utc timestamp);
+    INSERT INTO _yoyo_version VALUES (2, now());
+    INSERT INTO _yoyo_migration VALUES ('ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb', 'a', now())
+"""
+
+
+def test_what_yoyo_applied_is_not_applied_again_and_what_is_applied_now_is_read_by_yoyo(connection, tmp_path):
+    connection.execute(YOYO)
+    assert migrate(connection, write(tmp_path, a="CREATE TABLE a ()", b="CREATE TABLE b ()")) == ["b"]
+    assert tables(connection) == {"b"}
+    query = "SELECT migration_id FROM _yoyo_migration WHERE migration_hash = encode(sha256(migration_id::bytea), 'hex')"
+    assert {name for (name,) in connection.execute(query)} == {"a", "b"}
+
+
 def test_of_two_processes_that_migrate_at_once_one_does_it_and_both_end_right(connection, empty_database_url, tmp_path):
     folder = write(tmp_path, a=f"CREATE TABLE a (); {SLEEP.format(0.5)}", b="CREATE TABLE b ()")
     both = [start(empty_database_url, folder) for _ in range(2)]
