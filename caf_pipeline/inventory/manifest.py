@@ -7,7 +7,7 @@ Source: "A chunk" in docs/format.md.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
-from caf_pipeline.inventory.snapshot import object_version
+from caf_pipeline.inventory.snapshot import object_version, object_versions
 
 HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
@@ -128,12 +128,19 @@ def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
 
 
 IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "object_version")
-"""The columns that `row_identity` needs."""
+"""The columns that `row_identity` and `identities` need."""
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
     """Return the object version of a row of a manifest of any format."""
-    return row.get("object_version") or object_version(row["version_id"], row["etag"], row["size_bytes"])
+    told: str | None = row.get("object_version")
+    return object_version(row["version_id"], row["etag"], row["size_bytes"]) if told is None else told
+
+
+def identities(batch: pa.RecordBatch) -> pa.Array:
+    """Return `row_identity` of each row of a batch."""
+    told = [batch["object_version"]] if "object_version" in batch.schema.names else []
+    return pc.coalesce(*told, object_versions(batch))
 
 
 class ManifestWriter:
@@ -219,8 +226,8 @@ class OpenedManifest:
     row_count: int
     _parquet: pq.ParquetFile
 
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the rows in order, as dicts, one row group in memory at a time. Columns that it does not have are left out.
+    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, at most `ROWS_PER_GROUP` at a time. Columns that the manifest does not have are left out.
 
         Raises:
             MalformedArchive: a row cannot be read; those before it were yielded.
@@ -228,8 +235,14 @@ class OpenedManifest:
         present = self._parquet.schema_arrow.names
         names = [name for name in columns if name in present] if columns else None
         with _as_malformed():
-            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
-                yield from batch.to_pylist()
+            yield from self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names)
+
+    def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows as dicts; as `batches`."""
+        for batch in self.batches(columns):
+            with _as_malformed():
+                rows = batch.to_pylist()
+            yield from rows
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
@@ -280,12 +293,3 @@ def _as_malformed() -> Iterator[None]:
         yield
     except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:
         raise MalformedArchive(f"the chunk's manifest cannot be read: {str(error)[:200]}") from error
-
-
-def read_manifest(file: IO[bytes] | Path, *, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a manifest in order, as dicts, one row group in memory at a time.
-
-    Raises:
-        MalformedArchive: it is no manifest of a format that this version knows.
-    """
-    yield from open_manifest(file).rows(columns)

@@ -34,13 +34,21 @@ from caf_pipeline.inventory.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
     HEAD_SIZE_BYTES,
+    IDENTITY_COLUMNS,
     MANIFEST_FIXED_BYTES,
     MANIFEST_GROUP_BYTES,
     MANIFEST_MEMBER,
     ROWS_PER_GROUP,
     manifest_row_bound,
 )
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, S3Object, object_version, read_objects, s3_object
+from caf_pipeline.inventory.snapshot import (
+    SNAPSHOT_SCHEMA,
+    S3Object,
+    object_version,
+    object_versions,
+    read_objects,
+    s3_object,
+)
 
 MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""
@@ -391,18 +399,38 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
     Raises:
         CafError: there is no readable plan in `folder`.
     """
+    for batch in read_chunk_batches(folder, number, PLAN_SCHEMA.names):
+        yield from map(_planned_object, batch.to_pylist())
+
+
+def read_chunk_batches(folder: Path, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the objects of one chunk in plan order, with these columns of PLAN_SCHEMA; as `read_chunk_objects`."""
     with _opened(folder / OBJECTS_FILE) as file:
-        column = file.schema_arrow.get_field_index("chunk_number")
-        groups = [
-            group
-            for group in range(file.metadata.num_row_groups)
-            if _may_hold(file.metadata.row_group(group).column(column).statistics, number)
-        ]
-        if not groups:
-            return
-        for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups):
-            table = pa.Table.from_batches([batch])
-            yield from map(_planned_object, table.filter(pc.equal(table["chunk_number"], number)).to_pylist())
+        groups = [group for group, _ in _groups_of(file, number)]
+        named = dict.fromkeys([*columns, "chunk_number"])
+        for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)):
+            yield batch.filter(pc.equal(batch["chunk_number"], number))
+
+
+def count_chunk_objects(folder: Path, number: int) -> int:
+    """Return how many objects of one chunk the plan's files hold. Only row groups shared with another chunk are read.
+
+    Raises:
+        CafError: there is no readable plan in `folder`.
+    """
+    with _opened(folder / OBJECTS_FILE) as file:
+        groups = list(_groups_of(file, number))
+        shared = [group for group, whole in groups if not whole]
+        batches = file.iter_batches(row_groups=shared, columns=["chunk_number"])
+        counts = [file.metadata.row_group(group).num_rows for group, whole in groups if whole]
+        counts += [pc.sum(pc.equal(batch["chunk_number"], number)).as_py() or 0 for batch in batches]
+    return sum(counts)
+
+
+def has_rewritten(folder: Path, number: int) -> bool:
+    """Tell whether an object of one chunk has an identity that version id, ETag and size do not tell; as `read_chunk_objects`."""
+    batches = read_chunk_batches(folder, number, IDENTITY_COLUMNS)
+    return any(pc.any(pc.not_equal(batch["object_version"], object_versions(batch))).as_py() for batch in batches)
 
 
 def read_identities(folder: Path) -> Iterator[tuple[int, str, str, datetime]]:
@@ -433,8 +461,15 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def _may_hold(statistics: pq.Statistics | None, number: int) -> bool:
-    return statistics is None or not statistics.has_min_max or statistics.min <= number <= statistics.max
+def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
+    """Yield the row groups that may hold objects of a chunk, and whether they are known to hold nothing else."""
+    column = file.schema_arrow.get_field_index("chunk_number")
+    for group in range(file.metadata.num_row_groups):
+        statistics = file.metadata.row_group(group).column(column).statistics
+        if statistics is None or not statistics.has_min_max:
+            yield group, False
+        elif statistics.min <= number <= statistics.max:
+            yield group, statistics.min == statistics.max
 
 
 def _planned_object(row: dict[str, Any]) -> PlannedObject:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError
@@ -95,6 +96,12 @@ class S3Object:
 def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
     """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
     return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
+
+
+def object_versions(batch: pa.RecordBatch) -> pa.Array:
+    """Return `object_version` of each row of a batch with the columns `version_id`, `etag` and `size_bytes`."""
+    by_etag = pc.binary_join_element_wise("etag", batch["etag"], batch["size_bytes"].cast(pa.string()), ":")
+    return pc.coalesce(batch["version_id"], by_etag)
 
 
 def rewritten_version(version: str, last_modified: datetime) -> str:

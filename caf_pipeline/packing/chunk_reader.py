@@ -1,20 +1,36 @@
 """A chunk that exists, staged or stored: its index and manifest, by range reads."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import CafReader, Member, RangeSource
 from caf_pipeline.errors import MalformedArchive, StagingError
-from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES, MANIFEST_MEMBER, read_manifest
-from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES
+from caf_pipeline.inventory.manifest import (
+    HEAD_MEMBER,
+    HEAD_SIZE_BYTES,
+    IDENTITY_COLUMNS,
+    MANIFEST_MEMBER,
+    OpenedManifest,
+    open_manifest,
+    row_identity,
+)
+from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES, SkipReason
+from caf_pipeline.ledger.records import Skip
 from caf_pipeline.store.protocol import ChunkStore, Posting
+from caf_pipeline.system.plurals import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
 """One range read serves the small reads that a Parquet reader does for its footer and pages."""
+
+
+SKIP_COLUMNS: Final = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
+"""The columns of the manifest that `skips_of` needs."""
 
 
 class StagedSource:
@@ -83,6 +99,20 @@ class _MemberFile(io.RawIOBase):
         return len(data)
 
 
+def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
+    """Yield the rows of a manifest, with `SKIP_COLUMNS`, that tell of skipped objects."""
+    for row in batch.filter(pc.is_valid(batch["skip_reason"])).to_pylist():
+        yield Skip(
+            key=row["key"],
+            object_version=row_identity(row),
+            reason=SkipReason(row["skip_reason"]),
+            detail=row["skip_detail"],
+            etag=row["etag"],
+            size_bytes=row["size_bytes"],
+            last_modified=row["last_modified"],
+        )
+
+
 class ChunkFile:
     """A chunk's members and manifest.
 
@@ -97,10 +127,25 @@ class ChunkFile:
         except OSError as error:
             raise StagingError(f"the staged chunk {name} cannot be read: {error.strerror}") from error
 
-    def manifest_rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the manifest's rows in plan order, with these columns."""
-        file = io.BufferedReader(_MemberFile(self._source, self.manifest_member()), MANIFEST_BUFFER_BYTES)
-        return read_manifest(file, columns=columns)
+    def manifest(self) -> OpenedManifest:
+        """Open the manifest, whose rows are in plan order."""
+        return open_manifest(io.BufferedReader(_MemberFile(self._source, self.manifest_member()), MANIFEST_BUFFER_BYTES))
+
+    def misplaced(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
+        """Say how the index contradicts the manifest's range of a member; "" where both agree."""
+        if member not in self.reader:
+            return f"the manifest names member {member[:60]!r}, which the index does not have"
+        found = self.reader[member]
+        if (found.start_byte, found.end_byte) != (start_byte, end_byte) or end_byte - start_byte != size_bytes:
+            return f"the index has member {member[:60]!r} at another range than the manifest"
+        return ""
+
+    def miscounted(self, members: int) -> str:
+        """Say how the number of members that the manifest describes differs from the index's; "" where it does not."""
+        ours = 2  # the head and the manifest
+        if len(self.reader) == members + ours:
+            return ""
+        return f"the index has {counted(len(self.reader), 'member')}, the manifest describes {members} beside our own two"
 
     def head_member(self) -> Member:
         """Return the member that is our head."""

@@ -14,7 +14,15 @@ from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
-from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.inventory.plan import (
+    ChunkPlan,
+    PlannedObject,
+    has_rewritten,
+    plan_hash,
+    read_chunk_objects,
+    read_chunk_plan,
+    read_terms,
+)
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left, left_by_others, take_over
@@ -124,7 +132,6 @@ def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
 
 
 def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
-    rewritten = any(planned.object.rewritten for planned in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
     return ChunkIdentity(
         archive_id=terms["archive"],
         source=terms["source"],
@@ -135,7 +142,7 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan_sha256=plan_hash(terms, chunk.plan),
         planned_objects=chunk.object_count,
         planned_bytes=chunk.object_bytes,
-        format=IDENTITY_FORMAT if rewritten else CHUNK_FORMAT,
+        format=IDENTITY_FORMAT if has_rewritten(Path(chunk.plan_folder), chunk.number) else CHUNK_FORMAT,
     )
 
 

@@ -7,9 +7,7 @@ again at any time, also after a crash in its middle: what is done already is lef
 everything paused, a step waits with its lease held.
 """
 
-import heapq
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,12 +28,12 @@ from caf_pipeline.errors import (
     StoreError,
 )
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
-from caf_pipeline.inventory.plan import read_chunk_objects
+from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip, chunk_lease
-from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource, StoredSource
+from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
-from caf_pipeline.packing.packer import Packed, remove_staged
+from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import look_at_copy, staged_matches, take_samples, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
@@ -54,10 +52,9 @@ from caf_pipeline.packing.staging import (
     staged_path,
     was_packed_by,
 )
+from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, AccountOfChunk, ManifestReport
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.plurals import counted
-
-LARGEST_SHOWN: Final = 10
 
 _TO_BE_POSTED: Final = (ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
 """Chunks that the store is to make room for and does not count yet."""
@@ -113,7 +110,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
         chunk = _workable(work, name)
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
-        planned = sum(1 for _ in read_chunk_objects(Path(chunk.plan_folder), chunk.number))
+        planned = count_chunk_objects(Path(chunk.plan_folder), chunk.number)
         if planned != chunk.object_count:
             raise CafError(
                 f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger {chunk.object_count}",
@@ -143,13 +140,16 @@ def seal_chunk(work: Workplace, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
     with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
-        chunk_file = None
+        manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(work, name) is None:
                 pack_again(work, lease, chunk)
-            chunk_file = _seal(work, lease, chunk)
+            manifest = _seal(work, lease, chunk)
+        elif has_reached(chunk.state, ChunkState.SEALED):
+            for batch in open_chunk(work, chunk).manifest().batches(REPORT_COLUMNS):
+                manifest.take(batch)
         remove_packing(work, name)  # also where a run was killed between the seal and this
-        return _seal_report(work, work.ledger.chunk(name), chunk_file)
+        return _seal_report(work, work.ledger.chunk(name), manifest)
 
 
 def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
@@ -162,8 +162,12 @@ def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Se
     )
 
 
-def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
-    """Seal what was packed; return it, opened: an index of a million members is not to be read twice."""
+def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
+    """Seal what was packed, in one pass over its manifest.
+
+    Raises:
+        IntegrityError: the packed file does not account for the plan; nothing was sealed.
+    """
     found = read_packed(work, chunk.name)
     if found is None:
         raise StagingError(
@@ -188,51 +192,43 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ChunkFile:
     if packed.member_count:
         file = give_final_name(work, chunk.name, file)
     chunk_file = ChunkFile(StagedSource(file), chunk.name)
-    work.ledger.seal(lease, chunk.name, seal, _skips(chunk_file), _released(chunk, packed))
+    account, report = AccountOfChunk(chunk, chunk_file), ManifestReport()
+    skips = _accounted_skips(chunk_file, seal, account, report)
+    work.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
     if not packed.member_count:
         remove_unsealed(work, chunk.name)
         work.ledger.release_staging(chunk.name)
-    return chunk_file
+    return report
 
 
-def _skips(chunk_file: ChunkFile) -> Iterator[Skip]:
-    columns = ("key", *IDENTITY_COLUMNS, "skip_reason", "skip_detail", "last_modified")
-    for row in chunk_file.manifest_rows(columns):
-        if row["skip_reason"] is not None:
-            reason = SkipReason(row["skip_reason"])
-            size_bytes, modified = row["size_bytes"], row["last_modified"]
-            yield Skip(row["key"], row_identity(row), reason, row["skip_detail"], row["etag"], size_bytes, modified)
+def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: AccountOfChunk, report: ManifestReport) -> Iterator[Skip]:
+    """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its manifest.
+
+    Raises:
+        IntegrityError: the account does not agree; the ledger then writes nothing.
+    """
+    for batch in chunk_file.manifest().batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
+        account.take(batch)
+        report.take(batch)
+        yield from skips_of(batch)
+    found = account.finish(members=seal.member_count, skipped=seal.skipped_count, released=seal.released_count)
+    if not found.agrees:
+        raise IntegrityError(
+            f"the packed file of chunk {chunk_file.name} does not account for its part of the plan: {found.explanation}",
+            hint="withdraw the chunk; the next plan has its objects again",
+        )
 
 
-def _released(chunk: Chunk, packed: Packed) -> Iterator[tuple[str, str]]:
-    """Yield the end of the chunk's plan, from the first object that did not fit."""
-    done = packed.member_count + packed.skipped_count
-    for number, planned in enumerate(read_chunk_objects(Path(chunk.plan_folder), chunk.number)):
-        if number >= done:
-            yield planned.object.key.decode(), planned.object.object_version
-
-
-def _seal_report(work: Workplace, chunk: Chunk, chunk_file: ChunkFile | None) -> SealReport:
+def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> SealReport:
     record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0}
-    largest: list[tuple[int, str]] = []
-    skipped: Counter[SkipReason] = Counter()
-    if has_reached(chunk.state, ChunkState.SEALED):
-        chunk_file = chunk_file or open_chunk(work, chunk)
-        for row in chunk_file.manifest_rows(("key", "size_bytes", "skip_reason")):
-            if row["skip_reason"] is not None:
-                skipped[SkipReason(row["skip_reason"])] += 1
-            elif len(largest) < LARGEST_SHOWN:
-                heapq.heappush(largest, (row["size_bytes"], row["key"]))
-            else:
-                heapq.heappushpop(largest, (row["size_bytes"], row["key"]))
     seconds = float(record["seconds"])
     return SealReport(
         chunk=chunk,
         fill=chunk.caf_size_bytes / work.source_settings.target_size if chunk.member_count else 0.0,
         seconds=seconds,
         bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
-        skipped=skipped,
-        largest=[(key, size_bytes) for size_bytes, key in sorted(largest, reverse=True)],
+        skipped=manifest.skipped,
+        largest=manifest.largest,
         resumed_bytes=record.get("resumed_bytes", 0),
         not_resumed=record.get("not_resumed", ""),
     )
@@ -479,7 +475,7 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
 
 def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
     columns = ("key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "sha256", "last_modified", "skip_reason")
-    for row in chunk_file.manifest_rows(columns):
+    for row in chunk_file.manifest().rows(columns):
         if row["skip_reason"] is None:
             yield LocationRow(
                 key=row["key"],

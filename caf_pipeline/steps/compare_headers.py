@@ -30,7 +30,7 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
-from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, read_manifest, row_identity
+from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
 from caf_pipeline.inventory.snapshot import CurrentException, S3Object, SkipReason, read_objects
 from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
@@ -167,7 +167,7 @@ class _Manifests:
         try:
             path = self._kept.get(name) or self._fetch(name)
             columns = ("key", *IDENTITY_COLUMNS, *COMPARED, "user_metadata")
-            rows = ((row["key"], row_identity(row), row) for row in read_manifest(path, columns=columns))
+            rows = ((row["key"], row_identity(row), row) for row in open_manifest(path).rows(columns))
             return {(key, version): _headers(row) for key, version, row in rows if (key, version) in wanted}
         except (*_CHAIN_ERRORS, StagingError):
             raise

@@ -205,7 +205,7 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_w
         all_read_back(work, KEYS)
         case.objects = len(KEYS)
         _, chunk = chunk_of(work, name, tmp_path)
-        rows = {row["key"]: row for row in chunk.manifest_rows()}
+        rows = {row["key"]: row for row in chunk.manifest().rows()}
         assert set(rows) == set(KEYS)
         assert {key: chunk.reader.read(rows[key]["member"]) for key in KEYS if body_of(key)} == {
             key: body_of(key) for key in KEYS if body_of(key)

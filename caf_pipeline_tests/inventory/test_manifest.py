@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import MalformedArchive
 from caf_pipeline.inventory import manifest as manifest_module
-from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES, ChunkIdentity, ManifestWriter, head_bytes, read_manifest
+from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES, ChunkIdentity, ManifestWriter, head_bytes, open_manifest
 from caf_pipeline_tests.support.plans import MOMENT
 
 IDENTITY = ChunkIdentity("a" * 32, "src", "src-00000000-00001", "00000000", "snap", MOMENT)
@@ -53,7 +53,7 @@ def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, m
     monkeypatch.setattr(manifest_module, "ROWS_PER_GROUP", 3)
     rows = [a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain") for number in range(8)]
     written(tmp_path / "m.parquet", rows)
-    read = list(read_manifest(tmp_path / "m.parquet", columns=("key", "user_metadata", "content_type", "inventory_time")))
+    read = list(open_manifest(tmp_path / "m.parquet").rows(("key", "user_metadata", "content_type", "inventory_time")))
     assert [row["key"] for row in read] == [row["key"] for row in rows]
     assert read[0]["user_metadata"] == [("a", "1"), ("b", "2")]
     assert read[0]["inventory_time"] == MOMENT
@@ -82,4 +82,4 @@ def test_the_same_rows_make_the_same_bytes(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"no parquet at all" * 10])
 def test_what_is_no_manifest_is_refused(data):
     with pytest.raises(MalformedArchive):
-        list(read_manifest(io.BytesIO(data)))
+        list(open_manifest(io.BytesIO(data)).rows())

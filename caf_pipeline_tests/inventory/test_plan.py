@@ -19,7 +19,13 @@ from caf_pipeline.inventory.manifest import (
     ROWS_PER_GROUP,
     manifest_row_bound,
 )
-from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan, read_listed_apart, read_terms
+from caf_pipeline.inventory.plan import (
+    count_chunk_objects,
+    read_chunk_objects,
+    read_chunk_plan,
+    read_listed_apart,
+    read_terms,
+)
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
@@ -172,6 +178,16 @@ def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
     assert [planned.object for chunk in chunks_of(plan) for planned in chunk] == objects
     assert [read_chunk_plan(tmp_path, chunk.chunk_number) for chunk in plan.chunks] == list(plan.chunks)
     assert read_terms(tmp_path)["snapshot"] == "snapshot"
+
+
+def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "ROWS_PER_BATCH", 4)
+    objects = [an_object(f"key-{number:02d}", 1000) for number in range(30)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=30_000)
+    counts = [count_chunk_objects(plan.folder, chunk.chunk_number) for chunk in plan.chunks]
+    assert counts == [chunk.object_count for chunk in plan.chunks] == [len(chunk) for chunk in chunks_of(plan)]
+    assert len(counts) > 2
+    assert count_chunk_objects(plan.folder, len(counts) + 1) == 0
 
 
 def test_a_plan_whose_files_are_gone_says_so(tmp_path):

@@ -53,7 +53,7 @@ class Packing:
         return ChunkFile(StagedSource(self.staged), "chunk")
 
     def rows(self):
-        return list(self.chunk.manifest_rows())
+        return list(self.chunk.manifest().rows())
 
 
 def bodies(count, size_bytes=1000):

@@ -39,8 +39,10 @@ def current(work, key="k"):
 def headers_of(work, key="k"):
     """Return content type and user metadata that the archive has of the current object."""
     location = fetch(work.ledger, work.store, "src", key).location
-    rows = open_chunk(work, work.ledger.chunk(location.chunk)).manifest_rows(
-        ("key", *IDENTITY_COLUMNS, "content_type", "user_metadata")
+    rows = (
+        open_chunk(work, work.ledger.chunk(location.chunk))
+        .manifest()
+        .rows(("key", *IDENTITY_COLUMNS, "content_type", "user_metadata"))
     )
     (row,) = [row for row in rows if row["key"] == key and row_identity(row) == location.row.object_version]
     return row["content_type"], dict(row["user_metadata"])

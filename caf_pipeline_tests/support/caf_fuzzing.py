@@ -285,10 +285,10 @@ def manifest_input(number: int) -> bytes:
 
 def try_manifest(content: bytes) -> None:
     """Read a manifest: rows, or ArchiveError."""
-    from caf_pipeline.inventory.manifest import read_manifest
+    from caf_pipeline.inventory.manifest import open_manifest
 
     with contextlib.suppress(ArchiveError):
-        for row in read_manifest(io.BytesIO(content)):
+        for row in open_manifest(io.BytesIO(content)).rows():
             assert isinstance(row, dict)
 
 

@@ -1,0 +1,144 @@
+"""A chunk's manifest held against its part of the plan and its index: what contradicts them is found, and not sealed."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import IntegrityError
+from caf_pipeline.inventory.manifest import OpenedManifest
+from caf_pipeline.inventory.plan import OBJECTS_FILE
+from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.steps import account, chunk_steps
+from caf_pipeline.steps.audit import account_for_chunk
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
+
+KEYS = [f"key-{number:02d}" for number in range(12)]
+
+
+@pytest.fixture
+def source():
+    return MemorySource({key: os.urandom(1000 + number) for number, key in enumerate(KEYS)})
+
+
+@pytest.fixture
+def work(tmp_path, source, ledger):
+    return a_workplace(tmp_path, source, ledger)
+
+
+@pytest.fixture
+def name(work):
+    (chunk,) = plan(work).chunks
+    return chunk.name
+
+
+def renamed(rows):
+    rows[7]["key"] = b"key-x"
+
+
+def other_version(rows):
+    rows[7]["object_version"] = "etag:other:1"
+
+
+def one_less(rows):
+    del rows[7]
+
+
+def last_missing(rows):
+    del rows[11]
+
+
+def one_more(rows):
+    rows.append(rows[11] | {"key": b"key-later"})
+
+
+def in_another_order(rows):
+    rows[2], rows[3] = rows[3], rows[2]
+
+
+def with_plan(work, name, change):
+    """Write the chunk's plan with changed rows, as if another had been packed."""
+    path = Path(work.ledger.chunk(name).plan_folder) / OBJECTS_FILE
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    change(rows)
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+
+
+CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_order]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(work, name, change):
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    with_plan(work, name, change)
+    with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
+        chunk_steps.seal_chunk(work, name)
+    assert work.ledger.chunk(name).state is ChunkState.PACKING
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(work, name, change):
+    archive_chunk(work, name)
+    with_plan(work, name, change)
+    account = account_for_chunk(work, name)
+    assert not account.agrees
+    assert ("7" in account.explanation) == (change in (renamed, other_version, one_less))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"misplaced": lambda self, *row: "" if row[0] != "key-05" else f"the index has {row[0]} elsewhere"},
+        {"miscounted": lambda self, members: f"the index has more than {members} members"},
+    ],
+    ids=["a member elsewhere", "a member more"],
+)
+def test_an_index_that_contradicts_the_manifest_is_not_sealed(work, name, monkeypatch, changes):
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    for method, value in changes.items():
+        monkeypatch.setattr(chunk_steps.ChunkFile, method, value)
+    with pytest.raises(IntegrityError, match="the index has"):
+        chunk_steps.seal_chunk(work, name)
+
+
+def test_a_ledger_with_other_counts_is_told_apart(work, name, monkeypatch):
+    archive_chunk(work, name)
+    original = work.ledger.chunk
+    monkeypatch.setattr(work.ledger, "chunk", lambda name: replace(original(name), member_count=11, skipped_count=1))
+    assert "the ledger has 11 members, 1 skipped and 0 released" in account_for_chunk(work, name).explanation
+
+
+def test_the_manifest_is_opened_once_while_sealing(work, name, monkeypatch):
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    read = []
+    original = OpenedManifest.batches
+    monkeypatch.setattr(OpenedManifest, "batches", lambda self, columns: read.append(1) or original(self, columns))
+    chunk_steps.seal_chunk(work, name)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 5, 2048])
+def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(work, source, name, monkeypatch, rows):
+    monkeypatch.setattr("caf_pipeline.inventory.manifest.ROWS_PER_GROUP", rows)
+    monkeypatch.setattr("caf_pipeline.inventory.plan.OBJECTS_PER_BATCH", 3)
+    monkeypatch.setattr(account, "LARGEST_SHOWN", 3)
+    source.unavailable = dict.fromkeys(["key-11", "key-03"], ("deleted", 0))
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(work, name)
+    assert report.skipped == {SkipReason.DELETED: 2}
+    assert report.largest == [("key-10", 1010), ("key-09", 1009), ("key-08", 1008)]
+    again = chunk_steps.seal_chunk(work, name)
+    assert (again.skipped, again.largest) == (report.skipped, report.largest)
+
+
+def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(work, source, name):
+    source.unavailable = dict.fromkeys(KEYS, ("deleted", 0))
+    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(work, name)
+    assert (report.chunk.state, report.skipped, report.largest) == (ChunkState.EMPTY, {SkipReason.DELETED: 12}, [])
