@@ -24,6 +24,7 @@ from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
     POSTING,
     SOURCE,
+    batches,
     holder,
     location,
     register,
@@ -191,7 +192,7 @@ class LedgerMachine(RuleBasedStateMachine):
             S.POSTING: lambda: ledger.record_posting(lease, name, POSTING),
             S.POSTED: lambda: ledger.move(lease, name, S.POSTED, S.UPLOADING),
             S.UPLOADING: lambda: ledger.record_copies(lease, name, [Copy("p", "q")]),
-            S.VERIFIED: lambda: ledger.load_locations(lease, name, [location(key) for key in sorted(keys)]),
+            S.VERIFIED: lambda: ledger.load_locations(lease, name, batches([location(key) for key in sorted(keys)])),
         }
         return steps.get(before)
 

@@ -83,6 +83,20 @@ IDENTITY_SCHEMA: Final = MANIFEST_SCHEMA.append(pa.field("object_version", pa.st
 
 _SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA}
 
+LOCATION_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("object_version", pa.string(), nullable=False),
+        pa.field("version_id", pa.string()),
+        pa.field("start_byte", pa.int64(), nullable=False),
+        pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
+        pa.field("etag", pa.string(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("sha256", pa.binary(32), nullable=False),
+    ]
+)
+"""What a manifest tells of where a chunk's objects are: a row for each member."""
+
 METADATA_KEY: Final = b"caf-pipeline"
 
 MAX_FOOTER_BYTES: Final = 256 << 20
@@ -235,7 +249,9 @@ class OpenedManifest:
         present = self._parquet.schema_arrow.names
         names = [name for name in columns if name in present] if columns else None
         with _as_malformed():
-            yield from self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names)
+            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
+                batch.validate(full=True)  # a Parquet reader takes any bytes for text
+                yield batch
 
     def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows as dicts; as `batches`."""
@@ -243,6 +259,13 @@ class OpenedManifest:
             with _as_malformed():
                 rows = batch.to_pylist()
             yield from rows
+
+    def locations(self) -> Iterator[pa.RecordBatch]:
+        """Yield the members in batches of LOCATION_SCHEMA; as `batches`."""
+        for batch in self.batches({*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"}):
+            members = batch.filter(pc.is_null(batch["skip_reason"]))
+            columns = {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
+            yield pa.record_batch([columns[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:

@@ -1,39 +1,46 @@
 """What the ledger takes in by the million: claims, locations and skips, by COPY inside the caller's transaction.
 
-COPY carries keys as they are, so quotes, tabs, newlines and backslashes need no care; its binary form is a third faster than
-its text. Memory is bounded by psycopg's buffer.
+Rows that Python has go by COPY's binary form. Locations come as Arrow batches and are made COPY's text form as columns, without
+an object a row. Memory is a batch, or psycopg's buffer.
 Source: COPY in the PostgreSQL 18 manual.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import Connection, TextClause, text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.ledger.database import driver_connection
-from caf_pipeline.ledger.records import LocationRow, Skip
+from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.plurals import counted
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
-LOCATION: Final = {
-    "source_id": "int4",
-    "file_path": "text",
-    "object_version": "text",
-    "part": "int4",
-    "caf_file_id": "int8",
-    "start_byte": "int8",
-    "end_byte": "int8",
-    "version_id": "text",
-    "etag": "text",
-    "last_modified": "timestamptz",
-    "sha256": "bytea",
-}
+_LOCATION: Final = (
+    "source_id",
+    "part",
+    "caf_file_id",
+    "file_path",
+    "object_version",
+    "version_id",
+    "start_byte",
+    "end_byte",
+    "etag",
+    "last_modified",
+    "sha256",
+)
+"""The columns of `file_locations`: three that are the same for a whole chunk, then those of LOCATION_SCHEMA in its order."""
+
+_ESCAPED: Final = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
+"""What COPY's text form does not take as it stands, the backslash first."""
+
 _CLAIM: Final = {
     "source_id": "int4",
     "file_path": "text",
@@ -63,6 +70,43 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
             copy.write_row(row)
             count += 1
     return count
+
+
+def copy_location_batches(
+    connection: Connection, table: str, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]
+) -> int:
+    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA; return how many they were."""
+    count = 0
+    same = [pa.scalar(str(value)) for value in (source_id, 0, caf_file_id)]
+    statement = f"COPY {table} ({', '.join(_LOCATION)}) FROM STDIN (FORMAT text, ENCODING 'UTF8')"
+    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        for batch in batches:
+            if batch.num_rows:
+                copy.write(_as_text(same, batch))
+                count += batch.num_rows
+    return count
+
+
+def _as_text(same: Sequence[pa.Scalar], batch: pa.RecordBatch) -> bytes:
+    """Return rows of these values and a batch's as lines of COPY's text form."""
+    columns = [*same, *map(_as_texts, batch.columns)]
+    lines = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement=r"\N")
+    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
+    text_form: bytes = whole[0].as_buffer().to_pybytes()
+    return text_form + b"\n"
+
+
+def _as_texts(values: pa.Array) -> pa.Array:
+    """Return a column as COPY's text form has it; null stays null."""
+    if pa.types.is_fixed_size_binary(values.type):
+        digits = pa.py_buffer(b"".join(values.to_pylist()).hex().encode())
+        texts = pa.Array.from_buffers(pa.binary(2 * values.type.byte_width), len(values), [None, digits])
+        return pc.binary_join_element_wise(r"\\x", texts.cast(pa.binary()).cast(pa.string()), "")
+    if not pa.types.is_string(values.type):
+        return values.cast(pa.string())
+    for character, escaped in _ESCAPED:
+        values = pc.replace_substring(values, character, escaped)
+    return values
 
 
 def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[Any, ...]]) -> int:
@@ -109,7 +153,7 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
         )
 
 
-def copy_locations(connection: Connection, source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> int:
+def copy_locations(connection: Connection, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]) -> int:
     """Load a chunk's locations: straight into the table, or past rows that a chunk no longer in good standing left there.
 
     Returns the rows written.
@@ -117,12 +161,11 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, row
     Raises:
         LedgerError: an object is located in another chunk in good standing; the transaction can only be rolled back.
     """
-    values = location_values(source_id, caf_file_id, rows)
     try:
         if not _has_stale_rows(connection, source_id, caf_file_id):
-            return copy_rows(connection, "file_locations", LOCATION, values)
+            return copy_location_batches(connection, "file_locations", source_id, caf_file_id, batches)
         connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE file_locations) ON COMMIT DROP"))
-        count = copy_rows(connection, "loading", LOCATION, values)
+        count = copy_location_batches(connection, "loading", source_id, caf_file_id, batches)
         written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
     except psycopg.errors.UniqueViolation as error:
         raise LedgerError(f"{_duplicate(error)} is located in another chunk already", hint=_TWICE) from error
@@ -149,7 +192,7 @@ _HAS_STALE_ROWS = text(
 
 def replace_stale(table: str) -> TextClause:
     """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object."""
-    columns = ", ".join(LOCATION)
+    columns = ", ".join(_LOCATION)
     return text(
         f"""
         INSERT INTO file_locations AS old ({columns}) SELECT {columns} FROM {table}
@@ -166,15 +209,6 @@ def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) ->
     if not connection.execute(_HAS_STALE_CHUNKS, {"source_id": source_id, "good": GOOD}).scalar_one():
         return False
     return bool(connection.execute(_HAS_STALE_ROWS, {"caf_file_id": caf_file_id}).scalar_one())
-
-
-def location_values(source_id: int, caf_file_id: int, rows: Iterable[LocationRow]) -> Iterator[tuple[Any, ...]]:
-    """Yield locations as tuples in the order of `LOCATION`."""
-    for row in rows:
-        yield (
-            source_id, row.key, row.object_version, row.part, caf_file_id, row.start_byte, row.end_byte,
-            row.version_id, row.etag, row.last_modified, row.sha256,
-        )  # fmt: skip
 
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import psycopg
+import pyarrow as pa
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
-from caf_pipeline.ledger.copy import GOOD, LOCATION, copy_rows, load_skips, location_values, replace_stale
-from caf_pipeline.ledger.records import LocationRow, RestoredChunk, Skip
+from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
+from caf_pipeline.ledger.records import RestoredChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
 UNKNOWN_PLAN: Final = b"restored"
@@ -108,7 +109,7 @@ class Superseded(Exception):
 
 
 def restore(
-    connection: Connection, source_id: int, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]
+    connection: Connection, source_id: int, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]
 ) -> int:
     """Write the chunk: see `Ledger.restore_chunk`. Returns the location rows written.
 
@@ -121,7 +122,7 @@ def restore(
     plan_id = _plan_id(connection, source_id, chunk)
     caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk)
     connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
-    row_count = copy_rows(connection, "restoring", LOCATION, location_values(source_id, caf_file_id, rows))
+    row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
     _require_count(chunk, "members", chunk.member_count, row_count)
     _refuse_claimed(connection, source_id, chunk)
     written = _locate(connection, chunk)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState, require_move
@@ -448,8 +449,10 @@ class Ledger:
             moved = _move(connection, lease, chunk, _S.UPLOADING, _S.VERIFIED, changes="verified_at = now()")
             record_verified(connection, moved.caf_file_id, copies)
 
-    def load_locations(self, lease: Lease, chunk: str, rows: Iterable[LocationRow]) -> int:
-        """verified → located: write the rows and end the chunk's claims, at once. Returns the rows written.
+    def load_locations(self, lease: Lease, chunk: str, rows: Iterable[pa.RecordBatch]) -> int:
+        """verified → located: write the rows, batches of LOCATION_SCHEMA, and end the chunk's claims, at once.
+
+        Returns the rows written.
 
         Raises:
             LedgerError: the rows are not as many as the chunk's members; nothing was written.
@@ -504,8 +507,10 @@ class Ledger:
             caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at")
             record_look(connection, caf_file_id, checks, again_in=again_in, enough=enough)
 
-    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[LocationRow], skips: Iterable[Skip]) -> int:
+    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
+
+        Rows come in batches of LOCATION_SCHEMA.
 
         It is `located`, or `damaged` where it has a fault. Objects that are located already in a chunk in good standing keep
         that location, and are skipped no more. Returns the location rows written; 0 where other chunks have all of its objects:

@@ -242,7 +242,7 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class LocationRow:
-    """One object's place, as it is loaded. `[start_byte, end_byte)` in CAF coordinates."""
+    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates."""
 
     key: str
     object_version: str

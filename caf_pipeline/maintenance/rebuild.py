@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -38,8 +39,9 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.manifest import open_manifest
 from caf_pipeline.inventory.snapshot import S3Object
-from caf_pipeline.ledger.records import Chunk, LocationRow, RestoredChunk, Skip, plan_lease
-from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head, rows_of
+from caf_pipeline.ledger.records import Chunk, RestoredChunk, plan_lease
+from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
+from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.store.protocol import Copy, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
@@ -341,9 +343,9 @@ def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
         object_bytes=chunk.object_bytes,
         fault=fault_of(work, chunk),
     )
-    rows = (row for row in rows_of(open_manifest(spool)) if isinstance(row, LocationRow))
-    skips = (row for row in (rows_of(open_manifest(spool)) if chunk.skipped_count else ()) if isinstance(row, Skip))
-    return work.ledger.restore_chunk(work.source, restored, rows, skips)
+    manifest = open_manifest(spool)
+    skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
+    return work.ledger.restore_chunk(work.source, restored, manifest.locations(), skips)
 
 
 def fault_of(work: Workplace, chunk: StoredChunk) -> str:

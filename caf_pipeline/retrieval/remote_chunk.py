@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
@@ -32,15 +34,13 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import (
     FORMATS,
     HEAD_SIZE_BYTES,
-    IDENTITY_COLUMNS,
     OpenedManifest,
     open_manifest,
     refuse_bloated,
     row_identity,
 )
 from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
-from caf_pipeline.ledger.records import LocationRow, Skip
-from caf_pipeline.packing.chunk_reader import ChunkFile
+from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import ChunkStore, Copy, PostedFile, Posting, Sample
@@ -55,9 +55,7 @@ chunk. Copies that differ in a larger one are not told apart."""
 ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Of a Merkle root, by proof type."""
 
-_ROW: Final = ("key", *IDENTITY_COLUMNS, "last_modified", "skip_reason", "skip_detail")
-_LOCATED: Final = (*_ROW, "start_byte", "end_byte", "sha256")
-_CHECKED: Final = (*_LOCATED, "member")
+_CHECKED: Final = (*SKIP_COLUMNS, "start_byte", "end_byte", "sha256", "member")
 """Columns of the manifest that rows are made of, and those that are held against the index: reading all takes twice as long."""
 
 _REASONS: Final = frozenset(SkipReason)
@@ -163,8 +161,10 @@ class AgreedSource:
                 self.providers.remove(provider)
         return bool(self.providers) and len(self.wrong) > before
 
-    def judge(self, start_byte: int, end_byte: int, parts: Sequence[LocationRow]) -> bool:
+    def judge(self, start_byte: int, end_byte: int, parts: Sequence[Mapping[str, Any]]) -> bool:
         """Ask each copy for a range that holds these objects whole; whose SHA-256 do not fit is wrong, and asked no more.
+
+        The objects are rows of LOCATION_SCHEMA.
 
         Returns whether some copies are left and some were found wrong.
         """
@@ -173,8 +173,9 @@ class AgreedSource:
             one = AgreedSource(self._store, self._posting, [provider])
             body = memoryview(one.read(start_byte, end_byte))
             for part in parts:
-                if hashlib.sha256(body[part.start_byte - start_byte : part.end_byte - start_byte]).digest() != part.sha256:
-                    self.wrong[provider] = f"gives other bytes of {part.key[:60]!r} than its SHA-256 says"
+                found = body[part["start_byte"] - start_byte : part["end_byte"] - start_byte]
+                if hashlib.sha256(found).digest() != part["sha256"]:
+                    self.wrong[provider] = f"gives other bytes of {part['key'][:60]!r} than its SHA-256 says"
                     self.providers.remove(provider)
                     break
         return bool(self.providers) and len(self.wrong) > before
@@ -278,9 +279,7 @@ def read_chunk(
     manifest = open_manifest(spool)
     described = _described(manifest, head, of, chunk_id.plan)
     refuse_bloated(spool)
-    tally = _Tally()
-    for _ in checked_rows(manifest, chunk_file, tally):
-        pass
+    tally = _check_rows(manifest, chunk_file)
     plan_sha256, object_count, object_bytes = _planned(described, chunk_id.plan, tally)
     samples = _samples(source, file.posting, manifest)
     return StoredChunk(
@@ -313,13 +312,10 @@ def _samples(source: AgreedSource, posting: Posting, manifest: OpenedManifest) -
         try:
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
         except CopiesDiffer as differ:
-            parts = [
-                row
-                for row in rows_of(manifest)
-                if isinstance(row, LocationRow) and row.start_byte < differ.end_byte and row.end_byte > differ.start_byte
-            ]
-            start_byte = min((part.start_byte for part in parts), default=0)
-            end_byte = max((part.end_byte for part in parts), default=0)
+            touched = (pc.field("start_byte") < differ.end_byte) & (pc.field("end_byte") > differ.start_byte)
+            parts = [row for batch in manifest.locations() for row in batch.filter(touched).to_pylist()]
+            start_byte = min((part["start_byte"] for part in parts), default=0)
+            end_byte = max((part["end_byte"] for part in parts), default=0)
             if end_byte - start_byte > JUDGED_BYTES or not source.judge(start_byte, end_byte, parts):
                 raise
 
@@ -383,6 +379,7 @@ def _planned(described: Mapping[str, Any], plan: str, tally: "_Tally") -> tuple[
 class _Tally:
     """What the rows come to, and where they are; rows are in the order of keys, and of bytes."""
 
+    limit: int  # where the manifest begins
     members: int = 0
     member_bytes: int = 0
     skipped: int = 0
@@ -390,40 +387,30 @@ class _Tally:
     key: bytes = b""
     versions: set[str] = field(default_factory=set)  # of this key
     names: set[str] = field(default_factory=set)  # of members that begin and end here
-    limit: int = 0  # where the manifest begins
 
 
-def checked_rows(manifest: OpenedManifest, chunk_file: ChunkFile, tally: _Tally) -> Iterator[LocationRow | Skip]:
-    """Yield the rows of a manifest as the ledger has them, each held against the index and those before it.
+def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
+    """Hold each row of a manifest against the index and the rows before it; return what they come to.
 
     Raises:
-        MalformedArchive: a row is none that a packing writes, or the index has another member; those before it were yielded.
+        MalformedArchive: a row is none that a packing writes, or the index has another member.
     """
-    tally.limit = chunk_file.manifest_member().start_byte
+    tally = _Tally(limit=chunk_file.manifest_member().start_byte)
     for row in manifest.rows(_CHECKED):
-        version = _identity(row, tally)
+        _check_identity(row, tally)
         if row["skip_reason"] is None:
-            yield _location(row, version, chunk_file, tally)
+            _check_member(row, chunk_file, tally)
         else:
-            yield _skip(row, version, tally)
-    ours = 2  # the head and the manifest
-    if tally.members + ours != len(chunk_file.reader):
-        raise MalformedArchive(
-            f"its index has {len(chunk_file.reader)} members, its manifest describes {tally.members} beside our own two"
-        )
+            _check_skip(row, tally)
+    if miscounted := chunk_file.miscounted(tally.members):
+        raise MalformedArchive(miscounted)
     if not tally.members:
         raise MalformedArchive("it holds no object, and such a chunk is never posted")
+    return tally
 
 
-def rows_of(manifest: OpenedManifest) -> Iterator[LocationRow | Skip]:
-    """Yield the rows of a manifest that was checked before."""
-    for row in manifest.rows(_LOCATED):
-        version = row_identity(row)
-        yield _as_location(row, version) if row["skip_reason"] is None else _as_skip(row, version)
-
-
-def _identity(row: Mapping[str, Any], tally: _Tally) -> str:
-    """Return the row's object version, where the row names an object that none before it named."""
+def _check_identity(row: Mapping[str, Any], tally: _Tally) -> None:
+    """Let a row pass that names an object that none before it named."""
     key, etag, version_id, size_bytes = row["key"], row["etag"], row["version_id"], row["size_bytes"]
     if not isinstance(key, str) or not is_supported(key.encode("utf-8", "surrogatepass")):
         raise MalformedArchive(f"its manifest has a key that no chunk can hold: {str(key)[:60]!r}")
@@ -444,16 +431,14 @@ def _identity(row: Mapping[str, Any], tally: _Tally) -> str:
     if version in tally.versions:
         raise MalformedArchive(f"its manifest names {key[:60]!r} twice")
     tally.versions.add(version)
-    return version
 
 
-def _location(row: Mapping[str, Any], version: str, chunk_file: ChunkFile, tally: _Tally) -> LocationRow:
+def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) -> None:
     key, member, start_byte, end_byte = row["key"], row["member"], row["start_byte"], row["end_byte"]
-    if not isinstance(member, str) or member not in chunk_file.reader:
-        raise MalformedArchive(f"its index has no member for {key[:60]!r}")
-    found = chunk_file.reader[member]
-    if (found.start_byte, found.end_byte) != (start_byte, end_byte) or end_byte - start_byte != row["size_bytes"]:
-        raise MalformedArchive(f"its index has {key[:60]!r} at another range than its manifest")
+    if not isinstance(member, str):
+        raise MalformedArchive(f"its manifest names no member for {key[:60]!r}")
+    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, row["size_bytes"]):
+        raise MalformedArchive(misplaced)
     if start_byte < tally.position or end_byte > tally.limit:
         raise MalformedArchive(f"the bytes of {key[:60]!r} are those of another member, too")
     if end_byte > tally.position:
@@ -466,32 +451,12 @@ def _location(row: Mapping[str, Any], version: str, chunk_file: ChunkFile, tally
     tally.position = end_byte
     tally.members += 1
     tally.member_bytes += end_byte - start_byte
-    return _as_location(row, version)
 
 
-def _skip(row: Mapping[str, Any], version: str, tally: _Tally) -> Skip:
+def _check_skip(row: Mapping[str, Any], tally: _Tally) -> None:
     if row["member"] is not None or row["skip_reason"] not in _REASONS or not _is_text(row["skip_detail"]):
         raise MalformedArchive(f"its manifest skips {row['key'][:60]!r} for no reason that there is")
     tally.skipped += 1
-    return _as_skip(row, version)
-
-
-def _as_location(row: Mapping[str, Any], version: str) -> LocationRow:
-    return LocationRow(
-        key=row["key"],
-        object_version=version,
-        version_id=row["version_id"],
-        start_byte=row["start_byte"],
-        end_byte=row["end_byte"],
-        etag=row["etag"],
-        last_modified=row["last_modified"],
-        sha256=row["sha256"],
-    )
-
-
-def _as_skip(row: Mapping[str, Any], version: str) -> Skip:
-    reason = SkipReason(row["skip_reason"])
-    return Skip(row["key"], version, reason, row["skip_detail"], row["etag"], row["size_bytes"], row["last_modified"])
 
 
 def _is_text(value: object) -> bool:

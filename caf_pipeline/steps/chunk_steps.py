@@ -27,10 +27,9 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.ledger.records import Chunk, LocationRow, Seal, Skip, chunk_lease
+from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import remove_staged
@@ -456,7 +455,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
-            work.ledger.load_locations(lease, name, _location_rows(open_chunk(work, chunk)))
+            work.ledger.load_locations(lease, name, open_chunk(work, chunk).manifest().locations())
         return work.ledger.chunk(name)
 
 
@@ -471,22 +470,6 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
             f"chunk {chunk.name} was verified, its staged file is gone, and nobody gives it back right: {'; '.join(said)}",
             hint="run the partition again when they answer",
         )
-
-
-def _location_rows(chunk_file: ChunkFile) -> Iterator[LocationRow]:
-    columns = ("key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "sha256", "last_modified", "skip_reason")
-    for row in chunk_file.manifest().rows(columns):
-        if row["skip_reason"] is None:
-            yield LocationRow(
-                key=row["key"],
-                object_version=row_identity(row),
-                version_id=row["version_id"],
-                start_byte=row["start_byte"],
-                end_byte=row["end_byte"],
-                etag=row["etag"],
-                last_modified=row["last_modified"],
-                sha256=row["sha256"],
-            )
 
 
 def release_staging(work: Workplace, name: str) -> Chunk:

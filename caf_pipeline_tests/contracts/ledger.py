@@ -7,11 +7,12 @@ import contextlib
 import hashlib
 import itertools
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -27,6 +28,7 @@ from caf_pipeline.errors import (
     StagingError,
     UsageError,
 )
+from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason, rewritten_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
@@ -111,6 +113,12 @@ def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, st
     return LocationRow(key, version, None, start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest())
 
 
+def batches(rows: Iterable[LocationRow]) -> Iterator[pa.RecordBatch]:
+    """Yield each row as a batch, the form in which the ledger takes them."""
+    for row in rows:
+        yield pa.RecordBatch.from_pylist([{name: getattr(row, name) for name in LOCATION_SCHEMA.names}], LOCATION_SCHEMA)
+
+
 POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
 
 
@@ -126,7 +134,7 @@ def bring_to(ledger: Any, chunk: str, state: ChunkState, keys: Sequence[str] = (
             S.POSTED: lambda: ledger.record_posting(lease, chunk, POSTING),
             S.UPLOADING: lambda: ledger.move(lease, chunk, S.POSTED, S.UPLOADING),
             S.VERIFIED: lambda: ledger.record_copies(lease, chunk, [Copy("provider", "proof")]),
-            S.LOCATED: lambda: ledger.load_locations(lease, chunk, [location(key, modified=modified) for key in keys]),
+            S.LOCATED: lambda: ledger.load_locations(lease, chunk, batches([location(key, modified=modified) for key in keys])),
         }
         for reached, move in moves.items():
             move()
@@ -420,7 +428,7 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
-            ledger.load_locations(lease, chunk, [location("a")])
+            ledger.load_locations(lease, chunk, batches([location("a")]))
         assert ledger.chunk(chunk).state is ChunkState.VERIFIED
         assert ledger.locate(SOURCE, "a") is None
 
@@ -434,9 +442,9 @@ class LedgerContract:
 
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             with pytest.raises(ConnectionError):
-                ledger.load_locations(lease, chunk, broken())
+                ledger.load_locations(lease, chunk, batches(broken()))
             assert ledger.locate(SOURCE, "a") is None
-            assert ledger.load_locations(lease, chunk, [location("a"), location("b")]) == 2
+            assert ledger.load_locations(lease, chunk, batches([location("a"), location("b")])) == 2
 
     def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")
@@ -447,7 +455,7 @@ class LedgerContract:
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:
                 row = location("a", modified=EARLY + timedelta(days=day), version=version)
-                ledger.load_locations(lease, name, [row])
+                ledger.load_locations(lease, name, batches([row]))
         assert ledger.locate(SOURCE, "a").row.object_version == "v3"
         assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
         assert ledger.locate(SOURCE, "a", "v4") is None
@@ -464,7 +472,7 @@ class LedgerContract:
         for name, version in [(names[1], "v2"), (names[0], "v1")]:
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:
-                ledger.load_locations(lease, name, [location("a", version=version)])
+                ledger.load_locations(lease, name, batches([location("a", version=version)]))
         assert ledger.locate(SOURCE, "a").chunk == names[1]
 
     def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):
@@ -864,7 +872,9 @@ class LedgerContract:
 
     def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"], skipped=1), map(location, ["a", "b"]), [skip("c")]) == 2
+        assert (
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"], skipped=1), batches(map(location, ["a", "b"])), [skip("c")]) == 2
+        )
         chunk = ledger.chunk("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
         assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
@@ -878,7 +888,7 @@ class LedgerContract:
     def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
         told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50, "fault": "1 of 3 copies"}
-        ledger.restore_chunk(SOURCE, replace(restored(1, ["a"]), **told), [location("a")], [])
+        ledger.restore_chunk(SOURCE, replace(restored(1, ["a"]), **told), batches([location("a")]), [])
         chunk = ledger.chunk("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
         assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
@@ -886,21 +896,21 @@ class LedgerContract:
 
     def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], [])
+        ledger.restore_chunk(SOURCE, restored(1, ["a"]), batches([location("a")]), [])
         assert ledger.find_plan(b"h" * 32) is None
-        ledger.restore_chunk(SOURCE, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), [location("b")], [])
-        ledger.restore_chunk(SOURCE, restored(3, ["c"]), [location("c")], [])
+        ledger.restore_chunk(SOURCE, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), [])
+        ledger.restore_chunk(SOURCE, restored(3, ["c"]), batches([location("c")]), [])
         found = ledger.find_plan(b"h" * 32)
         assert (found.object_count, found.object_bytes) == (3, 30)
         with pytest.raises(IntegrityError):
-            ledger.restore_chunk(SOURCE, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), [location("d")], [])
+            ledger.restore_chunk(SOURCE, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), [])
 
     def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
         (name,) = register(ledger, ["a", "b"])
         plan = name.split("-")[1]
         before = ledger.chunk(name)
         chunk = replace(restored(2, ["c"]), plan=plan, name=f"src-{plan}-00002")
-        assert ledger.restore_chunk(SOURCE, chunk, [location("c")], []) == 1
+        assert ledger.restore_chunk(SOURCE, chunk, batches([location("c")]), []) == 1
         assert ledger.chunk(name) == before
         assert ledger.chunk(chunk.name).plan == plan
 
@@ -908,7 +918,7 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         before = ledger.chunk(chunk)
         with pytest.raises(LedgerError, match="located"):
-            ledger.restore_chunk(SOURCE, replace(restored(1, ["b"]), name=chunk), [location("b")], [])
+            ledger.restore_chunk(SOURCE, replace(restored(1, ["b"]), name=chunk), batches([location("b")]), [])
         assert ledger.chunk(chunk) == before
         assert ledger.locate(SOURCE, "b") is None
 
@@ -916,7 +926,7 @@ class LedgerContract:
     def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
         ledger.register_source(SOURCE, "archive", "s3://src")
         with pytest.raises(LedgerError):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, keys), [])
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, keys)), [])
         assert ledger.chunks() == []
         assert not ledger.plan_name_taken(SOURCE, "0a0b0c0d")
 
@@ -928,32 +938,32 @@ class LedgerContract:
             raise IntegrityError("other bytes")
 
         with pytest.raises(IntegrityError, match="other bytes"):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), rows(), [])
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(rows()), [])
         assert ledger.chunks() == []
         assert ledger.locate(SOURCE, "a") is None
 
     def test_an_object_that_is_claimed_is_not_restored(self, ledger):
         register(ledger, ["a"])
         with pytest.raises(ClaimConflict, match="'a'"):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), [])
+            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
         assert ledger.locate(SOURCE, "b") is None
 
     def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
         chunk = archive(ledger, ["a"])
-        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), map(location, ["a", "b"]), []) == 1
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
         assert (ledger.locate(SOURCE, "a").chunk, ledger.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
-        assert ledger.restore_chunk(SOURCE, restored(2, ["a"]), [location("a")], []) == 0
+        assert ledger.restore_chunk(SOURCE, restored(2, ["a"]), batches([location("a")]), []) == 0
         assert len(ledger.chunks()) == 2
 
     def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
-        assert ledger.restore_chunk(SOURCE, restored(1, ["a"]), [location("a")], []) == 1
+        assert ledger.restore_chunk(SOURCE, restored(1, ["a"]), batches([location("a")]), []) == 1
         assert ledger.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
 
     def test_odd_keys_are_restored(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        ledger.restore_chunk(SOURCE, restored(1, ODD_KEYS), map(location, ODD_KEYS), [])
+        ledger.restore_chunk(SOURCE, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
         assert {key for key in ODD_KEYS if ledger.locate(SOURCE, key)} == set(ODD_KEYS)
 
     # --- leases ---

@@ -18,7 +18,7 @@ from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, location, register
+from caf_pipeline_tests.contracts.ledger import SOURCE, batches, bring_to, holder, location, register
 
 SHORT = 1.5
 NEVER = 3600.0  # a test that waited for this lease to run out would not end
@@ -31,7 +31,7 @@ from caf_pipeline.errors import LeaseLost
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline_tests.contracts.ledger import location
+from caf_pipeline_tests.contracts.ledger import batches, location
 
 url, chunk, seconds, boot, what = sys.argv[1:]
 ledger = Ledger(Database(parse_url(url)), lease_seconds=float(seconds))
@@ -51,7 +51,7 @@ with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) a
             yield location("a")
             print("loading", flush=True)
             sys.stdin.readline()
-        ledger.load_locations(lease, chunk, rows())
+        ledger.load_locations(lease, chunk, batches(rows()))
 """
 
 
@@ -146,7 +146,7 @@ def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_complet
         process.wait()
         with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
             assert ledger.locate(SOURCE, "a") is None
-            assert ledger.load_locations(lease, chunk, [location("a")]) == 1
+            assert ledger.load_locations(lease, chunk, batches([location("a")])) == 1
 
 
 def test_a_lease_outlives_its_time_while_it_is_renewed(database, database_url):
