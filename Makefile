@@ -49,8 +49,9 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
-# A process for each core. A file stays in one: its tests share a network, which a second process would make again.
-ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --durations 30
+# Two processes a core, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
+# which a second process would make again.
+ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30
 
 test: $(READY)
 	$(ALL_TESTS) -m "not thorough" $(ARGS)
