@@ -27,7 +27,7 @@ STORAGE = "/jackal/canine-chain/storage"
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=30) as client:
+    with httpx.Client(timeout=30, verify=False) as client:
         yield client
 
 
@@ -43,7 +43,7 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
     """A halted network with options of its own."""
     given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
-    with LoopbackNetwork(folder, **given) as network, httpx.Client(timeout=30) as client:
+    with LoopbackNetwork(folder, **given) as network, httpx.Client(timeout=30, verify=False) as client:
         network.misbehave(halted=True)
         yield ChainUser(network, client)
 

@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=60, verify=False) as client:
         yield client
 
 
@@ -38,7 +38,7 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
     given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1, "providers": 2}
-    with LoopbackNetwork(folder, **given | options) as network, httpx.Client(timeout=60) as client:
+    with LoopbackNetwork(folder, **given | options) as network, httpx.Client(timeout=60, verify=False) as client:
         network.misbehave(halted=True)
         yield ChainUser(network, client)
 
