@@ -6,6 +6,7 @@ starts at once.
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from caf_pipeline.context import Workplace
@@ -84,12 +85,21 @@ def close_store(store: ChunkStore) -> None:
         close()
 
 
+def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401
+    """Open the S3 source of this name, with a boto3 client of its own where none is given."""
+    from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
+
+    attempts = settings.packing.request_attempts
+    return open_s3_source(source, settings.source(source), attempts=attempts, client=client, waits=waits)
+
+
 def open_workplace(
     settings: Settings,
     source: str,
     *,
     run: str,
     ledger: Ledger | None = None,
+    store: Callable[[Ledger, Holder, Waits], ChunkStore] | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
     objects: ObjectSource | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -103,6 +113,7 @@ def open_workplace(
         source: the source's name.
         run: who works, e.g. a Dagster run id.
         ledger: an open ledger to use.
+        store: opens the store, instead of `open_store`.
         client: a boto3 S3 client to use.
         objects: an open source to use, so that nothing of S3 is opened.
         progress: see `Workplace`.
@@ -113,16 +124,13 @@ def open_workplace(
     holder = this_process(run)
     waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))
     if objects is None:
-        from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
-
-        attempts = settings.packing.request_attempts
-        objects = open_s3_source(source, settings.source(source), attempts=attempts, client=client, waits=waits)
+        objects = open_source(settings, source, waits, client)
     told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}
     work = Workplace(
         source=source,
         settings=settings,
         objects=objects,
-        store=open_store(settings, opened, holder, waits),
+        store=(store or partial(open_store, settings))(opened, holder, waits),
         ledger=opened,
         holder=holder,
         brake=open_brake(settings, opened, waits),

@@ -34,9 +34,9 @@ from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING, size
-from caf_pipeline.defs.naming import HELD_TAG, archive_job, audit_job, plan_job, plan_op
+from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.defs.resources import Pipeline, SharedLedger
+from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotLocated, SettingsError, UsageError, one_line
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
@@ -305,15 +305,16 @@ class _Command:
         self._settings = settings
         announcer = Announcer(self._say)
         self._progress.waits = lambda: announcer.waits
-        pipeline = Pipeline(
+        run = RunResource(
             settings=settings,
-            ledger=SharedLedger(settings=settings, shared=ledger),
             progress=self._progress.packed,
             upload_progress=self._progress.sent,
             on_error=self._note_error,
             waiting=announcer,
         )
-        self._defs: Definitions = build_defs(settings, resource_overrides={"pipeline": pipeline})
+        self._defs: Definitions = build_defs(
+            settings, resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run}
+        )
         self._summary = Summary(source)
         self._alike: Counter[str] = Counter()
 

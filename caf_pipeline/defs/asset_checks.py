@@ -6,7 +6,6 @@ A blocking check that fails ends the run before the next asset.
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -23,16 +22,14 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.assets import snapshot_to_plan
-from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure, attempt
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS, asset_key, prove_job, repair_job
 from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.steps import audit, planning
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
-
-T = TypeVar("T")
 
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
@@ -51,16 +48,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
         return [*checks, _storage_plan_lasts(source)] if on_jackal else checks
 
 
-def _result(
-    context: AssetCheckExecutionContext,
-    pipeline: Pipeline,
-    source: str,
-    check: Callable[[Workplace], AssetCheckResult],
-) -> AssetCheckResult:
-    def look() -> AssetCheckResult:
-        return check(pipeline.open_in(context, source))
-
-    result = attempt(context, look, pipeline.on_error)
+def _result(context: AssetCheckExecutionContext, source: str, check: Callable[[Workplace], AssetCheckResult]) -> AssetCheckResult:
+    result = attempt_step(context, source, check)
     if result is None:
         raise as_failure(HeldByOther(f"a check of '{source}' met a lease", holder="another run"))
     return result
@@ -73,13 +62,14 @@ def _plan_accounts(source: str) -> AssetChecksDefinition:
         description="Every object of the inventory is located, claimed by a chunk or skipped with a reason; none twice.",
         blocking=True,
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def account(work: Workplace) -> AssetCheckResult:
             result = planning.account_for(work, snapshot_to_plan(work, context.instance, context.run.run_id))
             return AssetCheckResult(passed=result.holds, metadata=metadata.accounting_metadata(result))
 
-        return _result(context, pipeline, source, account)
+        return _result(context, source, account)
 
     return check
 
@@ -92,8 +82,9 @@ def _chunk_accounts(source: str) -> AssetChecksDefinition:
         partitions_def=chunk_partitions(source),
         blocking=True,
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def account(work: Workplace) -> AssetCheckResult:
             result = audit.account_for_chunk(work, context.op_execution_context.partition_key)
             numbers: metadata.Metadata = {
@@ -104,7 +95,7 @@ def _chunk_accounts(source: str) -> AssetChecksDefinition:
             }
             return AssetCheckResult(passed=result.agrees, description=result.explanation or None, metadata=numbers)
 
-        return _result(context, pipeline, source, account)
+        return _result(context, source, account)
 
     return check
 
@@ -121,8 +112,9 @@ def _chunk_is_proven(source: str) -> AssetChecksDefinition:
         ),
         partitions_def=chunk_partitions(source),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def prove(work: Workplace) -> AssetCheckResult:
             report = scrub.prove_chunk(work, context.op_execution_context.partition_key)
             shown = metadata.proof_metadata(report)
@@ -133,7 +125,7 @@ def _chunk_is_proven(source: str) -> AssetChecksDefinition:
                 metadata=shown,
             )
 
-        return _result(context, pipeline, source, prove)
+        return _result(context, source, prove)
 
     return check
 
@@ -157,9 +149,10 @@ def _storage_plan_lasts(source: str) -> AssetChecksDefinition:
             "and has room for what is planned. All sources share it. `caf jackal buy` buys more."
         ),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
-        return _result(context, pipeline, source, _storage_plan_result)
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        return _result(context, source, _storage_plan_result)
 
     return check
 
@@ -190,13 +183,14 @@ def _chunk_reads_back(source: str) -> AssetChecksDefinition:
         description="Some of the chunk's objects, fetched the way an application does, have the SHA-256 of their rows.",
         partitions_def=chunk_partitions(source),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def read(work: Workplace) -> AssetCheckResult:
             result = audit.read_back(work, context.op_execution_context.partition_key)
             return AssetCheckResult(passed=not result.mismatched, metadata=metadata.read_back_metadata(result))
 
-        return _result(context, pipeline, source, read)
+        return _result(context, source, read)
 
     return check
 
@@ -211,8 +205,9 @@ def _source_is_complete(source: str) -> AssetChecksDefinition:
         ),
         additional_deps=[AssetKey(asset_key(source, "chunk_plan"))],
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
     )
-    def check(context: AssetCheckExecutionContext, pipeline: Pipeline) -> AssetCheckResult:
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def account(work: Workplace) -> AssetCheckResult:
             snapshot = planning.latest_snapshot(work, complete=True)
             if snapshot is None:
@@ -224,6 +219,6 @@ def _source_is_complete(source: str) -> AssetChecksDefinition:
                 metadata={metadata.SNAPSHOT: snapshot.name, **metadata.accounting_metadata(result)},
             )
 
-        return _result(context, pipeline, source, account)
+        return _result(context, source, account)
 
     return check

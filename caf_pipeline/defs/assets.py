@@ -5,7 +5,7 @@ of a chunk are graphs of the ops in `ops`, one run for each partition.
 Source: "Flow" in docs/design.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -19,7 +19,6 @@ from dagster import (
     DataVersion,
     MaterializeResult,
     Nothing,
-    OpDefinition,
     asset,
     graph_asset,
 )
@@ -27,10 +26,10 @@ from pydantic import Field
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
-from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier
+from caf_pipeline.defs.failures import RETRY_TRANSIENT
+from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
-from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.settings import SourceSettings
@@ -74,17 +73,17 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
         metadata=metadata.inventory_definition(),
     )
-    def s3_inventory(context: AssetExecutionContext, config: InventoryWindow, pipeline: Pipeline) -> Results:
+    def s3_inventory(context: AssetExecutionContext, config: InventoryWindow) -> Results:
         after = unquote_to_bytes(config.after)
         until = None if config.until is None else unquote_to_bytes(config.until)
 
-        def take() -> metadata.Metadata:
-            work = _open(context, pipeline, source)
+        def take(work: Workplace) -> metadata.Metadata:
             if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
                 work.wait_while_paused(lambda: None)
             snapshot = planning.take_inventory(work, after=after, until=until)
@@ -92,7 +91,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
                 context.log.warning(warning)
             return metadata.snapshot_metadata(snapshot, warning)
 
-        shown = attempt(context, take, pipeline.on_error)
+        shown = attempt_step(context, source, take)
         if shown is not None:
             yield MaterializeResult(metadata=shown)
 
@@ -113,23 +112,23 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
         metadata=metadata.plan_definition(),
     )
-    def chunk_plan(context: AssetExecutionContext, config: PlanTerms, pipeline: Pipeline) -> Results:
-        def cut() -> metadata.Metadata:
-            work = _open(context, pipeline, source)
+    def chunk_plan(context: AssetExecutionContext, config: PlanTerms) -> Results:
+        def cut(work: Workplace) -> metadata.Metadata:
             snapshot = snapshot_to_plan(work, context.instance, context.run.run_id)
             report = planning.cut_plan(work, snapshot, second_copy=config.second_copy)
             if report.warning:
                 context.log.warning(report.warning)
-            copies = pipeline.settings.jackal.copies if pipeline.settings.store.kind == "jackal" else 1
+            copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 1
             registered = register_chunks(context.instance, work.ledger, source)
             return metadata.plan_metadata(report, registered, copies=copies)
 
-        shown = attempt(context, cut, pipeline.on_error)
+        shown = attempt_step(context, source, cut)
         if shown is not None:
             yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
 
@@ -159,7 +158,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             "caf_chunk",
             owner=settings.owner,
             upstream="chunk_plan",
-            steps=(ops.load_batch, ops.pack_chunk, ops.seal_chunk),
+            steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
             description=(
                 "One **CAF file** a partition: the objects of its part of the plan, read from S3 and checked byte for byte, one "
                 "after the other, with an index and a manifest. It stands in staging until it is stored."
@@ -200,7 +199,7 @@ def _chunk_asset(
     *,
     upstream: str,
     owner: str,
-    steps: Sequence[OpDefinition],
+    steps: Sequence[Callable[..., Any]],
     description: str,
     kinds: set[str],
     shown: metadata.Metadata | None = None,
@@ -224,7 +223,3 @@ def _chunk_asset(
         return done
 
     return chunk
-
-
-def _open(context: AssetExecutionContext, pipeline: Pipeline, source: str) -> Workplace:
-    return pipeline.open_in(context, source)

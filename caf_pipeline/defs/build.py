@@ -11,7 +11,7 @@ from dagster import Definitions, in_process_executor
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
-from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.defs.schedules import source_schedules
 from caf_pipeline.defs.sensors import source_sensors
 from caf_pipeline.defs.watching import watching_jobs
@@ -32,7 +32,7 @@ def build_defs(settings: Settings, *, resource_overrides: Mapping[str, Any] | No
         ],
         sensors=[each for source, its in sources for each in source_sensors(source, its, jobs[source])],
         schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
-        resources={"pipeline": pipeline_resource(settings), **(resource_overrides or {})},
+        resources=build_resources(settings) | dict(resource_overrides or {}),
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a
         # process for each op, which is fifty seconds a chunk.
         executor=in_process_executor,

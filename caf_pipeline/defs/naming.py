@@ -39,6 +39,10 @@ UPLOAD_POOL: Final = "jackal_uploads"
 ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "file_locations")
 """A source's assets in flow order; the last three have a partition for each chunk."""
 
+LEDGER: Final = "ledger"
+STORE: Final = "store"
+RUN: Final = "run"
+"""Keys of the resources that every step asks for; `s3_key` is that of a source."""
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
@@ -53,6 +57,11 @@ def identifier(source: str) -> str:
 def asset_key(source: str, name: str) -> list[str]:
     """Return the key of one of the source's assets."""
     return [source, name]
+
+
+def s3_key(source: str) -> str:
+    """Return the key of the resource that reads the source's bucket."""
+    return f"s3_{identifier(source)}"
 
 
 def partitions_name(source: str) -> str:

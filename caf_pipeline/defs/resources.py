@@ -1,18 +1,34 @@
-"""Resources: what a run needs besides its config. They only build the domain's objects."""
+"""Resources: what a run needs besides its config. They only build the domain's objects, when a step asks for them.
+
+A definition names what it needs by key, not by parameter: the key of a source's S3 is computed.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
-from dagster import ConfigurableResource, DagsterInstance, InitResourceContext, ResourceDependency
+from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
 from caf_pipeline import wiring
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
-from caf_pipeline.defs.run_log import Context, RunLog
+from caf_pipeline.defs.failures import Context, attempt
+from caf_pipeline.defs.naming import LEDGER, RUN, STORE, s3_key
+from caf_pipeline.defs.run_log import RunLog
+from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Holder
+from caf_pipeline.maintenance.rebuild import NotAsked
 from caf_pipeline.settings import Settings
-from caf_pipeline.waits import Listener, Wait
+from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.waits import Listener, Wait, Waits
+
+T = TypeVar("T")
+
+EVERY_STEP: Final = {LEDGER, STORE, RUN}
+"""What every step and every sensor asks for; who lists or reads the bucket asks for `s3_key(source)` besides."""
 
 
 def ignore_progress(objects: int, size_bytes: int) -> None:
@@ -64,8 +80,25 @@ class SharedLedger(LedgerResource):
         return self.shared
 
 
-class Pipeline(ConfigurableResource["Pipeline"]):
-    """Opens a source's workplace for a step.
+class StoreResource(ConfigurableResource[ChunkStore]):
+    """The store that the settings name: opened by the first step of a run that asks, closed when the run ends."""
+
+    settings: ResourceDependency[Settings]
+    _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
+
+    def open(self, ledger: Ledger, holder: Holder, waits: Waits) -> ChunkStore:
+        """Open the store; see `wiring.open_store`."""
+        self._opened.append(wiring.open_store(self.settings, ledger, holder, waits))
+        return self._opened[-1]
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Close what was opened."""
+        while self._opened:
+            wiring.close_store(self._opened.pop())
+
+
+class RunResource(ConfigurableResource["RunResource"]):
+    """One run: whom it tells what, and the workplaces of its sources.
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
@@ -75,81 +108,68 @@ class Pipeline(ConfigurableResource["Pipeline"]):
     """
 
     settings: ResourceDependency[Settings]
-    ledger: LedgerResource
     progress: ResourceDependency[Callable[[int, int], None]]
     upload_progress: ResourceDependency[Callable[[int], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
-    _open: dict[tuple[str, str], Workplace] = PrivateAttr(default_factory=dict)
-    _logs: dict[tuple[str, str], RunLog] = PrivateAttr(default_factory=dict)
+    _works: dict[str, Workplace] = PrivateAttr(default_factory=dict)
+    _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
-    def open_in(self, context: Context, source: str) -> Workplace:
-        """Return the workplace of a source for a step, whose log says what is waited for."""
-        key = source, context.run.run_id
-        if key not in self._logs:
-            self._logs[key] = RunLog(source, context.run.run_id, context.instance)
-        self._logs[key].follow(context)
-        return self.open(source, run=context.run.run_id, instance=context.instance)
-
-    def open(self, source: str, *, run: str, instance: DagsterInstance | None = None) -> Workplace:
-        """Return the workplace of a source for one run; the second call of the run returns the first one's.
-
-        Args:
-            source: its name.
-            run: the Dagster run that works, which becomes the holder of leases; a sensor names itself.
-            instance: where the run is tagged with this process, so that it can be told when that is dead.
-        """
-        if (source, run) not in self._open:
-            from caf_pipeline.defs.source_resource import S3SourceResource  # noqa: PLC0415 - dagster_aws takes 3 s to load
-
-            client = S3SourceResource.of(self.settings.source(source)).get_client()
-            work = wiring.open_workplace(
+    def open(self, context: Context | SensorEvaluationContext, source: str) -> Workplace:
+        """Return the workplace of a source, which the first step of the run opens. Its objects are not asked for."""
+        run = f"sensor {context.sensor_name}" if isinstance(context, SensorEvaluationContext) else context.run.run_id
+        if not isinstance(context, SensorEvaluationContext):
+            self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
+        if source not in self._works:
+            self._works[source] = wiring.open_workplace(
                 self.settings,
                 source,
                 run=run,
-                ledger=self.ledger.get(),
-                client=client,
+                ledger=context.resources.ledger.get(),
+                store=context.resources.store.open,
+                objects=NotAsked(),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
-                waiting=self._listener(source, run),
+                waiting=self._listener(source),
             )
-            if instance is not None:
-                instance.add_run_tags(run, process_tags(work.holder))
-            self._open[source, run] = work
-        return self._open[source, run]
+            if source in self._logs:  # so that it can be told when this process is dead
+                context.instance.add_run_tags(run, process_tags(self._works[source].holder))
+        return self._works[source]
 
-    def _listener(self, source: str, run: str) -> Listener:
-        log = self._logs.get((source, run))
-
+    def _listener(self, source: str) -> Listener:
         def told(waits: Sequence[Wait]) -> None:
             self.waiting(waits)
-            if log is not None:
-                log(waits)
+            if source in self._logs:
+                self._logs[source](waits)
 
         return told
 
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close the stores of the workplaces that were opened."""
-        self._logs.clear()
-        while self._open:
-            _, work = self._open.popitem()
-            wiring.close_store(work.store)
+
+def open_work(context: Context | SensorEvaluationContext, source: str) -> Workplace:
+    """Return what a step or a look of a sensor works with: of the resources, those that its definition asks for."""
+    work: Workplace = context.resources.run.open(context, source)
+    s3 = getattr(context.resources, s3_key(source), None)
+    if s3 is None:
+        return work
+    return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
 
 
-def pipeline_resource(
-    settings: Settings,
-    *,
-    progress: Callable[[int, int], None] = ignore_progress,
-    upload_progress: Callable[[int], None] = ignore_upload,
-    on_error: Callable[[CafError], None] = ignore_error,
-    waiting: Listener = ignore_waits,
-) -> Pipeline:
-    """Return the resource that every op, check and sensor takes as `pipeline`."""
-    return Pipeline(
-        settings=settings,
-        ledger=LedgerResource(settings=settings),
-        progress=progress,
-        upload_progress=upload_progress,
-        on_error=on_error,
-        waiting=waiting,
-    )
+def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:
+    """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
+    return attempt(context, lambda: step(open_work(context, source)), context.resources.run.on_error)
+
+
+def build_resources(settings: Settings) -> dict[str, Any]:
+    """Return the resources by their keys: the ledger, the store, the run, and each source's S3."""
+    return {
+        LEDGER: LedgerResource(settings=settings),
+        STORE: StoreResource(settings=settings),
+        RUN: RunResource(
+            settings=settings,
+            progress=ignore_progress,
+            upload_progress=ignore_upload,
+            on_error=ignore_error,
+            waiting=ignore_waits,
+        ),
+        **{s3_key(name): S3SourceResource.of(source) for name, source in settings.sources.items()},
+    }

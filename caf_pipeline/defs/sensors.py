@@ -25,9 +25,9 @@ from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import UNFINISHED, audit_is_due, choose_chunks
-from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job
+from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job, s3_key
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.defs.resources import EVERY_STEP, open_work
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, PlanTooSmall
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import chunk_steps, planning
@@ -60,24 +60,23 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
         name=f"new_objects_{identifier(source)}",
         job_name=plan_job(source),
         minimum_interval_seconds=settings.watch_interval_seconds or None,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
         default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
         description=(
             f"Lists at most {settings.watch_pages:,} pages of 1,000 keys at a time, going round the bucket, and plans the part "
             "of it that has objects which no chunk has."
         ),
     )
-    def new_objects(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
+    def new_objects(context: SensorEvaluationContext) -> Tick:
         busy = context.instance.get_runs(RunsFilter(job_name=plan_job(source), statuses=UNFINISHED), limit=1)
         if busy:
             return SkipReason(f"Run {busy[0].run_id} is planning this source already.")
 
         def look() -> Tick:
-            if paused := _paused(pipeline):
+            if paused := _paused(context):
                 return SkipReason(paused)
             after = read_cursor(context.cursor)
-            seen = planning.look_for_new(
-                pipeline.open(source, run=_tick_name(context)), after=after, max_pages=settings.watch_pages
-            )
+            seen = planning.look_for_new(open_work(context, source), after=after, max_pages=settings.watch_pages)
             cursor = write_cursor(seen.next_after)
             if not seen.new_objects:
                 return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
@@ -103,14 +102,10 @@ def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]
     return {"ops": {inventory_op(source): {"config": window}}}
 
 
-def _paused(pipeline: Pipeline) -> str:
+def _paused(context: SensorEvaluationContext) -> str:
     """Return what a tick says while an operator has everything paused; "" while nobody has."""
-    reason = pipeline.ledger.get().controls().orders().paused
+    reason = context.resources.ledger.get().controls().orders().paused
     return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
-
-
-def _tick_name(context: SensorEvaluationContext) -> str:
-    return f"sensor {context.sensor_name}"
 
 
 def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) -> SensorDefinition:
@@ -118,6 +113,7 @@ def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) ->
         name=f"launch_chunks_{identifier(source)}",
         jobs=[job for job in jobs if job.name in (archive_job(source), audit_job(source))],
         minimum_interval_seconds=LAUNCH_SECONDS,
+        required_resource_keys=EVERY_STEP,
         default_status=DefaultSensorStatus.RUNNING,
         description=(
             "Launches chunks that the ledger says have work to do, a few at a time, with growing pauses after failures. A chunk "
@@ -125,13 +121,13 @@ def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) ->
             "source is complete."
         ),
     )
-    def launch_chunks(context: SensorEvaluationContext, pipeline: Pipeline) -> Tick:
+    def launch_chunks(context: SensorEvaluationContext) -> Tick:
         def look() -> Tick:
-            if paused := _paused(pipeline):
+            if paused := _paused(context):
                 return SkipReason(paused)
-            work = pipeline.open(source, run=_tick_name(context))
+            work = open_work(context, source)
             register_chunks(context.instance, work.ledger, source)
-            choice = choose_chunks(context.instance, work.ledger, source, pipeline.settings.runs)
+            choice = choose_chunks(context.instance, work.ledger, source, work.settings.runs)
             for chunk, last in choice.give_up:
                 _park(context, work, chunk, last.dagster_run.run_id)
             launch, refusal = _admitted(work, choice.launch)

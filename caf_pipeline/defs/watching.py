@@ -31,7 +31,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure, attempt
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     CHUNK_IS_PROVEN,
     SOURCE_TAG,
@@ -41,9 +41,10 @@ from caf_pipeline.defs.naming import (
     prove_job,
     repair_chunk_job,
     repair_job,
+    s3_key,
 )
 from caf_pipeline.defs.partitions import chunk_partitions
-from caf_pipeline.defs.resources import Pipeline
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, HeldByOther, NotProven
 from caf_pipeline.maintenance import repair, scrub
 
@@ -86,23 +87,23 @@ def _prove_op(source: str) -> OpDefinition:
         name=f"{identifier(source)}__prove_chunks",
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP,
         description="Prove some located chunks, oldest first, and clear staging of what nobody will need.",
     )
-    def prove_chunks(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
-        def begin() -> Workplace | None:
-            work = pipeline.open_in(context, source)
+    def prove_chunks(context: OpExecutionContext) -> Reports:
+        def begin(work: Workplace) -> Workplace | None:
             if reason := work.ledger.controls().orders().paused:
                 context.log.info(f"paused: {reason}")
                 return None
             scrub.sweep_staging(work)
             return work
 
-        work = attempt(context, begin, pipeline.on_error)
+        work = attempt_step(context, source, begin)
         if work is None:
             return
-        reports = iter(scrub.prove_oldest(work, pipeline.settings.jackal.prove_per_run))
+        reports = iter(scrub.prove_oldest(work, work.settings.jackal.prove_per_run))
         looked_at, damaged, unverified = 0, list[str](), list[str]()
-        while (report := attempt(context, lambda: next(reports, None), pipeline.on_error)) is not None:
+        while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
             looked_at += 1
             if not report.proven:
                 (damaged if report.explanation else unverified).append(report.chunk.name)
@@ -146,20 +147,18 @@ def _repair_op(source: str) -> OpDefinition:
         name=f"{identifier(source)}__repair_chunks",
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
         pool=UPLOAD_POOL,
         description="Repair damaged chunks, those first that were found damaged longest ago.",
     )
-    def repair_chunks(context: OpExecutionContext, config: Repairs, pipeline: Pipeline) -> Reports:
-        def begin() -> Workplace:
-            return pipeline.open_in(context, source)
-
-        work = attempt(context, begin, pipeline.on_error)
+    def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
+        work = attempt_step(context, source, lambda work: work)
         if work is None:
             return
         damaged = sorted(work.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
         failed: list[CafError] = []
         for chunk in damaged[: config.limit]:
-            outcome = attempt(context, partial(_repair, work, chunk.name), pipeline.on_error)
+            outcome = attempt_step(context, source, partial(_repair, name=chunk.name))
             if isinstance(outcome, HeldByOther):
                 context.log.info(str(outcome))
             elif isinstance(outcome, CafError):
@@ -194,15 +193,12 @@ def _repair_chunk_op(source: str) -> OpDefinition:
         name=f"{identifier(source)}__repair_chunk",
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP | {s3_key(source)},
         pool=UPLOAD_POOL,
         description="Repair the chunk of this partition.",
     )
-    def repair_chunk(context: OpExecutionContext, pipeline: Pipeline) -> Reports:
-        def mend() -> repair.RepairReport:
-            work = pipeline.open_in(context, source)
-            return repair.repair_chunk(work, context.partition_key)
-
-        report = attempt(context, mend, pipeline.on_error)
+    def repair_chunk(context: OpExecutionContext) -> Reports:
+        report = attempt_step(context, source, lambda work: repair.repair_chunk(work, context.partition_key))
         if report is not None:
             yield _repaired(context.instance, source, report)
             yield Output(None, metadata=metadata.repair_metadata(report))

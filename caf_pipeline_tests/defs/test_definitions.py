@@ -18,7 +18,7 @@ def load(tmp_path, toml: str, after: str = "") -> subprocess.CompletedProcess[st
 
 def test_loading_asks_neither_network_nor_database_and_leaves_nothing_behind(tmp_path):
     no_network = "[sources.demo]\nbucket = 'b'\nendpoint_url = 'http://127.0.0.1:1'\n"
-    done = load(tmp_path, no_network, "defs.get_repository_def()\nimport sys; assert 'dagster_aws' not in sys.modules")
+    done = load(tmp_path, no_network, "defs.get_repository_def()")
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["caf.toml"]
 

@@ -8,7 +8,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching
-from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
@@ -34,7 +34,7 @@ def tick(pipeline):
                 definitions=defs,
                 cursor=cursor,
                 sensor_name=name,
-                resources={"pipeline": pipeline_resource(pipeline.settings)},
+                resources=build_resources(pipeline.settings),
             ) as context,
         ):
             data = sensor.evaluate_tick(context)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.resources import pipeline_resource
+from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
@@ -217,7 +217,7 @@ def tick_of(pipeline, name: str):
             instance=pipeline.instance,
             definitions=defs,
             sensor_name=name,
-            resources={"pipeline": pipeline_resource(pipeline.settings)},
+            resources=build_resources(pipeline.settings),
         ) as context,
     ):
         return defs.resolve_sensor_def(name).evaluate_tick(context)
