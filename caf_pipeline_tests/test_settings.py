@@ -7,12 +7,12 @@ import traceback
 from pathlib import Path
 
 import pytest
-from dagster._core.definitions.utils import is_valid_owner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
+from caf_pipeline_tests.support.dagster_private import is_valid_owner
 
 
 def a_file(tmp_path, text):

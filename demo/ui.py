@@ -21,11 +21,10 @@ import processes
 import server
 import yaml
 from dagster import DagsterInstance
-from dagster._cli.proxy_server_manager import ProxyServerManager
-from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.quiet import hush
+from caf_pipeline.defs.dagster_private import ProxyServerManager, WorkspaceFileTarget
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from dagster._core.execution.compute_logs import redirect_to_file
-from dagster._core.storage.compute_log_manager import CapturedLogContext, ComputeIOType
-from dagster._core.storage.local_compute_log_manager import IO_TYPE_EXTENSION, LocalComputeLogManager
-from dagster._serdes import ConfigurableClassData
-from dagster._utils import touch_file
-
 from caf_pipeline.dagster_host.storage import storage_folder
+from caf_pipeline.defs.dagster_private import (
+    CapturedLogContext,
+    ConfigurableClassData,
+    LocalComputeLogManager,
+    redirect_to_file,
+)
 
 LOOK_SECONDS: Final = 0.5
 END_SECONDS: Final = 5
@@ -40,13 +40,10 @@ class FollowedComputeLogs(LocalComputeLogManager):
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
         """Write standard output and error to the files of a step while the context lasts, and show them."""
-        out, error = (
-            self.get_captured_local_path(log_key, IO_TYPE_EXTENSION[kind])
-            for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)
-        )
-        with _kept(sys.stdout, Path(out)), _kept(sys.stderr, Path(error)):
+        out, error, complete = (Path(self.get_captured_local_path(log_key, ending)) for ending in ("out", "err", "complete"))
+        with _kept(sys.stdout, out), _kept(sys.stderr, error):
             yield CapturedLogContext(log_key)
-        touch_file(self.complete_artifact_path(log_key))  # type: ignore[no-untyped-call]
+        complete.touch()
 
 
 @contextmanager

@@ -5,16 +5,19 @@ run out and cannot execute it again. Here the run is created first, with that.
 Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
 """
 
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
 from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
-from dagster._core.definitions.job_base import InMemoryJob
-from dagster._core.execution.api import execute_run_iterator
-from dagster._core.execution.execute_in_process import merge_run_tags
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
-from dagster._core.utils import make_new_run_id
 
+from caf_pipeline.defs.dagster_private import (
+    InMemoryJob,
+    RegisteredCodeLocationOrigin,
+    RemoteRepositoryOrigin,
+    execute_run_iterator,
+    merge_run_tags,
+)
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.naming import COMMAND, COMMAND_TAG, LOCATION_NAME, MAX_RETRIES_TAG, REPOSITORY_NAME
 from caf_pipeline.ledger.processes import this_process
@@ -27,7 +30,7 @@ def execute_here(
     job: JobDefinition, instance: DagsterInstance, *, run_config: Mapping[str, Any], partition_key: str | None = None
 ) -> ExecuteInProcessResult:
     """Execute one run of a job here, with the executor of the job; an error of a step fails the run and is not raised."""
-    run_id = make_new_run_id()
+    run_id = str(uuid.uuid4())
     own = {
         COMMAND_TAG: COMMAND,
         MAX_RETRIES_TAG: "0",  # who interrupted it does not want the daemon to begin it again

@@ -6,13 +6,16 @@ pool slots held.
 
 from typing import Final
 
-from dagster import DagsterRun
-from dagster._core.errors import DagsterUserCodeUnreachableError
-from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
-from dagster._core.launcher.default_run_launcher import DefaultRunLauncher
-from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionResult
-from dagster._serdes import deserialize_value
+from dagster import DagsterRun, DefaultRunLauncher, deserialize_value
 
+from caf_pipeline.defs.dagster_private import (
+    CanCancelExecutionRequest,
+    CanCancelExecutionResult,
+    CheckRunHealthResult,
+    DagsterUserCodeUnreachableError,
+    LaunchRunContext,
+    WorkerStatus,
+)
 from caf_pipeline.defs.dead_runs import Worker, worker_of
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 

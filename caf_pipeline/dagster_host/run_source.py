@@ -14,12 +14,15 @@ from functools import partial
 from json import dumps as dump_json
 from typing import Final
 
-from dagster import AssetCheckSeverity, DagsterInstance, DagsterRunStatus, Definitions, ExecuteInProcessResult
-from dagster._core.errors import DagsterExecutionInterruptedError
-from dagster._core.events import RunFailureReason
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
-from dagster_shared.error import DagsterError
+from dagster import (
+    AssetCheckSeverity,
+    DagsterError,
+    DagsterExecutionInterruptedError,
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+    ExecuteInProcessResult,
+)
 from rich.console import Console
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,6 +33,7 @@ from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
@@ -51,9 +55,7 @@ from caf_pipeline.wiring import close_store, open_ledger, open_workplace
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 """Dagster's console log prints tracebacks; what a user needs of them is the error that this command ends with."""
 
-_NO_COMPUTE_LOGS: Final = {
-    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
-}
+_NO_COMPUTE_LOGS: Final = {"compute_logs": {"module": NoOpComputeLogManager.__module__, "class": NoOpComputeLogManager.__name__}}
 """Capturing output would take four more processes a run and draw the progress bar into a file."""
 
 

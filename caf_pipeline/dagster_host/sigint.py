@@ -13,7 +13,7 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from dagster._core.errors import DagsterExecutionInterruptedError
+from dagster import DagsterExecutionInterruptedError
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

@@ -11,12 +11,10 @@ from typing import Any, Final
 
 import psycopg2
 from dagster import DagsterInstance
-from dagster._core.storage.base_storage import DagsterStorage
-from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
-from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.quiet import hush
+from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import load_settings
 

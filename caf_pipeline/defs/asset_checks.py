@@ -13,9 +13,9 @@ from dagster import (
     AssetChecksDefinition,
     AssetCheckSeverity,
     AssetKey,
+    PreviewWarning,
     asset_check,
 )
-from dagster_shared.utils.warnings import PreviewWarning
 
 from caf_pipeline import wiring
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState

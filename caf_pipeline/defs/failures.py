@@ -8,10 +8,17 @@ Source: the error tree in `errors`.
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from dagster import AssetCheckExecutionContext, AssetExecutionContext, Backoff, Failure, Jitter, OpExecutionContext, RetryPolicy
-from dagster._core.definitions.metadata import RawMetadataValue
-from dagster._core.errors import DagsterExecutionInterruptedError
-from dagster_shared.error import DagsterError
+from dagster import (
+    AssetCheckExecutionContext,
+    AssetExecutionContext,
+    Backoff,
+    DagsterError,
+    DagsterExecutionInterruptedError,
+    Failure,
+    Jitter,
+    OpExecutionContext,
+    RetryPolicy,
+)
 
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG
 from caf_pipeline.errors import (
@@ -72,7 +79,7 @@ def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafErro
 
 def as_failure(error: CafError) -> Failure:
     """Return the error as Dagster's, so that the UI shows the sentence and the hint."""
-    metadata: dict[str, RawMetadataValue] = {"error": type(error).__name__, "exit_code": error.exit_code}
+    metadata: dict[str, str | int] = {"error": type(error).__name__, "exit_code": error.exit_code}
     if error.hint:
         metadata["hint"] = error.hint
     return Failure(description=str(error), metadata=metadata, allow_retries=not error.permanent)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
+from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.naming import (
     ASSETS,
     SOURCE_IS_COMPLETE,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus, BulkActionStatus, PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, SOURCE_IS_COMPLETE, asset_key
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk

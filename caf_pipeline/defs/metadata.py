@@ -6,7 +6,6 @@ from typing import Final
 
 import pyarrow as pa
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
-from dagster._core.definitions.metadata import RawMetadataValue
 from pydantic import ByteSize
 
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
@@ -21,7 +20,7 @@ from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import Outlook
 from caf_pipeline.store.protocol import Copy
 
-Metadata = dict[str, RawMetadataValue]
+Metadata = dict[str, MetadataValue | TableSchema | str | int | float]
 
 MAX_ROWS: Final = 20
 """Of any table: metadata are read on a page and kept for ever."""

@@ -8,11 +8,11 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetObservation,
+    DagsterError,
     DagsterInstance,
     MetadataValue,
     OpExecutionContext,
 )
-from dagster_shared.error import DagsterError
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.defs.naming import ASSETS, asset_key

@@ -19,10 +19,10 @@ from dagster import (
     SkipReason,
     sensor,
 )
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
+from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import UNFINISHED, audit_is_due, choose_chunks
 from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job, s3_key

@@ -24,13 +24,13 @@ from dagster import (
     job,
     op,
 )
-from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from pydantic import Field
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
+from caf_pipeline.defs.dagster_private import AssetCheckEvaluationTargetMaterializationData
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     CHUNK_IS_PROVEN,

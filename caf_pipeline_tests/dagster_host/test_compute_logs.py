@@ -9,7 +9,7 @@ KEY = ["run", "compute_logs", "step"]
 
 SCRIPT = """
 import os, sys, psutil
-from dagster._core.storage.compute_log_manager import ComputeIOType
+from caf_pipeline_tests.support.dagster_private import ComputeIOType
 from caf_pipeline.dagster_host.compute_logs import FollowedComputeLogs
 logs = FollowedComputeLogs(sys.argv[1])
 key = ["run", "compute_logs", "step"]

@@ -4,9 +4,9 @@ import time
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, S3_POOL
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
 

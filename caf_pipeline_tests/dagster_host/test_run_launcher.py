@@ -5,13 +5,13 @@ import sys
 from dataclasses import replace
 
 import pytest
-from dagster import DagsterRunStatus, job, op
-from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerStatus
-from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster import DagsterRunStatus, DefaultRunLauncher, job, op
 
+from caf_pipeline.defs.dagster_private import LaunchRunContext, WorkerStatus
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.ledger.processes import boot_id, this_process
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline_tests.support.dagster_private import GRPC_INFO_TAG
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetKey, RunsFilter
-from dagster._core.storage.tags import TagType, get_tag_type
 from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
@@ -19,6 +18,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.workplaces import archive_chunk
 

@@ -6,10 +6,10 @@ import sys
 import weakref
 
 import pytest
-from dagster._core.errors import DagsterExecutionInterruptedError
-from dagster._utils.interrupts import capture_interrupts
+from dagster import DagsterExecutionInterruptedError
 
 from caf_pipeline.dagster_host.sigint import InterruptWatch
+from caf_pipeline_tests.support.dagster_private import capture_interrupts
 
 
 def test_an_interrupt_that_dagster_held_back_and_dropped_is_seen():

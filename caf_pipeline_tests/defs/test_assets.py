@@ -10,6 +10,7 @@ from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.chunk_steps import park
+from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -114,8 +115,6 @@ def test_a_parked_chunk_fails_once_and_says_why(pipeline):
 
 
 def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
-    from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-    from dagster._core.loader import LoadingContextForTest
 
     pipeline.put(1)
     (chunk,) = pipeline.plan()

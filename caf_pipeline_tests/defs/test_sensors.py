@@ -2,16 +2,21 @@
 
 import pytest
 from dagster import DagsterRunStatus, build_sensor_context
-from dagster._core.definitions.partitions.context import partition_loading_context
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching
+from caf_pipeline.defs.dagster_private import (
+    BulkActionStatus,
+    PartitionBackfill,
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.dagster_private import partition_loading_context
 from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus, build_sensor_context
-from dagster._core.definitions.partitions.context import partition_loading_context
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
+from caf_pipeline_tests.support.dagster_private import partition_loading_context
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 import yaml
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.settings import Settings

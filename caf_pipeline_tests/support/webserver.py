@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dagster import DagsterInstance
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_graphql.cli import execute_query
+
+from caf_pipeline.defs.dagster_private import WorkspaceFileTarget
+from caf_pipeline_tests.support.dagster_private import WorkspaceProcessContext
 
 WORKSPACE = Path(__file__).parents[2] / "workspace.yaml"
 
