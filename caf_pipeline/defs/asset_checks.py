@@ -21,7 +21,6 @@ from caf_pipeline import wiring
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.assets import snapshot_to_plan
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS, asset_key, prove_job, repair_job
 from caf_pipeline.defs.partitions import chunk_partitions
@@ -66,7 +65,7 @@ def _plan_accounts(source: str) -> AssetChecksDefinition:
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def account(work: Workplace) -> AssetCheckResult:
-            result = planning.account_for(work, snapshot_to_plan(work, context.instance, context.run.run_id))
+            result = planning.account_for(work, planning.snapshot_to_plan(work))
             return AssetCheckResult(passed=result.holds, metadata=metadata.accounting_metadata(result))
 
         return _result(context, source, account)

@@ -15,7 +15,6 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     Config,
-    DagsterInstance,
     DataVersion,
     MaterializeResult,
     Nothing,
@@ -30,8 +29,6 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 
@@ -120,8 +117,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanTerms) -> Results:
         def cut(work: Workplace) -> metadata.Metadata:
-            snapshot = snapshot_to_plan(work, context.instance, context.run.run_id)
-            report = planning.cut_plan(work, snapshot, second_copy=config.second_copy)
+            report = planning.cut_plan(work, planning.snapshot_to_plan(work), second_copy=config.second_copy)
             if report.warning:
                 context.log.warning(report.warning)
             copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 1
@@ -133,22 +129,6 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             yield MaterializeResult(metadata=shown, data_version=PLAN_VERSION)
 
     return chunk_plan
-
-
-def snapshot_to_plan(work: Workplace, instance: DagsterInstance, run_id: str | None) -> Snapshot:
-    """Return the snapshot that this run took, or the latest where it took none (`run_id` None: whatever run took it).
-
-    Raises:
-        NotLocated: there is no snapshot yet.
-    """
-    event = instance.get_latest_materialization_event(AssetKey(asset_key(work.source, "s3_inventory")))
-    if event is not None and event.asset_materialization is not None and event.run_id == run_id:
-        name = event.asset_materialization.metadata["snapshot"].value
-        return planning.open_snapshot(work, str(name))
-    snapshot = planning.latest_snapshot(work)
-    if snapshot is None:
-        raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
-    return snapshot
 
 
 def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinition]:

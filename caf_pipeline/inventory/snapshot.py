@@ -221,6 +221,7 @@ class Snapshot:
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
         unsupported_count: of the objects, those whose key cannot be archived.
+        run: who took it, as the ledger names holders; "" where an earlier version took it.
     """
 
     path: Path
@@ -232,6 +233,7 @@ class Snapshot:
     object_bytes: int
     unsupported_count: int
     taken_at: datetime
+    run: str = ""
 
     @property
     def name(self) -> str:
@@ -260,10 +262,12 @@ class SnapshotWriter:
         taken_at: datetime | None = None,
         after: bytes = b"",
         until: bytes | None = None,
+        run: str = "",
         budget: QueryBudget = DEFAULT_BUDGET,
     ) -> None:
         self._path = path
         self._source = source
+        self._run = run
         self._listed_at = listed_at
         self._taken_at = taken_at or listed_at
         self._bounds = after, until
@@ -316,6 +320,7 @@ class SnapshotWriter:
                 object_bytes=self._object_bytes,
                 unsupported_count=self._unsupported_count,
                 taken_at=self._taken_at,
+                run=self._run,
             )
             self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
             self._file.publish()
@@ -376,6 +381,7 @@ def _described(snapshot: Snapshot) -> str:
             "object_count": snapshot.object_count,
             "object_bytes": snapshot.object_bytes,
             "unsupported_count": snapshot.unsupported_count,
+            "run": snapshot.run,
         },
         sort_keys=True,
     )
@@ -467,6 +473,7 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         object_bytes=int(described["object_bytes"]),
         unsupported_count=int(described["unsupported_count"]),
         taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
+        run=str(described.get("run", "")),
     )
 
 

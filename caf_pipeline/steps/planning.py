@@ -107,7 +107,9 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
     with (
         writing_into(folder),
-        SnapshotWriter(path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until) as writer,
+        SnapshotWriter(
+            path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until, run=work.holder.run
+        ) as writer,
     ):
         for page in work.objects.list_pages(after=after):
             writer.add(page if until is None else [obj for obj in page if obj.key <= until])
@@ -133,11 +135,25 @@ def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
     )
 
 
-def latest_snapshot(work: Workplace, *, complete: bool = False) -> Snapshot | None:
-    """Return the latest snapshot of the source, or the latest of the whole source; None where there is none."""
+def snapshot_to_plan(work: Workplace) -> Snapshot:
+    """Return the snapshot that this run took, or the latest where it took none.
+
+    Another run may have taken a later one of other keys, which is that run's to plan.
+
+    Raises:
+        NotLocated: there is no snapshot yet.
+    """
+    snapshot = latest_snapshot(work, run=work.holder.run) or latest_snapshot(work)
+    if snapshot is None:
+        raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
+    return snapshot
+
+
+def latest_snapshot(work: Workplace, *, complete: bool = False, run: str | None = None) -> Snapshot | None:
+    """Return the latest snapshot of the source, or of the whole source, or that a run took; None where there is none."""
     for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
         snapshot = read_snapshot(path)
-        if snapshot.complete or not complete:
+        if (snapshot.complete or not complete) and run in (None, snapshot.run):
             return snapshot
     return None
 

@@ -5,7 +5,15 @@ import os
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, ObjectReadFailed, SourceUnreachable, StagingError
+from caf_pipeline.errors import (
+    CafError,
+    HeldByOther,
+    IntegrityError,
+    NotLocated,
+    ObjectReadFailed,
+    SourceUnreachable,
+    StagingError,
+)
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -338,6 +346,19 @@ def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(work):
     assert (snapshot.object_count, snapshot.complete) == (9, False)
     report = planning.cut_plan(work, snapshot)
     assert sum(chunk.object_count for chunk in report.chunks) == 9
+
+
+def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(tmp_path, source, ledger):
+    one, other, third = (a_workplace(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3"))
+    own = planning.take_inventory(one, after=b"key-010", until=b"key-019")
+    later = planning.take_inventory(other, after=b"key-020", until=b"key-029")
+    assert planning.snapshot_to_plan(one).name == own.name
+    assert planning.snapshot_to_plan(third).name == later.name
+
+
+def test_without_a_snapshot_there_is_nothing_to_plan(work):
+    with pytest.raises(NotLocated, match="no inventory of 'src' yet"):
+        planning.snapshot_to_plan(work)
 
 
 def test_two_plans_at_once_claim_each_object_once(tmp_path, source, ledger):
