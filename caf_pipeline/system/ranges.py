@@ -5,12 +5,13 @@ Broken connections are resumed where they broke. No message names a URL's user, 
 """
 
 import contextlib
+import math
 import os
 import re
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     UsageError,
 )
+from caf_pipeline.system.addresses import is_public
 from caf_pipeline.system.unreachable import Reason, reason_of
 
 if TYPE_CHECKING:
@@ -267,15 +269,16 @@ def _parse_range(name: str, content_range: str) -> tuple[int, int]:
 class HttpFile(_RemoteFile):
     """A file behind an http(s) URL.
 
-    The URL may name any host, on this machine or its network, too. Redirects are followed, five at most, and only to the public
-    network or to an address of the named host itself: see `redirects`.
+    The URL may name any host, on this machine or its network, too. Redirects are followed, five at most, and only to addresses
+    of the public network and to those that the named host had at first: a web server may answer with the address of something
+    that only this machine reaches, and a public name may stand for another address a moment later.
     """
 
     def __init__(self, url: str) -> None:
         """Prepare a client; raises UsageError where the URL is none."""
         import httpx  # noqa: PLC0415  a sixth of a second that only URLs need
 
-        from caf_pipeline.system.redirects import NamedHost  # noqa: PLC0415
+        from caf_pipeline.system.http import GuardedTransport, Limit  # noqa: PLC0415
 
         try:
             self._url = httpx.URL(url)
@@ -284,9 +287,9 @@ class HttpFile(_RemoteFile):
         if not self._url.host:
             raise UsageError("The URL names no host.")
         super().__init__(str(self._url.copy_with(userinfo=b"", query=None, fragment=None)))
-        timeout = httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
-        self._client = httpx.Client(follow_redirects=False, timeout=timeout)
-        NamedHost(self._client, self._url.raw_host.decode())
+        self._named_addresses: frozenset[str] | None = None
+        self._client = httpx.Client(transport=GuardedTransport(self._permitted), follow_redirects=False)
+        self._limit = Limit(math.inf, silence=READ_SECONDS).extensions
         # InvalidURL by way of a redirect, the last two from names and ports that the resolver cannot take.
         self._broken = (httpx.RequestError, httpx.InvalidURL, UnicodeError, OverflowError)
         self._etag = ""
@@ -314,7 +317,7 @@ class HttpFile(_RemoteFile):
 
     def _led_to(self, headers: Mapping[str, str], stack: contextlib.ExitStack) -> "httpx.Response":
         """Follow redirects to the answer. Not httpx's own following: it reads what a redirect says, which may have no end."""
-        request = self._client.build_request("GET", self._url, headers=headers)
+        request = self._client.build_request("GET", self._url, headers=headers, extensions=self._limit)
         for _ in range(MAX_REDIRECTS + 1):
             response = self._client.send(request, stream=True)
             if response.next_request is None:
@@ -323,6 +326,18 @@ class HttpFile(_RemoteFile):
             response.close()
             request = response.next_request
         raise SourceError(f"{self.name}: the server leads on more than {MAX_REDIRECTS} times.")
+
+    def _permitted(self, host: str, addresses: Sequence[str]) -> Sequence[str]:
+        if self._named_addresses is None and host == self._url.raw_host.decode():
+            self._named_addresses = frozenset(addresses)
+        permitted = [one for one in addresses if is_public(one) or one in (self._named_addresses or ())]
+        if not permitted:
+            raise SourceError(
+                f"the server at {self._url.raw_host.decode()} leads on to {host}, which stands at {', '.join(addresses[:4])}: no"
+                " public address, so it is not followed.",
+                hint="Give that address itself if it is what you want to read.",
+            )
+        return permitted
 
     def _answer(self, response: "httpx.Response") -> _Answer:
         if response.headers.get("content-encoding", "identity") != "identity":

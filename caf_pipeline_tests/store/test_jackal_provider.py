@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.messages import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
@@ -440,9 +439,6 @@ def tls(certificate):
 @pytest.fixture
 def _trusted(certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    provider_http._tls.cache_clear()
-    yield
-    provider_http._tls.cache_clear()
 
 
 @pytest.mark.usefixtures("_trusted")

@@ -69,7 +69,7 @@ from caf_pipeline.store.jackal.messages import (
     transaction_hash,
     verifies_type_3,
 )
-from caf_pipeline.system.deadline import Deadline
+from caf_pipeline.system.http import GuardedTransport, Limit
 from caf_pipeline.system.unreachable import Reason, hint_for, reason_of, speaks_only_tls
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -228,6 +228,7 @@ class Chain:
         self._see_height = see_height
         self._attempts = attempts
         self._first_wait_seconds = first_wait_seconds
+        self._silence_seconds = silence_seconds
         self._answer_seconds = answer_seconds
         self._list_seconds = list_seconds
         self._max_pages = max_pages
@@ -237,11 +238,10 @@ class Chain:
         self._knows_single_proofs = True
         # A redirect could lead a signed transaction, or the belief in an answer, to a server that nobody named.
         self._client = httpx.Client(
+            transport=GuardedTransport(),
             follow_redirects=False,
-            timeout=silence_seconds,
             headers={"Accept": "application/json", "Accept-Encoding": "identity"},
         )
-        self._deadline = Deadline(self._client)
 
     def __enter__(self) -> Self:
         return self
@@ -611,12 +611,12 @@ class Chain:
         """Return an answer as JSON, and the height of its state where the node tells it."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
+        limit = Limit(self._answer_seconds, silence=self._silence_seconds).extensions
         asked = time.monotonic()
         try:
-            with (
-                self._deadline.within(self._answer_seconds),
-                self._client.stream(method, query, params=params, content=content, headers=headers) as response,
-            ):
+            with self._client.stream(
+                method, query, params=params, content=content, headers=headers, extensions=limit
+            ) as response:
                 body = _body(response, query)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
             if time.monotonic() - asked >= self._answer_seconds:

@@ -5,37 +5,38 @@ Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
-import http.client
 import json
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, BinaryIO, Final, NoReturn, Protocol
 
-from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
+import httpcore
+
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.jackal.messages import job_id, quoted
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
     Answer,
-    AnsweredEarly,
-    Connection,
-    Patience,
     ask,
-    no_check,
+    exchange,
+    header,
     parse_address,
     read_answer,
-    unreachable,
 )
 from caf_pipeline.store.protocol import Posting
+from caf_pipeline.system.http import ERRORS, Limit, no_check
 
 PIECE_BYTES: Final = 1 << 20
 
 PROBE_SECONDS: Final = 10.0
 """For a provider to say anything at all, before anything is sent to it."""
+
+GATHERED_BYTES: Final = PIECE_BYTES - (128 << 10)
+"""Of a download before a piece of it is handed on; httpcore reads 64 KiB at a time, and may have as many left."""
 
 STALL_SECONDS: Final = 60.0
 """For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be moved."""
@@ -49,9 +50,6 @@ LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
 after each byte would else never end."""
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
-
-MAX_IDLE: Final = 4
-"""Connections kept for the next range read: one object is one read, and a handshake costs more than it."""
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
@@ -174,6 +172,18 @@ def upload_form(posting: Posting, *, proof_type: int | None = None) -> UploadFor
     return UploadForm("".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}")
 
 
+def _gathered(pieces: Iterator[bytes], size_bytes: int) -> bytes:
+    """Return the next bytes, so many or some more; fewer where the answer ends or breaks off, and none after that."""
+    gathered = bytearray()
+    try:
+        while len(gathered) < size_bytes and (piece := next(pieces, b"")):
+            gathered += piece
+    except ERRORS:
+        if not gathered:
+            raise
+    return bytes(gathered)
+
+
 class _Learned(Exception):
     """The job's status told the end of an upload before its answer came."""
 
@@ -205,18 +215,14 @@ class ProviderClient:
 
     url: str
     may_be_private: bool = False
-    _idle: list[Connection] = field(default_factory=list, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
         self.address = parse_address(self.url, may_be_private=self.may_be_private)
+        self._pool = self.address.pool()
 
     def close(self) -> None:
         """Close what is idle."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._pool.close()
 
     def version(self, check: Callable[[], None] = no_check) -> str:
         """Ask whether it is there, and for its version; "" where it answers and does not tell.
@@ -278,43 +284,43 @@ class ProviderClient:
         raise StoreUnreachable(f"provider {self.address} answers an upload with {answer.status} {told}".rstrip())
 
     def _send(self, path: str, form: UploadForm, sending: Sending) -> "Answer | Job":
-        pace, size_bytes = sending.pace, sending.posting.stored_size_bytes
-        headers = {
-            "Content-Type": form.content_type,
-            "Content-Length": str(len(form.head) + size_bytes + len(form.tail)),
-            "Connection": "close",
-        }
-        patience = Patience(STALL_SECONDS, pace.check)
-        connection = Connection(self.address, patience)
+        size_bytes = len(form.head) + sending.posting.stored_size_bytes + len(form.tail)
+        headers = {"Content-Type": form.content_type, "Content-Length": str(size_bytes), "Connection": "close"}
+        limit = Limit(STALL_SECONDS, check=sending.pace.check)
+        try:
+            with (
+                sending.staged.open("rb", buffering=0) as file,
+                self.address.pool() as pool,
+                exchange(
+                    pool, self.address, path, limit, method="POST", headers=headers, body=self._body(form, sending, file, limit)
+                ) as response,
+            ):
+                return read_answer(response, self.address)
+        except _Learned:
+            return DONE
+
+    def _body(self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit) -> Iterator[bytes]:
+        """Yield the body; a piece was sent when the next is asked for."""
+        pace, left = sending.pace, sending.posting.stored_size_bytes
         reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
-        with sending.staged.open("rb", buffering=0) as file, unreachable(self.address):
-            try:
-                connection.send_head("POST", path, headers)
-                try:
-                    connection.send(form.head)
-                    position = 0
-                    while position < size_bytes:
-                        if time.monotonic() > reads_until:
-                            raise TimeoutError("it reads longer than any provider does")
-                        patience.renew(STALL_SECONDS)
-                        end_byte = min(position + pace.piece_bytes(), size_bytes)
-                        connection.wire.send_file(file, position, end_byte)
-                        pace.sent(end_byte - position)
-                        position = end_byte
-                    patience.renew(STALL_SECONDS)
-                    connection.send(form.tail)
-                except (AnsweredEarly, BrokenPipeError, ConnectionResetError):
-                    patience.renew(ANSWER_SECONDS)  # why it does not read on may be there to read
-                else:
-                    patience.renew(sending.answer_seconds)
-                    if not sending.known_before:
-                        patience.check = self._looking_for_end(sending.posting, pace.check)
-                with connection.getresponse() as response:
-                    return read_answer(response, self.address)
-            except _Learned:
-                return DONE
-            finally:
-                connection.close()
+        yield form.head
+        while left:
+            if time.monotonic() > reads_until:
+                raise httpcore.WriteTimeout("it reads longer than any provider does")
+            limit.renew(STALL_SECONDS)
+            piece = file.read(min(pace.piece_bytes(), left))
+            if not piece:
+                raise StoreError(
+                    f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed again"
+                )
+            yield piece
+            pace.sent(len(piece))
+            left -= len(piece)
+        limit.renew(STALL_SECONDS)
+        yield form.tail
+        limit.renew(sending.answer_seconds)
+        if not sending.known_before:
+            limit.check = self._looking_for_end(sending.posting, pace.check)
 
     def _looking_for_end(self, posting: Posting, check: Callable[[], None]) -> Callable[[], None]:
         """Return a check that also asks for the job now and then: an answer may get lost while the file is stored."""
@@ -359,60 +365,37 @@ class ProviderClient:
 
     def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
         """Yield what one request gives of the range, or raise where that is nothing."""
-        patience = Patience(ANSWER_SECONDS, check)
-        with unreachable(self.address):
-            connection, response = self._request(posting, start_byte, end_byte, patience)
-            reusable = False
-            try:
-                left, skipped = self._promised(response, posting, start_byte, end_byte)
-                while left:
-                    patience.renew(STALL_SECONDS)
-                    piece = response.read(min(PIECE_BYTES, skipped or left))
-                    if not piece:
-                        raise StoreUnreachable(f"provider {self.address} broke off {left} bytes before the end of a download")
-                    if skipped:
-                        skipped -= len(piece)
-                        continue
-                    left -= len(piece)
-                    yield piece
-                reusable = response.isclosed()
-            finally:
-                if reusable:
-                    self._give_back(connection)
-                else:
-                    response.close()
-                    connection.close()
-
-    def _request(
-        self, posting: Posting, start_byte: int, end_byte: int, patience: Patience
-    ) -> tuple[Connection, http.client.HTTPResponse]:
-        path = f"/download/{posting.merkle_root.hex()}"
+        limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}"}
-        while True:
-            kept = self._take_idle()
-            connection = kept or Connection(self.address, patience)
-            connection.be_patient(patience)
-            try:
-                connection.send_head("GET", path, headers)
-                return connection, connection.getresponse()
-            except ConnectionError:
-                connection.close()
-                if not kept:  # a kept one may have been closed at the other end since
-                    raise
-            except BaseException:
-                connection.close()
-                raise
+        path = f"/download/{posting.merkle_root.hex()}"
+        with exchange(self._pool, self.address, path, limit, headers=headers) as response:
+            left, skipped = self._promised(response, posting, start_byte, end_byte)
+            pieces = response.iter_stream()
+            while left:
+                limit.renew(STALL_SECONDS)
+                piece = _gathered(pieces, min(GATHERED_BYTES, skipped + left))
+                if not piece:
+                    raise StoreUnreachable(f"provider {self.address} broke off {left} bytes before the end of a download")
+                wanted = piece[skipped : skipped + left]
+                skipped = max(0, skipped - len(piece))
+                left -= len(wanted)
+                if wanted:
+                    yield wanted
+            limit.renew(0)  # an answer that ends here is known to without another byte, and its connection is kept
+            with contextlib.suppress(httpcore.ReadTimeout):
+                next(pieces, b"")
 
-    def _promised(self, response: http.client.HTTPResponse, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
+    def _promised(self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
         """Return how many bytes of the range the answer promises, and how many others come before them."""
         total: int | None = None
         if response.status == 206:
-            match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            if not match or int(match[1]) != start_byte:
+            match = _CONTENT_RANGE.fullmatch(header(response, "content-range"))
+            if not match or int(match[1]) != start_byte or int(match[2]) < start_byte:
                 raise StoreUnreachable(f"provider {self.address} answers with another range than was asked for")
             total, promised, skipped = int(match[3]), min(int(match[2]) + 1, end_byte) - start_byte, 0
         elif response.status == 200:
-            total, promised, skipped = response.length, end_byte - start_byte, start_byte
+            length = header(response, "content-length")
+            total, promised, skipped = int(length) if length else None, end_byte - start_byte, start_byte
         else:
             self._refused(response)
         if total is not None and total != posting.stored_size_bytes:
@@ -422,7 +405,7 @@ class ProviderClient:
             )
         return promised, skipped
 
-    def _refused(self, response: http.client.HTTPResponse) -> NoReturn:
+    def _refused(self, response: httpcore.Response) -> NoReturn:
         answer = read_answer(response, self.address)
         text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
         if answer.status == 404 or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
@@ -430,14 +413,3 @@ class ProviderClient:
         if answer.status == 416:
             raise IntegrityError(f"the file at provider {self.address} ends before what the chain says")
         raise StoreUnreachable(f"provider {self.address} answers a download with {answer.status} {text}".rstrip())
-
-    def _take_idle(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _give_back(self, connection: Connection) -> None:
-        with self._lock:
-            if connection.sock is not None and len(self._idle) < MAX_IDLE:
-                self._idle.append(connection)
-                return
-        connection.close()

@@ -1,42 +1,23 @@
 """HTTP exchanges with a provider, which nobody vouches for: a wait has an end, an answer a size, and no redirect is followed.
 
-http.client and not httpx, for three things: a body goes from the file to the socket by sendfile, without passing through
-Python; a time limit is one for the whole answer, while httpx has one for each read, which a byte now and then keeps alive; and
-whoever waits looks at `check` about every second, so that a lost lease or a broken sibling ends a transfer at once.
-Connections go straight to the provider; proxy variables of the environment are not looked at. A provider names its own host,
-which is looked up once, when the socket is opened; this machine's addresses and its network's are not connected to unless the
-settings permit it.
+Connections go straight to the provider; proxy variables of the environment are not looked at. A provider names its own host;
+this machine's addresses and its network's are not connected to unless the settings permit it.
 
 Source: RFC 9110, RFC 9112.
 """
 
-import errno
-import http.client
-import io
-import os
-import select
-import socket
-import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import BinaryIO, Final, cast
+from types import MappingProxyType
+from typing import Final
 from urllib.parse import urlsplit
 
-import httpx
-from typing_extensions import Buffer
+import httpcore
 
 from caf_pipeline.errors import StoreError, StoreUnreachable
 from caf_pipeline.system.addresses import is_public
-
-STEP_SECONDS: Final = 0.5
-"""The longest wait between two looks at `check`."""
-
-CONNECT_SECONDS: Final = 10.0
-MAX_ADDRESSES: Final = 4
-"""Of one host that are tried: a name may stand for any number of addresses at which nobody answers."""
+from caf_pipeline.system.http import MAX_ADDRESSES, Limit, guarded_pool, no_check
 
 ANSWER_SECONDS: Final = 30.0
 """For an answer to a question; providers were seen to take 12 s to say that they do not know a root."""
@@ -44,14 +25,8 @@ ANSWER_SECONDS: Final = 30.0
 MAX_ANSWER_BYTES: Final = 1 << 20
 """Of any answer but a download; a status has some 400 bytes."""
 
-READ_BUFFER_BYTES: Final = 256 << 10
-
-_NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What sendfile says of a file system that it cannot read from."""
-
-
-def no_check() -> None:
-    """Find nothing wrong."""
+MAX_IDLE: Final = 4
+"""Connections kept for the next range read: one object is one read, and a handshake costs more than it."""
 
 
 class PrivateAddress(StoreUnreachable):
@@ -86,6 +61,20 @@ class Address:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"
 
+    def pool(self) -> httpcore.ConnectionPool:
+        """Return a pool of connections to it and to nothing else."""
+        return guarded_pool(self._permitted, most_idle=MAX_IDLE)
+
+    def _permitted(self, _: str, addresses: Sequence[str]) -> Sequence[str]:
+        permitted = [one for one in addresses if self.may_be_private or is_public(one)]
+        if not permitted:
+            raise PrivateAddress(
+                f"provider {self} is not asked: it stands at {', '.join(addresses[:MAX_ADDRESSES])}, which is no public address,"
+                " and jackal.allow_private_addresses is false",
+                hint="set it to true only for a network of your own, whose providers are on this machine or beside it",
+            )
+        return permitted
+
 
 def parse_address(url: str, *, may_be_private: bool = False) -> Address:
     """Return the address that a provider gave the chain. Where its host stands is seen when it is connected to.
@@ -105,212 +94,37 @@ def parse_address(url: str, *, may_be_private: bool = False) -> Address:
     return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private)
 
 
-# --- waiting ---------------------------------------------------------------------------------------------------------------
-
-
-class Patience:
-    """How long an exchange may still take, and what may end it before."""
-
-    def __init__(self, seconds: float, check: Callable[[], None] = no_check) -> None:
-        self.check = check
-        self.renew(seconds)
-
-    def renew(self, seconds: float) -> None:
-        """Give it so long from now on."""
-        self._deadline = time.monotonic() + seconds
-
-    def step(self) -> float:
-        """Return how long to wait before the next look, or raise what `check` raises, or TimeoutError at the end."""
-        self.check()
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("it took too long")
-        return min(left, STEP_SECONDS)
-
-
-class AnsweredEarly(Exception):
-    """The other side said something, or left, before it had the whole body."""
-
-
-class Wire:
-    """A socket as http.client needs it, waited for in small steps."""
-
-    def __init__(self, sock: socket.socket, patience: Patience) -> None:
-        self.patience = patience
-        self._sock = sock
-        # TLS is encrypted in this process; and what can be read there need not be an answer.
-        self._by_kernel = not isinstance(sock, ssl.SSLSocket)
-
-    def sendall(self, data: Buffer) -> None:
-        """Send everything."""
-        view = memoryview(data).cast("B")
-        while view:
-            self._sock.settimeout(self.patience.step())
-            try:
-                view = view[self._sock.send(view) :]
-            except TimeoutError:
-                continue
-
-    def send_file(self, file: BinaryIO, start_byte: int, end_byte: int) -> None:
-        """Send `[start_byte, end_byte)` of a file.
-
-        Raises:
-            AnsweredEarly: there is an answer already. StoreError: the file ends before.
-        """
-        if not self._by_kernel:
-            self._send_copied(file, start_byte, end_byte)
-            return
-        descriptor, position = self._sock.fileno(), start_byte
-        self._sock.setblocking(False)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN | select.POLLOUT)
-        while position < end_byte:
-            ready = poll.poll(self.patience.step() * 1000)
-            if ready and ready[0][1] & ~select.POLLOUT:
-                raise AnsweredEarly
-            if ready:
-                try:
-                    sent = os.sendfile(descriptor, file.fileno(), position, end_byte - position)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    if error.errno not in _NO_SENDFILE:
-                        raise
-                    self._by_kernel = False
-                    self._send_copied(file, position, end_byte)
-                    return
-                if not sent:
-                    raise _too_short(file)
-                position += sent
-
-    def _send_copied(self, file: BinaryIO, start_byte: int, end_byte: int) -> None:
-        file.seek(start_byte)
-        data = file.read(end_byte - start_byte)
-        if len(data) < end_byte - start_byte:
-            raise _too_short(file)
-        self.sendall(data)
-
-    def receive(self, buffer: memoryview) -> int:
-        """Read what there is, at least a byte; 0 at the end."""
-        while True:
-            self._sock.settimeout(self.patience.step())
-            try:
-                return self._sock.recv_into(buffer)
-            except TimeoutError:
-                continue
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """Return the answer's bytes; the socket stays open until this is closed, too."""
-        return io.BufferedReader(_Received(self, self._sock.makefile("rb", buffering=0)), READ_BUFFER_BYTES)
-
-    def close(self) -> None:
-        """Close the socket once nobody reads from it."""
-        self._sock.close()
-
-
-class _Received(io.RawIOBase):
-    def __init__(self, wire: Wire, held: io.RawIOBase) -> None:
-        self._wire = wire
-        self._held = held
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Buffer) -> int:
-        return self._wire.receive(memoryview(buffer).cast("B"))
-
-    def readall(self) -> bytes:
-        # http.client reads to the end where a chunk's length is -1; whatever is read here has a limit.
-        raise http.client.HTTPException("a part of the answer has no length")
-
-    def close(self) -> None:
-        self._held.close()
-        super().close()
-
-
-def _too_short(file: BinaryIO) -> StoreError:
-    return StoreError(f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed again")
-
-
 # --- exchanges -------------------------------------------------------------------------------------------------------------
 
 
-class Connection(http.client.HTTPConnection):
-    """One connection to a provider."""
+@contextmanager
+def exchange(
+    pool: httpcore.ConnectionPool,
+    address: Address,
+    path: str,
+    limit: Limit,
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] = MappingProxyType({}),
+    body: Iterator[bytes] | None = None,
+) -> Iterator[httpcore.Response]:
+    """Send a request and give its answer, whatever its status. What is raised inside for want of bytes is StoreUnreachable.
 
-    def __init__(self, address: Address, patience: Patience) -> None:
-        super().__init__(address.host, address.port)
-        self.address = address
-        self.patience = patience
-
-    def connect(self) -> None:
-        """Open the socket, with TLS where the address says so."""
-        sock = self._reached()
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.address.scheme == "https":
-                sock = _tls().wrap_socket(sock, server_hostname=self.address.host)
-        except BaseException:
-            sock.close()
-            raise
-        self.sock = cast(socket.socket, Wire(sock, self.patience))
-
-    def _reached(self) -> socket.socket:
-        """Return a socket to one of the host's addresses, as they are looked up now and not again.
-
-        Raises:
-            PrivateAddress: none of them may be connected to. OSError: none of them answers.
-        """
-        host, port = self.address.host, self.address.port
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        permitted = [one for one in found if self.address.may_be_private or is_public(str(one[4][0]))]
-        if not permitted:
-            stands_at = ", ".join(dict.fromkeys(str(place[0]) for *_, place in found[:MAX_ADDRESSES]))
-            raise PrivateAddress(
-                f"provider {self.address} is not asked: it stands at {stands_at}, which is no public address, and"
-                " jackal.allow_private_addresses is false",
-                hint="set it to true only for a network of your own, whose providers are on this machine or beside it",
-            )
-        failure = OSError(f"no address of {host} answers")
-        for family, kind, protocol, _, place in permitted[:MAX_ADDRESSES]:
-            self.patience.step()
-            sock = socket.socket(family, kind, protocol)
-            try:
-                sock.settimeout(CONNECT_SECONDS)
-                sock.connect(place)
-            except OSError as error:
-                sock.close()
-                failure = error
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                return sock
-        raise failure
-
-    @property
-    def wire(self) -> Wire:
-        """The open socket."""
-        return cast(Wire, self.sock)
-
-    def be_patient(self, patience: Patience) -> None:
-        """Begin another exchange on the same connection."""
-        self.patience = patience
-        if self.sock is not None:
-            self.wire.patience = patience
-
-    def send_head(self, method: str, path: str, headers: Mapping[str, str]) -> None:
-        """Send the request's line and headers."""
-        self.putrequest(method, f"{self.address.path}{path}", skip_host=True)
-        self.putheader("Host", self.address.authority)
-        for name, value in headers.items():
-            self.putheader(name, value)
-        self.endheaders()
+    A connection whose answer is not read to its end is closed; where the provider answers before the end of the body, the rest
+    is not sent.
+    """
+    target = httpcore.URL(scheme=address.scheme, host=address.host, port=address.port, target=f"{address.path}{path}")
+    fields: list[tuple[bytes | str, bytes | str]] = [("Host", address.authority), *headers.items()]
+    with (
+        _unreachable(address),
+        pool.stream(method, target, headers=fields, content=body, extensions=limit.extensions) as response,
+    ):
+        yield response
 
 
-@cache
-def _tls() -> ssl.SSLContext:
-    return httpx.create_ssl_context()  # the certificates that all other HTTP of this program trusts
+def header(response: httpcore.Response, name: str) -> str:
+    """Return a header's value; "" where there is none."""
+    return next((value.decode("latin-1") for found, value in response.headers if found.lower() == name.encode()), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,16 +135,18 @@ class Answer:
     body: bytes
 
 
-def read_answer(response: http.client.HTTPResponse, address: Address) -> Answer:
+def read_answer(response: httpcore.Response, address: Address) -> Answer:
     """Return an answer that is no download.
 
     Raises:
         StoreUnreachable: it is longer than any such answer.
     """
-    body = response.read(MAX_ANSWER_BYTES + 1)
-    if len(body) > MAX_ANSWER_BYTES:
-        raise StoreUnreachable(f"provider {address} answers with more than {MAX_ANSWER_BYTES} bytes")
-    return Answer(response.status, body)
+    body = bytearray()
+    for piece in response.iter_stream():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise StoreUnreachable(f"provider {address} answers with more than {MAX_ANSWER_BYTES} bytes")
+    return Answer(response.status, bytes(body))
 
 
 def ask(address: Address, path: str, *, seconds: float | None = None, check: Callable[[], None] = no_check) -> Answer:
@@ -339,26 +155,22 @@ def ask(address: Address, path: str, *, seconds: float | None = None, check: Cal
     Raises:
         StoreUnreachable: there is none, none in time, or none with an end.
     """
-    connection = Connection(address, Patience(ANSWER_SECONDS if seconds is None else seconds, check))
-    with unreachable(address):
-        try:
-            connection.send_head("GET", path, {"Connection": "close"})
-            with connection.getresponse() as response:
-                return read_answer(response, address)
-        finally:
-            connection.close()
+    limit = Limit(ANSWER_SECONDS if seconds is None else seconds, check=check)
+    with address.pool() as pool, exchange(pool, address, path, limit, headers={"Connection": "close"}) as response:
+        return read_answer(response, address)
 
 
 @contextmanager
-def unreachable(address: Address) -> Iterator[None]:
-    """Translate what sockets and http.client raise."""
+def _unreachable(address: Address) -> Iterator[None]:
+    """Translate what sockets and httpcore raise."""
     try:
         yield
-    except TimeoutError as error:
+    except httpcore.TimeoutException as error:
         raise StoreUnreachable(f"provider {address} does not answer in time") from error
-    except OSError as error:
-        raise StoreUnreachable(f"provider {address} is not reached: {error.strerror or error}") from error
-    except ValueError as error:  # a host name that cannot be looked up, a length below zero
+    except httpcore.NetworkError as error:
+        said = getattr(error.__cause__, "strerror", None) or error
+        raise StoreUnreachable(f"provider {address} is not reached: {said}") from error
+    except ValueError as error:  # a host name that cannot be looked up
         raise StoreUnreachable(f"provider {address} breaks the protocol: {str(error)[:100]}") from error
-    except http.client.HTTPException as error:
+    except httpcore.ProtocolError as error:
         raise StoreUnreachable(f"provider {address} broke off: {type(error).__name__} {str(error)[:100]!a}") from error
