@@ -14,7 +14,7 @@ from caf_pipeline.cli import creating
 from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
-from caf_pipeline.system.ranges import open_ranges
+from caf_pipeline.system.ranges import FileRanges, open_ranges
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
 
@@ -48,9 +48,15 @@ def add_to(app: typer.Typer) -> None:
         app.command(name, epilog=epilog)(command)
 
 
+def _open_s3(address: str) -> FileRanges:
+    from caf_pipeline.source.s3.ranges import S3File  # noqa: PLC0415  half a second that only s3:// needs
+
+    return S3File(address)
+
+
 @contextmanager
 def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
-    with open_ranges(address) as source:
+    with open_ranges(address, _open_s3) as source:
         reader = CafReader.open(source, name=source.name, lenient=lenient)
         for warning in reader.warnings:
             note(f"warning: {warning}")
@@ -292,7 +298,7 @@ def merkle(
     from caf_pipeline.caf.merkle import MerkleTree  # noqa: PLC0415  the other commands need no numpy
 
     tree = MerkleTree(int(proof_type))
-    with open_ranges(file) as source:
+    with open_ranges(file, _open_s3) as source:
         _, size_bytes = source.read_suffix(1)
         with progress("hashing", size_bytes) as advance:
             for piece in source.stream(0, size_bytes, _READ_BYTES):

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from caf_pipeline.errors import (
     ArchiveError,
-    BucketMissing,
     CafError,
     SourceDenied,
     SourceError,
@@ -76,8 +75,12 @@ class FileRanges(ABC):
         self.close()
 
 
-def open_ranges(address: str) -> FileRanges:
+def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
     """Open a file by path, `http://`, `https://` or `s3://bucket/key`. A local file of that very name comes first.
+
+    Args:
+        address: of the file.
+        open_s3: opens an s3:// address; this folder knows no source.
 
     Raises:
         UsageError: an address of another kind. ArchiveError: no such local file. Remote files are asked for at the first read.
@@ -88,7 +91,7 @@ def open_ranges(address: str) -> FileRanges:
     if scheme in ("http", "https"):
         return HttpFile(address)
     if scheme == "s3":
-        return S3File(address)
+        return open_s3(address)
     raise UsageError(f"Addresses of the kind {scheme}:// are not known.", hint="Give a path, http(s):// or s3://bucket/key.")
 
 
@@ -151,7 +154,7 @@ class LocalFile(FileRanges):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class RangeAnswer:
     """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether that is the whole file."""
 
     first_byte: int
@@ -160,7 +163,7 @@ class _Answer:
     pieces: Callable[[int], Iterator[bytes]]
 
 
-class _RemoteFile(FileRanges):
+class RemoteFile(FileRanges):
     """Ranges by requests. `_request` raises SourceUnreachable for what another try may mend."""
 
     def __init__(self, name: str) -> None:
@@ -168,7 +171,7 @@ class _RemoteFile(FileRanges):
         self._whole: bytes | None = None
 
     @abstractmethod
-    def _request(self, wanted: str) -> AbstractContextManager[_Answer]:
+    def _request(self, wanted: str) -> AbstractContextManager[RangeAnswer]:
         """Ask for a range in the words of the Range header, e.g. `bytes=0-99` or `bytes=-100`."""
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
@@ -210,14 +213,14 @@ class _RemoteFile(FileRanges):
             raise SourceUnreachable(f"{self.name}: the answer ended after {len(suffix)} bytes.")
         return suffix, answer.size_bytes
 
-    def _keep_whole(self, answer: _Answer) -> bytes:
+    def _keep_whole(self, answer: RangeAnswer) -> bytes:
         whole = _at_most(answer.size_bytes, answer.pieces(PIECE_BYTES))
         if len(whole) != answer.size_bytes:
             raise SourceUnreachable(f"{self.name}: the answer ended after {len(whole)} of {answer.size_bytes} bytes.")
         self._whole = whole
         return whole
 
-    def _expect_part(self, answer: _Answer, first_byte: int) -> None:
+    def _expect_part(self, answer: RangeAnswer, first_byte: int) -> None:
         if answer.whole:
             raise ArchiveError(
                 f"{self.name}: the server sends the whole file where a part is asked for.",
@@ -245,7 +248,7 @@ def _retried(call: Callable[[], Result]) -> Result:
     return call()
 
 
-def _refused(name: str, status: int, detail: str = "") -> CafError:
+def refused(name: str, status: int, detail: str = "") -> CafError:
     """Translate an HTTP status that is neither 200, 206 nor 416."""
     said = f"{status} {detail}".strip()
     if status in (401, 403):
@@ -259,14 +262,14 @@ def _refused(name: str, status: int, detail: str = "") -> CafError:
     return SourceError(f"{name}: the server answered {said}.")
 
 
-def _parse_range(name: str, content_range: str) -> tuple[int, int]:
+def parse_range(name: str, content_range: str) -> tuple[int, int]:
     """Return the first byte and the file's size."""
     if match := _CONTENT_RANGE.fullmatch(content_range):
         return int(match[1]), int(match[3])
     raise SourceError(f"{name}: the server sent a part without saying which: Content-Range is {content_range!r}.")
 
 
-class HttpFile(_RemoteFile):
+class HttpFile(RemoteFile):
     """A file behind an http(s) URL.
 
     The URL may name any host, on this machine or its network, too. Redirects are followed, five at most, and only to addresses
@@ -299,7 +302,7 @@ class HttpFile(_RemoteFile):
         self._client.close()
 
     @contextlib.contextmanager
-    def _request(self, wanted: str) -> Iterator[_Answer]:
+    def _request(self, wanted: str) -> Iterator[RangeAnswer]:
         # An encoded answer would be a range of other bytes.
         headers = {"Range": wanted, "Accept-Encoding": "identity"}
         if self._etag:
@@ -339,7 +342,7 @@ class HttpFile(_RemoteFile):
             )
         return permitted
 
-    def _answer(self, response: "httpx.Response") -> _Answer:
+    def _answer(self, response: "httpx.Response") -> RangeAnswer:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise SourceError(f"{self.name}: the server compresses the file on its way, so ranges of it have no meaning.")
 
@@ -352,115 +355,23 @@ class HttpFile(_RemoteFile):
 
         content_range = response.headers.get("content-range", "")
         if response.status_code == 206:
-            first_byte, size_bytes = _parse_range(self.name, content_range)
-            return _Answer(first_byte, size_bytes, False, pieces)
+            first_byte, size_bytes = parse_range(self.name, content_range)
+            return RangeAnswer(first_byte, size_bytes, False, pieces)
         if response.status_code == 416 and (match := _EMPTY_RANGE.fullmatch(content_range)) and int(match[1]) == 0:
-            return _Answer(0, 0, False, lambda _: iter(()))
+            return RangeAnswer(0, 0, False, lambda _: iter(()))
         if response.status_code == 200:
             length = response.headers.get("content-length", "")
             if not _LENGTH.fullmatch(length):
                 raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
-            return _Answer(0, int(length), True, pieces)
-        raise _refused(self.name, response.status_code, response.reason_phrase)
+            return RangeAnswer(0, int(length), True, pieces)
+        raise refused(self.name, response.status_code, response.reason_phrase)
 
     def _unreachable(self, error: Exception) -> SourceUnreachable:
-        return _unreachable(self.name, error, str(self._url), hint="Check the address.")
+        return unreachable(self.name, error, str(self._url), hint="Check the address.")
 
 
-def _unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:
+def unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:
+    """Translate the error of a client."""
     reason = reason_of(error, url)
     said = f"{reason}: {error or type(error).__name__}" if reason is Reason.OTHER else str(reason)
     return SourceUnreachable(f"{name} {said}.", hint=hint)
-
-
-# --- S3 ------------------------------------------------------------------------------------------------------------
-
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-
-
-class S3File(_RemoteFile):
-    """An object by `s3://bucket/key`, with boto3's credentials from the environment, or anonymous where there are none."""
-
-    def __init__(self, url: str) -> None:
-        """Prepare a client; raises UsageError where the URL lacks bucket or key."""
-        self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
-        if not self._bucket or not self._key:
-            raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")
-        super().__init__(url)
-        import boto3  # noqa: PLC0415  half a second that only s3:// needs
-        from botocore.config import Config  # noqa: PLC0415
-        from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError  # noqa: PLC0415
-
-        self._refused_by_boto, self._answered, self._failed = ParamValidationError, ClientError, BotoCoreError
-        try:
-            session = boto3.Session()
-            # Many S3-compatible servers have no host name for each bucket, and know none of the newer checksums.
-            has_endpoint = any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
-            config = Config(
-                connect_timeout=CONNECT_SECONDS,
-                read_timeout=READ_SECONDS,
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path" if has_endpoint else "auto"},
-                signature_version=None if session.get_credentials() else _unsigned(),
-            )
-            self._client: Any = session.client("s3", config=config)
-            if has_endpoint:
-                self._client.meta.events.register("before-parameter-build.s3", _stay)
-        except (BotoCoreError, ValueError) as error:
-            raise SourceError(f"{self.name}: no client can be made: {error}.", hint="Check the AWS_ variables.") from error
-        self._conditions: Mapping[str, str] = {}
-
-    def close(self) -> None:
-        """See `FileRanges`."""
-        self._client.close()
-
-    @contextlib.contextmanager
-    def _request(self, wanted: str) -> Iterator[_Answer]:
-        try:
-            response = self._client.get_object(Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions)
-        except self._refused_by_boto as error:
-            raise UsageError(f"{self.name} cannot be asked for: {error}.") from error
-        except self._answered as error:
-            if _code(error) == "InvalidRange":  # only an empty object has no last bytes
-                yield _Answer(0, 0, False, lambda _: iter(()))
-                return
-            raise self._translated(error) from error
-        except self._failed as error:
-            raise _unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
-        self._conditions = self._conditions or {"IfMatch": response["ETag"]}
-        with contextlib.closing(response["Body"]) as body:
-            yield self._answer(response, body)
-
-    def _answer(self, response: Mapping[str, Any], body: Any) -> _Answer:  # noqa: ANN401  botocore's are made at run time
-        def pieces(piece_bytes: int) -> Iterator[bytes]:
-            try:
-                yield from body.iter_chunks(piece_bytes)
-            except self._failed as error:
-                raise SourceUnreachable(f"{self.name}: the connection broke: {error}.") from error
-
-        if "ContentRange" not in response:
-            return _Answer(0, response["ContentLength"], True, pieces)
-        first_byte, size_bytes = _parse_range(self.name, response["ContentRange"])
-        return _Answer(first_byte, size_bytes, False, pieces)
-
-    def _translated(self, error: Any) -> CafError:  # noqa: ANN401  botocore's ClientError, whose import is late
-        code, status = _code(error), error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code == "NoSuchBucket":
-            return BucketMissing(f"There is no bucket {self._bucket!r}.", hint="Check the name and AWS_ENDPOINT_URL.")
-        return _refused(self.name, status, code)
-
-
-def _code(error: Any) -> str:  # noqa: ANN401
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def _stay(context: dict[str, Any], **_: object) -> None:
-    """Take a redirect as an answer: a server that is not AWS has no regions, and botocore would ask it for one without end."""
-    context.setdefault("s3_redirect", {})["redirected"] = True
-
-
-def _unsigned() -> Any:  # noqa: ANN401
-    from botocore import UNSIGNED  # noqa: PLC0415
-
-    return UNSIGNED

@@ -8,12 +8,14 @@ import socket
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
 from caf_pipeline.errors import CafError, SourceError, StoreUnreachable
 from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.source.s3.ranges import S3File
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.jackal.provider import ProviderClient
@@ -22,11 +24,12 @@ from caf_pipeline.store.jackal.provider_selection import Roster
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
-from caf_pipeline.system.ranges import open_ranges
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords, open_store
 from caf_pipeline_tests.support.s3_server import ScriptedAnswer
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
+
+open_ranges = partial(ranges.open_ranges, open_s3=S3File)
 
 POSTING = Posting(bytes(32), "jkl1owner", 7, 10)
 REDIRECTS = (301, 302, 303, 307, 308)

@@ -1,0 +1,81 @@
+"""An archive by `s3://bucket/key`: ranges of one object, with boto3's credentials from the environment or anonymously.
+
+Not `get`, which reads objects that a listing named; here nothing is known of the object but its name.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+import boto3
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+from pydantic import ValidationError
+
+from caf_pipeline.errors import BucketMissing, SourceUnreachable, UsageError
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.clients import build_client
+from caf_pipeline.source.s3.errors import code_of, status_of
+from caf_pipeline.system.ranges import RangeAnswer, RemoteFile, parse_range, refused, unreachable
+
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+class S3File(RemoteFile):
+    """An object by its address."""
+
+    def __init__(self, url: str) -> None:
+        """Prepare a client.
+
+        Raises:
+            UsageError: the URL lacks bucket or key. SettingsError: the environment is of no use.
+        """
+        self._bucket, _, self._key = url.removeprefix("s3://").partition("/")
+        if not self._bucket or not self._key:
+            raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")
+        super().__init__(url)
+        endpoint = next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
+        try:
+            settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint)
+        except ValidationError as error:
+            raise UsageError(f"{self.name} cannot be asked for: {error.errors()[0]['msg']}.") from error
+        anonymous = boto3.Session().get_credentials() is None
+        self._client = build_client(settings.model_copy(update={"anonymous": anonymous}))
+        self._conditions: dict[str, Any] = {}
+
+    def close(self) -> None:
+        """See `FileRanges`."""
+        self._client.close()
+
+    @contextmanager
+    def _request(self, wanted: str) -> Iterator[RangeAnswer]:
+        try:
+            response: Any = self._client.get_object(Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions)
+        except ParamValidationError as error:
+            raise UsageError(f"{self.name} cannot be asked for: {error}.") from error
+        except ClientError as error:
+            if code_of(error) == "InvalidRange":  # only an empty object has no last bytes
+                yield RangeAnswer(0, 0, False, lambda _: iter(()))
+                return
+            if code_of(error) == "NoSuchBucket":
+                raise BucketMissing(
+                    f"There is no bucket {self._bucket!r}.", hint="Check the name and AWS_ENDPOINT_URL."
+                ) from error
+            raise refused(self.name, status_of(error), code_of(error)) from error
+        except BotoCoreError as error:
+            raise unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
+        self._conditions = self._conditions or {"IfMatch": response["ETag"]}
+        with closing(response["Body"]) as body:
+            yield self._part(response, body)
+
+    def _part(self, response: Mapping[str, Any], body: Any) -> RangeAnswer:  # noqa: ANN401  botocore's are made at run time
+        def pieces(piece_bytes: int) -> Iterator[bytes]:
+            try:
+                yield from body.iter_chunks(piece_bytes)
+            except BotoCoreError as error:
+                raise SourceUnreachable(f"{self.name}: the connection broke: {error}.") from error
+
+        if "ContentRange" not in response:
+            return RangeAnswer(0, response["ContentLength"], True, pieces)
+        first_byte, size_bytes = parse_range(self.name, response["ContentRange"])
+        return RangeAnswer(first_byte, size_bytes, False, pieces)
