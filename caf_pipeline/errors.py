@@ -23,9 +23,10 @@
     │   └── LeaseLost                  another run works on the chunk now
     ├── StoreError                 7   where chunks are kept
     │   ├── StoreUnreachable      (t)
-    │   │   ├── ChainUnreachable  (t)  no LCD answers
-    │   │   ├── ChainBehind       (t)  nodes answer, but below a height seen before
-    │   │   ├── ChainHalted       (t)  the newest block is old
+    │   │   ├── NoChainAnswer     (t)  no node gives an answer that counts
+    │   │   │   ├── ChainUnreachable  (t)  no LCD answers
+    │   │   │   ├── ChainBehind  (t)  nodes answer, but below a height seen before
+    │   │   │   └── ChainHalted  (t)  the newest block is old
     │   │   └── NoProvider        (t)  no provider can be reached, or none has room
     │   ├── NotProven             (t)  too few copies listed or read back within the time limit
     │   ├── StoredChunkMissing         the store does not have the chunk
@@ -191,15 +192,19 @@ class StoreUnreachable(StoreError):
     permanent = False
 
 
-class ChainUnreachable(StoreUnreachable):
+class NoChainAnswer(StoreUnreachable):
+    """No node of the chain gives an answer that counts; what is asked again later may have one."""
+
+
+class ChainUnreachable(NoChainAnswer):
     """No LCD answers, or none with what a chain would say."""
 
 
-class ChainBehind(StoreUnreachable):
+class ChainBehind(NoChainAnswer):
     """Every node that answers is below a height that was seen before; what it does not know proves nothing."""
 
 
-class ChainHalted(StoreUnreachable):
+class ChainHalted(NoChainAnswer):
     """The newest block is old: transactions are taken and not included."""
 
 

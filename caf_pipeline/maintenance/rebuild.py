@@ -27,11 +27,9 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
-    ChainBehind,
-    ChainHalted,
-    ChainUnreachable,
     ClaimConflict,
     IntegrityError,
+    NoChainAnswer,
     SourceUnreachable,
     StagingError,
     StoredChunkMissing,
@@ -276,7 +274,7 @@ def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: Agr
 
 def _refused(file: PostedFile, error: CafError, name: str = "") -> Finding:
     """Return the finding of a file that could not be read as a chunk. A chain that is away says nothing of any file."""
-    if isinstance(error, ChainUnreachable | ChainBehind | ChainHalted):
+    if isinstance(error, NoChainAnswer):
         raise error
     kind = FindingKind.UNREADABLE
     if isinstance(error, ArchiveError):

@@ -15,7 +15,7 @@ from typing import Final
 from caf_pipeline.caf.merkle import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import CafError, ChainBehind, ChainHalted, ChainUnreachable, HeldByOther, StoreUnreachable
+from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk, CopyCheck
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
@@ -139,7 +139,7 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
             report = prove_chunk(work, chunk.name)
         except HeldByOther:
             continue
-        except (ChainUnreachable, ChainBehind, ChainHalted):
+        except NoChainAnswer:
             raise
         except StoreUnreachable as error:
             unanswered = unanswered or error

@@ -22,11 +22,9 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import (
-    ChainBehind,
-    ChainHalted,
-    ChainUnreachable,
     IntegrityError,
     MalformedArchive,
+    NoChainAnswer,
     StoredChunkMissing,
     StoreUnreachable,
 )
@@ -138,7 +136,7 @@ class AgreedSource:
         """Ask a provider no more that does not give what it is asked for. A chain that is away says nothing of any."""
         try:
             yield
-        except (ChainUnreachable, ChainBehind, ChainHalted):
+        except NoChainAnswer:
             raise
         except (StoreUnreachable, StoredChunkMissing, IntegrityError) as error:
             self.providers.remove(provider)

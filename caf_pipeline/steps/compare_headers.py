@@ -21,10 +21,8 @@ from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
-    ChainBehind,
-    ChainHalted,
-    ChainUnreachable,
     IntegrityError,
+    NoChainAnswer,
     ObjectReadFailed,
     ObjectUnavailable,
     StagingError,
@@ -48,8 +46,6 @@ MANIFESTS_KEPT: Final = 4
 
 COMPARED: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control")
 """The headers that an object has to have in common with what is archived, beside its user metadata. Expires is not kept."""
-
-_CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 
 _Headers = tuple[Mapping[str, str], Mapping[str, str]]  # headers, user metadata
 
@@ -169,7 +165,7 @@ class _Manifests:
             columns = ("key", *IDENTITY_COLUMNS, *COMPARED, "user_metadata")
             rows = ((row["key"], row_identity(row), row) for row in open_manifest(path).rows(columns))
             return {(key, version): _headers(row) for key, version, row in rows if (key, version) in wanted}
-        except (*_CHAIN_ERRORS, StagingError):
+        except (NoChainAnswer, StagingError):
             raise
         except (StoreError, ArchiveError, IntegrityError) as error:
             return error
@@ -205,7 +201,7 @@ class _Manifests:
                     for piece in self._work.store.read(posting, start_byte, chunk.stored_size_bytes, provider=provider):
                         digest.update(piece)
                         file.write(piece)
-            except _CHAIN_ERRORS:
+            except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
                 said.append(f"{provider}: {error}")

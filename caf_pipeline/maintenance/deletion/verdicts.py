@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from caf_pipeline.caf.archive import PIECE_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
-    ChainBehind,
-    ChainHalted,
-    ChainUnreachable,
     HeldByOther,
     IntegrityError,
+    NoChainAnswer,
     StagingError,
     StoreError,
     StoreUnreachable,
@@ -32,8 +29,6 @@ from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
-
-_CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows a title and a bar of so many bytes while its context lasts; the function is told bytes done, as differences."""
@@ -143,7 +138,7 @@ class Chunks:
         try:
             ranges = _of_this_machine(self.rows.ranges(chunk.caf_file_id))
             differing = read_back(self.work, lease, chunk, posting, provider, ranges=ranges, progress=told)
-        except _CHAIN_ERRORS:
+        except NoChainAnswer:
             raise
         except (StoreError, IntegrityError) as error:
             advance(-taken)
@@ -175,7 +170,7 @@ class Chunks:
             self.lease.check()
             try:
                 prove_chunk(self.work, name)
-            except _CHAIN_ERRORS:
+            except NoChainAnswer:
                 raise
             except HeldByOther as error:
                 problems[name] = str(error)
@@ -240,7 +235,7 @@ class Chunks:
             try:
                 _save_manifest(self.work.store, posting, provider, chunk.name, file)
                 differing = self.rows.differing(chunk.caf_file_id, file)
-            except _CHAIN_ERRORS:
+            except NoChainAnswer:
                 raise
             except (StoreError, ArchiveError, IntegrityError) as error:
                 unanswered = unanswered and not error.permanent

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.errors import (
-    ChainBehind,
-    ChainHalted,
     ChainUnreachable,
     ChunkTooLarge,
     IntegrityError,
+    NoChainAnswer,
     NoProvider,
     NotProven,
     RootRefused,
@@ -73,8 +72,6 @@ ROUNDS: Final = 2
 READ_BACK_BYTES: Final = 64 << 10
 READ_BACK_PLACES: Final = 6
 """Places between the first and the last bytes that are read back, chosen again each time. The samples of the seal come after."""
-
-_CHAIN_ERRORS: Final = (ChainUnreachable, ChainBehind, ChainHalted)
 
 
 class Outcome(Enum):
@@ -372,7 +369,7 @@ class _Upload:
                     if refusal:
                         return refusal
             return self._confirm(address, client)
-        except _CHAIN_ERRORS as error:
+        except NoChainAnswer as error:
             return Result(address, Outcome.CHAIN, str(error))
         except StoreUnreachable as error:
             self._records.failed(address)
@@ -475,7 +472,7 @@ class _Upload:
     def _after_broken(self, address: str, client: ProviderClient, pace: _Pace, error: StoreUnreachable) -> Result | None:
         """Ask after an upload that broke: it may be stored all the same."""
         for _ in self._polls(self._limited(LOST_ANSWER_SECONDS)):
-            with contextlib.suppress(*_CHAIN_ERRORS):
+            with contextlib.suppress(NoChainAnswer):
                 if address in self._listed():
                     return None
             with contextlib.suppress(StoreUnreachable):
@@ -519,7 +516,7 @@ class _Upload:
                 if address in self._listed():
                     return True
                 unasked = None
-            except _CHAIN_ERRORS as error:
+            except NoChainAnswer as error:
                 unasked = error
         if unasked:
             raise unasked
