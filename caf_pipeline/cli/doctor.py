@@ -7,19 +7,14 @@ import typer
 
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceUnreachable
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from datetime import datetime
-
     from caf_pipeline.context import Workplace
-    from caf_pipeline.inventory.snapshot import S3Object
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Finding, Mended, Turn
-    from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore, TransactionLog
 
@@ -195,36 +190,10 @@ def _workplace(settings: Settings, ledger: "Ledger", store: "ChunkStore", source
     """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
     from caf_pipeline.context import Workplace  # noqa: PLC0415
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
+    from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
 
-    return Workplace(source, settings, _NoObjects(), store, ledger, this_process(RUN))
-
-
-class _NoObjects:
-    """The objects of a source that is not asked."""
-
-    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> "Iterator[Sequence[S3Object]]":
-        """Refuse."""
-        raise _not_asked()
-
-    def read(self, obj: "S3Object", start_byte: int, end_byte: int) -> "ObjectPart":
-        """Refuse."""
-        raise _not_asked()
-
-    def full_object_checksum(self, obj: "S3Object") -> "Checksum | None":
-        """Refuse."""
-        raise _not_asked()
-
-    def read_headers(self, obj: "S3Object") -> "ObjectHeaders":
-        """Refuse."""
-        raise _not_asked()
-
-    def clock(self) -> "datetime":
-        """Refuse."""
-        raise _not_asked()
-
-
-def _not_asked() -> SourceUnreachable:
-    return SourceUnreachable("the doctor does not ask S3", hint="run the partition")
+    objects = UnaskedObjects("the doctor does not ask S3")
+    return Workplace(source, settings, objects, store, ledger, this_process(RUN))
 
 
 def _settler(settings: Settings, store: "ChunkStore", log: "TransactionLog") -> "Settler | None":

@@ -89,10 +89,12 @@ def _rebuild(
 ) -> int:
     """Rebuild one source; return how many files are left out."""
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
     from caf_pipeline.waits import Announcer  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
-    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=steps.NotAsked(), waiting=Announcer(note))
+    objects = UnaskedObjects("a ledger is rebuilt without its source")
+    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
     kinds: Counter[str] = Counter()
     left_out = 0
     try:

@@ -45,8 +45,8 @@ from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotLoca
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.maintenance.rebuild import NotAsked
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import planning
 from caf_pipeline.system.plurals import counted
 from caf_pipeline.waits import UNANSWERED_SECONDS, Announcer, Waits
@@ -418,7 +418,8 @@ class _Command:
         latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)
         if latest is not None and latest.snapshot == snapshot:
             return latest
-        work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=NotAsked())
+        objects = UnaskedObjects("objects are counted without their source")
+        work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
         try:
             found = planning.account_for(work, planning.open_snapshot(work, snapshot))
         except NotLocated:

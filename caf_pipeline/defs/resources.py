@@ -20,8 +20,8 @@ from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline.maintenance.rebuild import NotAsked
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.waits import Listener, Wait, Waits
 
@@ -127,7 +127,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 run=run,
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
-                objects=NotAsked(),
+                objects=UnaskedObjects("this step does not ask for its source's S3 resource"),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
                 waiting=self._listener(source),

@@ -10,6 +10,7 @@ Source: "Which objects are to be archived" in docs/design.md; docs/decisions/001
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -110,10 +111,7 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
-    with told_apart(out), inventory_query(out, budget) as query:
-        query.table("whole_snapshot", snapshot)
-        query.table("whole_standing", standing)
-        query.table("whole_exception", exceptions)
+    with _query(snapshot, standing, exceptions, out, budget) as query:
 
         def found() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot):
@@ -194,10 +192,7 @@ def find_exceptions(
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
     covered = f"AND {bounded((snapshot.after or None, snapshot.until))}{within}"
     statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat())
-    with told_apart(out), inventory_query(out, budget) as query:
-        query.table("whole_snapshot", identified)
-        query.table("whole_standing", standing)
-        query.table("whole_exception", exceptions)
+    with _query(identified, standing, exceptions, out, budget) as query:
 
         def found() -> Iterator[pa.RecordBatch]:
             for window in key_windows(identified):
@@ -213,6 +208,16 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
         for batch in file.iter_batches(batch_size=ROWS_READ):
             for row in batch.to_pylist():
                 yield CurrentException(**{**row, "key": row["key"].decode()})
+
+
+@contextmanager
+def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget) -> Iterator[Query]:
+    """Open a query over the files, as `whole_snapshot`, `whole_standing` and `whole_exception`; it is for `out`."""
+    with told_apart(out), inventory_query(out, budget) as query:
+        query.table("whole_snapshot", snapshot)
+        query.table("whole_standing", standing)
+        query.table("whole_exception", exceptions)
+        yield query
 
 
 def _show(query: Query, window: KeyWindow, *, supported: str) -> None:

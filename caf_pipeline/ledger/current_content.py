@@ -123,8 +123,8 @@ def record_inventory(connection: Connection, source_id: int, inventory: Inventor
     connection.execute(_NEW_INVENTORY, values)
 
 
-def record_exceptions(connection: Connection, source_id: int, inventory: str, exceptions: Iterable[CurrentException]) -> int:
-    """Write exceptions of an inventory; return how many they were."""
+def record_exceptions(connection: Connection, source_id: int, inventory: str, exceptions: Iterable[CurrentException]) -> None:
+    """Write exceptions of an inventory."""
     connection.execute(
         text(
             'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
@@ -132,10 +132,8 @@ def record_exceptions(connection: Connection, source_id: int, inventory: str, ex
         )
     )
     rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
-    count = copy_rows(connection, "stating", _EXCEPTION, rows)
-    if count:
+    if copy_rows(connection, "stating", _EXCEPTION, rows):
         connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory})
-    return count
 
 
 def later_inventories(

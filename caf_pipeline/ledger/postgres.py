@@ -249,18 +249,18 @@ class Ledger:
             source_id = _source_id(connection, inventory.source)
             return current_content.later_inventories(connection, source_id, inventory.taken_at, inventory.name)
 
-    def record_exceptions(
-        self, inventory: InventoryRecord, exceptions: Iterable[CurrentException], *, planned: bool = True
-    ) -> int:
-        """Write exceptions that an inventory states, and that it is planned, at once; return how many exceptions they were.
-
-        An exception of the same key and time is replaced.
-        """
+    def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
+        """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
         with self._database.transaction() as connection:
             source_id = _source_id(connection, inventory.source)
-            if planned:
-                current_content.record_inventory(connection, source_id, inventory)
-            return current_content.record_exceptions(connection, source_id, inventory.name, exceptions)
+            current_content.record_inventory(connection, source_id, inventory)
+            current_content.record_exceptions(connection, source_id, inventory.name, exceptions)
+
+    def record_exceptions(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
+        """Write exceptions that an inventory states; one of the same key and time is replaced."""
+        with self._database.transaction() as connection:
+            source_id = _source_id(connection, inventory.source)
+            current_content.record_exceptions(connection, source_id, inventory.name, exceptions)
 
     def record_content(self, inventory: InventoryRecord, *, current: int, older: int, gone: int) -> None:
         """Write how many located objects were current, older and gone as of an inventory that is planned."""

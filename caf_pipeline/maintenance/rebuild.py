@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -30,17 +29,14 @@ from caf_pipeline.errors import (
     ClaimConflict,
     IntegrityError,
     NoChainAnswer,
-    SourceUnreachable,
     StagingError,
     StoredChunkMissing,
     StoreUnreachable,
 )
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.ledger.records import Chunk, RestoredChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.store.protocol import Copy, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.plurals import counted
@@ -111,34 +107,6 @@ class Outcome:
     def complete(self) -> bool:
         """Whether no object of this file is left out of the ledger."""
         return self.finding.kind in NOTHING_MISSING
-
-
-class NotAsked:
-    """The objects of a source that is rebuilt: nobody asks for them, so that S3 need not be there."""
-
-    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
-        """Refuse."""
-        raise self._refused()
-
-    def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
-        """Refuse."""
-        raise self._refused()
-
-    def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Refuse."""
-        raise self._refused()
-
-    def read_headers(self, obj: S3Object) -> ObjectHeaders:
-        """Refuse."""
-        raise self._refused()
-
-    def clock(self) -> datetime:
-        """Refuse."""
-        raise self._refused()
-
-    @staticmethod
-    def _refused() -> SourceUnreachable:
-        return SourceUnreachable("a ledger is rebuilt without its source")
 
 
 # --- what the store lists ------------------------------------------------------------------------------------------

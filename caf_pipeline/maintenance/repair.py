@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, LedgerError, NotProven, StagingError, StoreError, StoreUnreachable
@@ -20,7 +19,7 @@ from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, located_or_damaged, look_at_copies, unverified_copies
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
-from caf_pipeline.packing.staging import download, let_go, proof_type_of, staged_path
+from caf_pipeline.packing.staging import download, let_go, staged_has_root, staged_path
 from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of, put_staged, repeat_packing, to_store
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
@@ -142,7 +141,7 @@ def _posted(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Po
 
 def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Origin:
     """Bring the chunk's stored bytes into its place in staging, compared with its root; return where they came from."""
-    if _staged_has_root(work, chunk):
+    if staged_has_root(work, chunk):
         return "staging"
     tried = ["they are not in staging"]
     remove_staged(staged_path(work, chunk.name))
@@ -165,15 +164,6 @@ def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, f
         f"chunk {chunk.name} cannot be repaired, its bytes are nowhere to be had: {'; '.join(tried)}",
         hint="bring one of these back and repair again, or 'caf withdraw' the chunk: what the source still has is planned again",
     )
-
-
-def _staged_has_root(work: Workplace, chunk: Chunk) -> bool:
-    path = staged_path(work, chunk.name)
-    try:
-        whole = path.stat().st_size == chunk.stored_size_bytes
-        return whole and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
-    except FileNotFoundError:
-        return False
 
 
 def _providers(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Iterator[str]:

@@ -52,15 +52,16 @@ class StagedSource:
 
 
 class StoredSource:
-    """A stored chunk as a `RangeSource`; stored bytes are the CAF."""
+    """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the CAF."""
 
-    def __init__(self, store: ChunkStore, posting: Posting) -> None:
+    def __init__(self, store: ChunkStore, posting: Posting, provider: str | None = None) -> None:
         self._store = store
         self._posting = posting
+        self._provider = provider
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return the bytes of the range."""
-        return b"".join(self._store.read(self._posting, start_byte, end_byte))
+        return b"".join(self._store.read(self._posting, start_byte, end_byte, provider=self._provider))
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
         """Return the last bytes and the chunk's size."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, SUFFIX_BYTES, Member, RangeSource
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import (
@@ -331,7 +331,7 @@ def _open(source: AgreedSource, name: str) -> ChunkFile:
     return chunk_file
 
 
-def fetch_manifest(source: AgreedSource, member: Member, spool: Path) -> bytes:
+def fetch_manifest(source: RangeSource, member: Member, spool: Path) -> bytes:
     """Bring a chunk's manifest into a file; return its SHA-256."""
     digest = hashlib.sha256()
     try:

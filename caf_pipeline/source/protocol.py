@@ -7,10 +7,11 @@ Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementa
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from typing_extensions import Buffer
 
+from caf_pipeline.errors import SourceUnreachable
 from caf_pipeline.inventory.snapshot import S3Object
 
 
@@ -87,3 +88,15 @@ class ObjectSource(Protocol):
     def clock(self) -> datetime:
         """Return the time by the source's own clock, which its LastModified are of. Costs a request."""
         ...
+
+
+class UnaskedObjects:
+    """The objects of a source that is not asked: S3 need not be there, and every method raises SourceUnreachable with `why`."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise SourceUnreachable(self._why)
+
+    list_pages = read = full_object_checksum = read_headers = clock = _refuse

@@ -90,7 +90,7 @@ def compare_headers(work: Workplace, lease: Lease, inventory: InventoryRecord, t
                     equal.append(_stands_for(inventory, obj, same))
                 elif unread is not None:
                     skips.append(_skip(obj, unread))
-            work.ledger.record_exceptions(inventory, equal, planned=False)
+            work.ledger.record_exceptions(inventory, equal)
             work.ledger.record_skips(work.source, skips)
             counts["requests"] += len(some)
             counts["equal"] += len(equal)

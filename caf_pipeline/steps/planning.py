@@ -245,7 +245,7 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         files, identified = _identify(work, snapshot, folder)
     found = folder / "found.parquet"
     count = find_exceptions(snapshot, identified.path, *files, found, superseded=work.ledger.later_inventories(inventory))
-    work.ledger.record_exceptions(inventory, read_exceptions(found))
+    work.ledger.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, files[0], comparison, count)
 
 

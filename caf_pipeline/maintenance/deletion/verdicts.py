@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from caf_pipeline.caf.archive import PIECE_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
@@ -25,8 +24,9 @@ from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy
 from caf_pipeline.maintenance.deletion.deletable import LocatedRows, Unsafe, Verdict
 from caf_pipeline.maintenance.full_read import Range, read_back
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
-from caf_pipeline.packing.chunk_reader import ChunkFile
+from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described
+from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 
@@ -277,33 +277,9 @@ def _counted(count: int) -> str:
     return "1 chunk" if count == 1 else f"{count} chunks"
 
 
-class _OneCopy:
-    """One provider's copy as a `RangeSource`; stored bytes are the CAF."""
-
-    def __init__(self, store: ChunkStore, posting: Posting, provider: str) -> None:
-        self._store = store
-        self._posting = posting
-        self._provider = provider
-
-    def read(self, start_byte: int, end_byte: int) -> bytes:
-        """Return the bytes of the range."""
-        return b"".join(self._store.read(self._posting, start_byte, end_byte, provider=self._provider))
-
-    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last bytes and the chunk's size."""
-        total = self._posting.stored_size_bytes
-        return self.read(max(total - size_bytes, 0), total), total
-
-
 def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str, file: Path) -> None:
-    source = _OneCopy(store, posting, provider)
-    member = ChunkFile(source, name).manifest_member()
-    try:
-        with file.open("wb") as opened:
-            for start_byte in range(member.start_byte, member.end_byte, PIECE_BYTES):
-                opened.write(source.read(start_byte, min(start_byte + PIECE_BYTES, member.end_byte)))
-    except OSError as error:
-        raise StagingError(f"{file} cannot be written: {error.strerror}", hint="make room on that disk") from error
+    source = StoredSource(store, posting, provider)
+    fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)
 
 
 def as_they_are_now(work: Workplace, verdicts: Mapping[str, tuple[Chunk, Verdict]]) -> Iterator[Verdict]:
