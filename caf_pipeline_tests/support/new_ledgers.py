@@ -39,7 +39,7 @@ NewLedger = Callable[[], Ledger]
 def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> Ledger:
     """Return an empty ledger in a database of its own, which ends with the stack; `ledger.url` is its address."""
     name = f"new_{next(postgres._numbers)}"
-    postgres._administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database} STRATEGY wal_log")
+    postgres.copy_template(postgres_url, template_database, name)
     stack.callback(postgres._administer, postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
     url = postgres._database_url(postgres_url, name)
     database = Database(parse_url(url))

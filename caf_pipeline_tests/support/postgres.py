@@ -28,6 +28,15 @@ def _database_url(server_url: str, name: str) -> str:
     return parse_url(server_url).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
 
 
+def copy_template(server_url: str, template: str, name: str) -> None:
+    """Make a database like the template.
+
+    FILE_COPY makes a checkpoint, as DROP DATABASE does anyway, but where no disk is waited for, the two take half of the time
+    that they take with WAL_LOG (37 ms of 68), which is less than emptying every table of one database takes (55 ms).
+    """
+    _administer(server_url, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """The address of a server's `postgres` database; the server ends with the session."""
@@ -35,7 +44,7 @@ def postgres_url() -> Iterator[str]:
     try:
         url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
         # What a test wrote need not outlive a power cut.
-        _administer(url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+        _administer(url, "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET full_page_writes = off", "SELECT pg_reload_conf()")
         yield url
     finally:
         embedded_server(home / "postgres").close()
@@ -65,8 +74,7 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 def database_url(postgres_url: str, template_database: str) -> Iterator[str]:
     """The address of a new migrated database, `postgresql://…`."""
     name = f"test_{next(_numbers)}"
-    # FILE_COPY makes a checkpoint of all databases; WAL_LOG copies the small template in some 50 ms.
-    _administer(postgres_url, f"CREATE DATABASE {name} TEMPLATE {template_database} STRATEGY wal_log")
+    copy_template(postgres_url, template_database, name)
     yield _database_url(postgres_url, name)
     _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
 
