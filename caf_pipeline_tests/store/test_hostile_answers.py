@@ -513,6 +513,7 @@ def ask_everything(folder):
     print(peak_bytes() - before)
 
 
+@pytest.mark.thorough
 def test_memory_stays_bounded_whatever_is_answered(tmp_path):
     code = f"from caf_pipeline_tests.store.test_hostile_answers import ask_everything; ask_everything({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)

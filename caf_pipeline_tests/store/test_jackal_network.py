@@ -24,6 +24,8 @@ from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.s3_server import make_bucket
 
+pytestmark = pytest.mark.thorough  # on a loopback network: what is tested here is also tested apart, with faster blocks
+
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
