@@ -189,6 +189,17 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
         process.wait(10)
 
 
+@pytest.mark.thorough
+def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(checkout, tmp_path):
+    check, listing, _ = script_with("dg check defs").splitlines()
+    bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
+    checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
+    assert "All definitions loaded successfully." in checked
+    assert "demo/caf_chunk" in listed
+    assert "s3_demo" in listed
+    assert not re.search("warning|traceback|deprecat", checked + listed, re.IGNORECASE)
+
+
 def test_every_target_that_the_readme_names_exists(checkout):
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE):

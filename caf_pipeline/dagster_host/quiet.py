@@ -18,6 +18,8 @@ _LEFT_OUT: Final = {
     "dagster.daemon.EventLogConsumerDaemon": ("No cursor for event type ",),
 }
 
+_OUR_ERRORS: Final = "caf_pipeline.errors."
+
 
 class _LeaveOut(logging.Filter):
     """Leaves out the records of one logger that begin with certain words."""
@@ -30,6 +32,22 @@ class _LeaveOut(logging.Filter):
         return not record.getMessage().startswith(self._beginnings)
 
 
+class _SayFailedTicks(logging.Filter):
+    """Lets a tick that failed by one of our errors be one sentence, where Dagster prints it twice with its tracebacks.
+
+    The error is the settings' or the bucket's. The tick fails all the same, and the UI has its traceback.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        infos = getattr(record.exc_info[1], "user_code_process_error_infos", None) if record.exc_info else None
+        cause = infos[0].cause if infos else None
+        if cause is None or not cause.message.startswith(_OUR_ERRORS):
+            return True
+        record.msg, record.args = f"{record.getMessage()}: {cause.message.partition(': ')[2].strip()}", ()
+        record.exc_info = None
+        return not record.msg.startswith("Sensor tick caught an error")
+
+
 def hush() -> None:
     """Leave them out in this process; and what gRPC says of every fork, in those that it starts as well. May be repeated."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -37,3 +55,6 @@ def hush() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(each, _LeaveOut) for each in logger.filters):
             logger.addFilter(_LeaveOut(beginnings))
+    ticks = logging.getLogger("dagster.daemon.SensorDaemon")
+    if not ticks.filters:
+        ticks.addFilter(_SayFailedTicks())

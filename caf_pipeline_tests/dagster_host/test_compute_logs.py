@@ -1,9 +1,13 @@
 """The output of a run's steps is kept and shown, and no program is started for it."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 KEY = ["run", "compute_logs", "step"]
 
@@ -47,3 +51,32 @@ def test_our_instance_keeps_output_in_this_way(monkeypatch, tmp_path):
     with DagsterInstance.from_config(str(home)) as instance:
         assert isinstance(instance.compute_log_manager, FollowedComputeLogs)
         assert instance.compute_log_manager.get_captured_local_path(KEY, "out").startswith(str(home / "storage"))
+
+
+S3_SCRIPT = """
+from dagster import DagsterInstance, job, op
+@op
+def speak():
+    print("said by a step")
+@job
+def speaking():
+    speak()
+with DagsterInstance.get() as instance:
+    speaking.execute_in_process(instance=instance)
+"""
+
+
+def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_file(tmp_path, new_bucket):
+    page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(compute_logs:.*?)```", page, re.DOTALL)
+    shown = yaml.safe_load(block)
+    place = {"bucket": new_bucket.name, "endpoint_url": new_bucket.endpoint, "local_dir": str(tmp_path / "local")}
+    shown["compute_logs"]["config"] |= place
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(shown | {"telemetry": {"enabled": False}}))
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = os.environ | keys | {"DAGSTER_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", S3_SCRIPT], env=environment, capture_output=True, check=True)
+    listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
+    (out,) = [each["Key"] for each in listed if each["Key"].endswith(".out")]
+    assert re.fullmatch(r"caf-pipeline/storage/[0-9a-f-]{36}/compute_logs/\w+\.out", out)
+    assert b"said by a step" in new_bucket.client.get_object(Bucket=new_bucket.name, Key=out)["Body"].read()

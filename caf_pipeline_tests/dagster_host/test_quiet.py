@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from caf_pipeline.dagster_host.quiet import hush
+from caf_pipeline_tests.support.dagster_private import DagsterUserCodeProcessError, SerializableErrorInfo
 
 NOT_FOR_USERS = [
     ("dagster", "Found a dagster instance configuration value (dagster.yaml) in the current folder, but your DAGSTER_HOME …"),
@@ -33,3 +34,28 @@ def test_what_is_not_for_the_user_is_left_out(caplog, logger, message):
 def test_every_other_warning_is_said(caplog, logger):
     logging.getLogger(logger).warning("the disk is full")
     assert caplog.messages == ["the disk is full"]
+
+
+def fail_tick(error: str) -> None:
+    """Log a failed tick as the daemon of Dagster 1.13.27 does, twice."""
+    cause = SerializableErrorInfo(f"{error}\n", [], error.partition(":")[0])
+    logger = logging.getLogger("dagster.daemon.SensorDaemon")
+    try:
+        raise DagsterUserCodeProcessError.from_error_info(SerializableErrorInfo("SensorExecutionError", ["trace"], None, cause))
+    except DagsterUserCodeProcessError:
+        logger.error("Sensor tick caught an error", exc_info=True)
+        logger.error("Sensor daemon caught an error for sensor new_objects_demo", exc_info=True)
+
+
+def test_a_tick_that_fails_by_an_error_of_ours_is_one_sentence(caplog):
+    fail_tick("caf_pipeline.errors.SourceDenied: there are no usable credentials for bucket 'demo': none were found")
+    (said,) = caplog.records
+    assert said.message.endswith(
+        "for sensor new_objects_demo: there are no usable credentials for bucket 'demo': none were found"
+    )
+    assert said.exc_info is None
+
+
+def test_a_tick_that_fails_by_a_fault_keeps_its_tracebacks(caplog):
+    fail_tick("KeyError: 'x'")
+    assert [bool(record.exc_info) for record in caplog.records] == [True, True]

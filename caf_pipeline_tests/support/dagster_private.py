@@ -3,19 +3,23 @@
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.utils import is_valid_owner
+from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
 from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._utils.error import SerializableErrorInfo
 from dagster._utils.interrupts import capture_interrupts
 
 __all__ = [
     "GRPC_INFO_TAG",
     "CachingStaleStatusResolver",
     "ComputeIOType",
+    "DagsterUserCodeProcessError",
     "LoadingContextForTest",
     "RepositorySnap",
+    "SerializableErrorInfo",
     "StaleStatus",
     "TagType",
     "WorkspaceProcessContext",
