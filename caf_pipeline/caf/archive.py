@@ -7,10 +7,6 @@
 Source: docs/format.md.
 """
 
-import contextlib
-import os
-import secrets
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,7 +18,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.plurals import counted
 
 SUFFIX_BYTES: Final = 64 * 1024
@@ -74,10 +70,8 @@ class CafWriter:
         self._limits = limits
         self._index = IndexBuilder()
         self._position = 0
-        self._temporary = path.parent / f".caf-{secrets.token_hex(8)}.partial"
-        # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
-        self._removal = weakref.finalize(self, self._temporary.unlink, missing_ok=True)
-        self._file = open(self._temporary, "xb", buffering=PIECE_BYTES)  # noqa: SIM115  closed by seal() or abort()
+        self._whole = WholeFile(path, buffering=PIECE_BYTES)
+        self._file = self._whole.file
 
     @property
     def member_count(self) -> int:
@@ -136,21 +130,15 @@ class CafWriter:
         for piece in self._index.iter_index():
             self._file.write(piece)
         self._file.write(self._index.footer())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._whole.seal()
 
     def publish(self) -> None:
         """Give the sealed archive its name, durably."""
-        os.replace(self._temporary, self.path)
-        self._removal.detach()
-        sync_folder(self.path.parent)
+        self._whole.publish()
 
     def abort(self) -> None:
         """Remove the temporary file; does nothing after `publish`."""
-        with contextlib.suppress(OSError):  # a full disk fails the last flush too; its bytes are being removed anyway
-            self._file.close()
-        self._removal()
+        self._whole.abort()
 
     def __enter__(self) -> Self:
         return self

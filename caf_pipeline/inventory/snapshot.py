@@ -328,7 +328,7 @@ class SnapshotWriter:
 
     def _sort(self) -> None:
         listed = self._path.with_name(f".{self._path.name}.listed")
-        self._file.path = listed
+        self._file.whole.path = listed
         self._file.close({})
         self._file.publish()
         try:

@@ -32,7 +32,7 @@ from caf_pipeline.packing.packer import Packed, remove_staged
 from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import Lease, Posting
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.atomic_files import WholeFile, rename_durably
 
 _SEALED: Final = ".caf"
 _CHECK: Final = "check"
@@ -117,17 +117,11 @@ def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Pac
         "file": final.name,
         "run": work.holder.run,
     }
-    temporary = record.with_name(f"{name}.{epoch}.json")
     try:
         os.replace(part, final)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(described | {_CHECK: _check_of(described)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, record)
-        sync_folder(record.parent)
+        with WholeFile(record, record.with_name(f"{name}.{epoch}.json")) as whole:
+            whole.file.write(json.dumps(described | {_CHECK: _check_of(described)}).encode())
     except OSError as error:
-        remove_staged(temporary)
         raise staging_error(final, error) from error
 
 
@@ -215,8 +209,7 @@ def manifest_is_right(work: Workplace, chunk: Chunk) -> bool:
 def give_final_name(work: Workplace, name: str, file: Path) -> Path:
     """Let a whole file stand as the sealed chunk, in place of any that stood there; durable when this returns."""
     path = staged_path(work, name)
-    os.replace(file, path)
-    sync_folder(path.parent)
+    rename_durably(file, path)
     return path
 
 

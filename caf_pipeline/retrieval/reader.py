@@ -4,7 +4,6 @@ Source: promise 5 in docs/design.md.
 """
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.atomic_files import WholeFile
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
@@ -157,18 +157,9 @@ def save(found: Found, path: Path) -> None:
         As `Found.write_to`; nothing was written. UsageError: the path cannot be written.
     """
     try:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        with WholeFile(path, mode="w+b") as whole:
+            found.write_to(whole.file)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists") from error
-    try:
-        with os.fdopen(fd, "w+b") as file:
-            found.write_to(file)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp made it 0600; the user expects what any program makes
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-        raise
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists, where there is room"
+        ) from error

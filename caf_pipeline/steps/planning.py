@@ -6,7 +6,6 @@ A plan is written to a folder first and then registered in one transaction of th
 two leaves a folder that nobody names, which the next plan removes.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,7 @@ from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, Planned
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
-from caf_pipeline.system.atomic_files import sync_file, sync_folder
+from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.plurals import counted
 
@@ -370,8 +369,7 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanReco
     folder = work.plans() / name
     for file in plan.folder.iterdir():
         sync_file(file)
-    os.replace(plan.folder, folder)
-    sync_folder(folder.parent)
+    rename_durably(plan.folder, folder)
     record = PlanRecord(
         source=work.source,
         sha256=sha256,

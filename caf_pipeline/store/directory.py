@@ -10,7 +10,7 @@ import filecmp
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.atomic_files import WholeFile
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
@@ -198,22 +198,17 @@ class DirectoryStore:
         prefix = f"{_PART}{path.name}-"
         for left in path.parent.glob(f"{prefix}*"):
             left.unlink(missing_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=prefix)
         try:
-            with os.fdopen(fd, "wb") as file:
+            with WholeFile(path, path.with_name(f"{prefix}{secrets.token_hex(8)}")) as whole:
+                os.fchmod(whole.file.fileno(), 0o600)  # for nobody else on this machine
                 for piece in pieces:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True)
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise StoreError(
-                    f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
-                ) from error
+                    whole.file.write(piece)
+        except FileNotFoundError:
             raise
+        except OSError as error:
+            raise StoreError(
+                f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
+            ) from error
 
 
 def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:

@@ -1,10 +1,65 @@
-"""What makes files survive a loss of power: fsync of bytes, and of the folders that name them.
+"""Files that are whole or not there, also after a loss of power.
 
-Source: fsync(2), which does not speak for the folder that a file is in.
+Source: fsync(2), which does not speak for the folder that a file is in; rename(2), which replaces in one step.
 """
 
+import contextlib
 import os
+import secrets
+import weakref
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+
+class WholeFile:
+    """A file while it is written, under a temporary name beside `path`; at `path` it appears whole and durable, or not at all.
+
+    As a context manager, it is published where the context ends without an error. The temporary file is removed in any case.
+    """
+
+    def __init__(self, path: Path, temporary: Path | None = None, *, mode: str = "wb", buffering: int = -1) -> None:
+        """Open the temporary file; raises OSError where the folder cannot be written."""
+        self.path = path
+        self.temporary = temporary or path.with_name(f".caf-{secrets.token_hex(8)}.partial")
+        # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
+        self._removal = weakref.finalize(self, self.temporary.unlink, missing_ok=True)
+        self.file: IO[bytes] = open(self.temporary, mode, buffering)  # noqa: SIM115  closed by seal() or abort()
+
+    def seal(self) -> None:
+        """End the file and make it durable, still under the temporary name; does nothing the second time."""
+        if not self.file.closed:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+
+    def publish(self) -> None:
+        """Seal the file and give it its name, durably; an older file there is replaced."""
+        self.seal()
+        rename_durably(self.temporary, self.path)
+        self._removal.detach()
+
+    def abort(self) -> None:
+        """Remove the temporary file; does nothing after `publish`."""
+        with contextlib.suppress(OSError):  # a full disk fails the last flush too; its bytes are being removed anyway
+            self.file.close()
+        self._removal()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.publish()
+        finally:
+            self.abort()
+
+
+def rename_durably(file: Path, path: Path) -> None:
+    """Give a durable file or folder its name, in place of any file there."""
+    os.replace(file, path)
+    sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:

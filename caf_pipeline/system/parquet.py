@@ -1,7 +1,6 @@
 """Parquet files that are whole or not there at all, and DuckDB over them in bounded memory."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, StagingError
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import writing_into
 
 ROWS_PER_GROUP: Final = 65_536
@@ -68,14 +67,12 @@ class WholeParquet:
     """A Parquet file while it is written: counted, and under a temporary name until it is published."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.tmp")
+        self.whole = WholeFile(path, path.with_name(f".{path.name}.tmp"))
         self.row_count = 0
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
-        self._file = self.temporary.open("wb")
-        self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
+        self._writer = pq.ParquetWriter(self.whole.file, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows; a row group is held in memory."""
@@ -95,22 +92,17 @@ class WholeParquet:
         self._flush()
         self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self.whole.seal()
 
     def publish(self) -> None:
         """Give the closed file its name, durably."""
-        os.replace(self.temporary, self.path)
-        sync_folder(self.path.parent)
+        self.whole.publish()
 
     def abort(self) -> None:
         """Remove the temporary file; does nothing after `publish`."""
         with contextlib.suppress(OSError, ValueError):  # a full disk fails the last flush too; the bytes are being removed
             self._writer.close()
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self.temporary.unlink(missing_ok=True)
+        self.whole.abort()
 
 
 def write_whole(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema) -> WholeParquet:

@@ -9,10 +9,9 @@ Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide: conte
 for none; `null` is one, an empty string is not.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError, UsageError
 from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.system.atomic_files import WholeFile
 
 REPORT_COLUMNS: Final = ("key", "version_id", "etag", "size_bytes", "last_modified", "chunk", "reason", "detail")
 _REPORT_SCHEMA: Final = pa.schema([DECISION_SCHEMA.field(name) for name in REPORT_COLUMNS])
@@ -31,20 +30,18 @@ _REPORT_MARK: Final = b"caf.not-safe-to-delete"
 _SHOWN: Final = 4096  # bytes of an existing file that tell what it is: more than a line of a manifest may have
 
 
-class WholeFile:
-    """A file that gets its name when it is complete. `tag` tells the temporary names of several writers apart."""
+class OutputFile(WholeFile):
+    """A file that the user named. `tag` tells the temporary names of several writers apart."""
 
     def __init__(self, path: Path, tag: str) -> None:
-        self.path = path
-        self._temporary = path.with_name(f".{path.name}.{tag}.part")
         try:
-            self._file: IO[bytes] = self._temporary.open("wb")
+            super().__init__(path, path.with_name(f".{path.name}.{tag}.part"))
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists") from error
 
     def write(self, data: bytes) -> None:
         """Append bytes; raises StagingError where the disk does not take them."""
-        self.guard(lambda: self._file.write(data))
+        self.guard(lambda: self.file.write(data))
 
     def guard(self, write: Callable[[], object]) -> None:
         """Call what writes to `file`, its OSError told as StagingError."""
@@ -54,31 +51,9 @@ class WholeFile:
             reason = error.strerror or str(error)
             raise StagingError(f"{self.path} cannot be written: {reason}", hint="make room on that disk") from error
 
-    @property
-    def file(self) -> IO[bytes]:
-        """The open temporary file."""
-        return self._file
-
     def publish(self) -> None:
         """Make the file durable and give it its name."""
-
-        def publish() -> None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._temporary, self.path)
-            sync_folder(self.path.parent)
-
-        self.guard(publish)
-
-    def abort(self) -> None:
-        """Remove the temporary file; does nothing after `publish`."""
-        try:
-            self._file.close()
-        except OSError:  # a full disk fails the last flush too; the bytes are being removed
-            pass
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        self.guard(super().publish)
 
 
 # --- the manifest --------------------------------------------------------------------------------------------------
@@ -90,7 +65,7 @@ class BatchManifest:
     def __init__(self, path: Path, tag: str, *, bucket: str, with_versions: bool) -> None:
         self._bucket = bucket
         self._with_versions = with_versions
-        self._file = WholeFile(path, tag)
+        self._file = OutputFile(path, tag)
         self.line_count = 0
 
     def add(self, safe: pa.RecordBatch) -> None:
@@ -130,7 +105,7 @@ class Report:
     """A report while it is written: Parquet, or CSV with a header and percent-encoded keys, by the name's suffix."""
 
     def __init__(self, path: Path, tag: str) -> None:
-        self._file = WholeFile(path, tag)
+        self._file = OutputFile(path, tag)
         self._writer: pq.ParquetWriter | pyarrow.csv.CSVWriter
         if path.suffix == ".csv":
             self._writer = pyarrow.csv.CSVWriter(self._file.file, _CSV_SCHEMA)

@@ -1,0 +1,59 @@
+"""A file that is whole or not there."""
+
+import gc
+import os
+
+import pytest
+
+from caf_pipeline.system.atomic_files import WholeFile
+
+
+def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with WholeFile(path) as whole:
+        whole.file.write(b"after")
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"after"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def write_half(path):
+    with WholeFile(path) as whole:
+        whole.file.write(b"after")
+        raise KeyboardInterrupt
+
+
+def test_an_error_leaves_nothing_of_it_and_what_was_there_before(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(path)
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_name_that_cannot_be_given_leaves_nothing(tmp_path):
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="directory"), WholeFile(tmp_path / "file"):
+        pass
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_writer_that_is_let_go_of_leaves_nothing(tmp_path):
+    whole = WholeFile(tmp_path / "file")
+    del whole
+    gc.collect()
+    assert not os.listdir(tmp_path)
+
+
+def test_a_sealed_file_has_no_name_until_it_is_published(tmp_path):
+    whole = WholeFile(tmp_path / "file", tmp_path / "part")
+    whole.file.write(b"bytes")
+    whole.seal()
+    assert (os.listdir(tmp_path), (tmp_path / "part").read_bytes()) == (["part"], b"bytes")
+    whole.publish()
+    assert (tmp_path / "file").read_bytes() == b"bytes"
+    whole.abort()
+    assert os.listdir(tmp_path) == ["file"]
