@@ -186,7 +186,7 @@ def _chunk_reads_back(source: str) -> AssetChecksDefinition:
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         def read(work: Workplace) -> AssetCheckResult:
-            result = audit.read_back(work, context.op_execution_context.partition_key)
+            result = audit.fetch_members(work, context.op_execution_context.partition_key)
             return AssetCheckResult(passed=not result.mismatched, metadata=metadata.read_back_metadata(result))
 
         return _result(context, source, read)

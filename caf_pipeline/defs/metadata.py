@@ -13,7 +13,7 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Accounting, SkipRea
 from caf_pipeline.ledger.records import Chunk, PlannedChunk, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
-from caf_pipeline.steps.audit import ReadBack
+from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
 from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.store.jackal.messages import StoragePlan
@@ -309,6 +309,6 @@ def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) ->
     return shown
 
 
-def read_back_metadata(result: ReadBack) -> Metadata:
+def read_back_metadata(result: FetchedMembers) -> Metadata:
     """Return what is shown of objects that were read back."""
     return {"tried": result.tried, "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched])}

@@ -25,9 +25,18 @@ from caf_pipeline.inventory.checksums import Digest, new_digest
 from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.packing.journal.format import Headers, Journal, Member, Opening, Skipped, headers_of, object_headers, opening_of
+from caf_pipeline.packing.journal.format import (
+    Journal,
+    JournaledHeaders,
+    Opening,
+    PackedMember,
+    SkippedObject,
+    headers_of,
+    object_headers,
+    opening_of,
+)
 from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, OpenObject, Outcomes, replay
-from caf_pipeline.packing.journal.writer import Checkpoints, Pace, pace_of, part_of, window_of
+from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, pace_of, part_of, window_of
 from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
 from caf_pipeline.settings import PackingSettings
@@ -88,7 +97,7 @@ class Packer:
         limit_bytes: int,
         give_up_on: Callable[[PlannedObject, ObjectReadFailed], bool],
         progress: Callable[[int, int], None],
-        pace: Pace | None = None,
+        pace: CheckpointPace | None = None,
     ) -> None:
         self._chunk = chunk
         self._identity = identity
@@ -188,7 +197,7 @@ class Packer:
         """Account for what an earlier run did, as if it were done now."""
         size_bytes = 0
         for planned, outcome in outcomes:
-            if isinstance(outcome, Skipped):
+            if isinstance(outcome, SkippedObject):
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
                 row = _member_row(planned, object_headers(outcome.headers), outcome.start_byte, outcome.end_byte)
@@ -283,7 +292,7 @@ class Packer:
         start_byte = mark.offset if mark else sink.size_bytes
         end_byte = start_byte + planned.object.size_bytes
         checks: _MemberChecks | None = None
-        headers: Headers | None = None
+        headers: JournaledHeaders | None = None
         row: dict[str, Any] = {}
         if opened:
             headers = opened.headers
@@ -316,7 +325,7 @@ class Packer:
             )
         self._count_member(planned, row, manifest)
         if self._checkpoints:
-            self._checkpoints.member(planned, Member(start_byte, end_byte, row["sha256"], headers))
+            self._checkpoints.member(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
         self._progress(1, planned.object.size_bytes - self._told_bytes)
         return True
 

@@ -1,6 +1,6 @@
 """Checks of what was done, each from other evidence than the step that did it.
 
-`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `read_back` fetches members through the
+`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `fetch_members` fetches some through the
 store and compares them with the rows. Both only read.
 """
 
@@ -9,10 +9,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, AccountOfChunk, ChunkAccount
@@ -21,7 +22,7 @@ from caf_pipeline.system.plurals import counted
 
 
 @dataclass(frozen=True, slots=True)
-class ReadBack:
+class FetchedMembers:
     """Members that were fetched through the store, and the keys of those whose bytes differ."""
 
     tried: int
@@ -46,24 +47,20 @@ def _account_for_empty(chunk: Chunk) -> ChunkAccount:
     return ChunkAccount(chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation)
 
 
-def read_back(work: Workplace, name: str, *, members: int = 20) -> ReadBack:
+def fetch_members(work: Workplace, name: str, *, members: int = 20) -> FetchedMembers:
     """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
     chunk = work.ledger.chunk(name)
     if not chunk.member_count:
-        return ReadBack(0, [])
-    choice = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
-    chosen = set(choice)
-    rows = (
-        row
-        for row in open_chunk(work, chunk).manifest().rows(("key", *IDENTITY_COLUMNS, "sha256", "skip_reason"))
-        if row["skip_reason"] is None
-    )
+        return FetchedMembers(0, [])
+    chosen = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
     mismatched = []
-    for number, row in enumerate(rows):
-        if number in chosen:
-            version = row_identity(row)
+    first = 0  # of the batch, among the members
+    for batch in open_chunk(work, chunk).manifest().locations():
+        here = sorted(number - first for number in chosen if first <= number < first + batch.num_rows)
+        first += batch.num_rows
+        for row in batch.take(pa.array(here, pa.int64())).to_pylist():
             try:
-                found = fetch(work.ledger, work.store, work.source, row["key"], version, folder=work.staging())
+                found = fetch(work.ledger, work.store, work.source, row["key"], row["object_version"], folder=work.staging())
                 digest = hashlib.sha256()
                 for piece in found.pieces:
                     digest.update(piece)
@@ -73,4 +70,4 @@ def read_back(work: Workplace, name: str, *, members: int = 20) -> ReadBack:
                 if not error.permanent:
                     raise
                 mismatched.append(f"{row['key']} ({error})")
-    return ReadBack(len(chosen), mismatched)
+    return FetchedMembers(len(chosen), mismatched)

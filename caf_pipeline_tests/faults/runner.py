@@ -91,7 +91,7 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.ledger.database import open_database
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.packing import packer
-    from caf_pipeline.packing.journal.writer import Pace
+    from caf_pipeline.packing.journal.writer import CheckpointPace
     from caf_pipeline.settings import Settings
     from caf_pipeline.steps import planning
     from caf_pipeline.wiring import close_store, open_workplace
@@ -99,7 +99,7 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
 
     # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
-    packer.pace_of = lambda settings: Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
+    packer.pace_of = lambda settings: CheckpointPace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
     settings = Settings.model_validate(order.settings)
     database = open_database(settings)
     ledger = Ledger(database, lease_seconds=order.lease_seconds)

@@ -11,16 +11,16 @@ from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.journal.format import (
     MAX_ENTRY_BYTES,
     MAX_OUTCOMES,
-    Headers,
     Journal,
-    Member,
+    JournaledHeaders,
     OpenMember,
+    PackedMember,
     Place,
-    Skipped,
+    SkippedObject,
     headers_of,
     object_headers,
 )
-from caf_pipeline.packing.journal.writer import Pace, _text_bytes
+from caf_pipeline.packing.journal.writer import CheckpointPace, _text_bytes
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline_tests.support.journaled_packing import IDENTITY, Packing, a_source
 from caf_pipeline_tests.support.peak_memory import peak_bytes
@@ -184,7 +184,7 @@ def lies(whole):
     )
     yield "more than is staged", 4, changed(true, durable_bytes=1 << 34)
     yield "less than its members", 4, changed(true, durable_bytes=1)
-    yield "more objects than the plan has", 4, changed(true, outcomes=[Skipped(SkipReason.DELETED, "")] * 500)
+    yield "more objects than the plan has", 4, changed(true, outcomes=[SkippedObject(SkipReason.DELETED, "")] * 500)
     yield "an open member of none", 4, changed(true, open=OpenMember(0, bytes(32)))
     yield (
         "an open member larger than the object",
@@ -289,7 +289,7 @@ def test_headers_come_back_as_they_were():
     assert headers_of(ObjectHeaders()) is None
 
 
-@pytest.mark.parametrize("field", [name for name in Headers.__struct_fields__ if name != "user_metadata"])
+@pytest.mark.parametrize("field", [name for name in JournaledHeaders.__struct_fields__ if name != "user_metadata"])
 def test_every_header_counts_towards_the_size_of_an_entry(field):
     long = ObjectHeaders(**{field: "x" * 8000})
     assert _text_bytes(headers_of(long)) >= 8000  # longer entries than `MAX_ENTRY_BYTES` would not be read
@@ -307,8 +307,8 @@ def test_an_append_that_failed_leaves_no_half_entry(whole, tmp_path):
 
 
 def test_a_journal_is_a_small_part_of_the_chunk(tmp_path):
-    packing = Packing(tmp_path, a_source(small=2000, large=0), pace=Pace())
+    packing = Packing(tmp_path, a_source(small=2000, large=0), pace=CheckpointPace())
     packing.run()
     assert packing.journal.stat().st_size < 100 * 2003
     assert Place().sequence == 0
-    assert isinstance(checkpoints(packing.journal, packing.packer().opening)[0][1].outcomes[0], Member)
+    assert isinstance(checkpoints(packing.journal, packing.packer().opening)[0][1].outcomes[0], PackedMember)

@@ -19,7 +19,15 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.writer import LEAST_AHEAD_BYTES, LOST_BYTES, Checkpoints, Pace, pace_of, part_of, window_of
+from caf_pipeline.packing.journal.writer import (
+    LEAST_AHEAD_BYTES,
+    LOST_BYTES,
+    CheckpointPace,
+    Checkpoints,
+    pace_of,
+    part_of,
+    window_of,
+)
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, staged_path
 from caf_pipeline.settings import PackingSettings
@@ -32,7 +40,7 @@ from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken,
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
-SCALED = Pace(due_bytes=4 * PART, due_outcomes=1000, ahead_bytes=8 * PART)
+SCALED = CheckpointPace(due_bytes=4 * PART, due_outcomes=1000, ahead_bytes=8 * PART)
 
 
 def undisturbed(folder, source, **changes):
@@ -81,8 +89,8 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
 
 def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
-    first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=Pace())
-    second = broken_off(tmp_path / "broken", SteadySource(chance), 3000, pace=Pace(due_outcomes=500))
+    first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
+    second = broken_off(tmp_path / "broken", SteadySource(chance), 3000, pace=CheckpointPace(due_outcomes=500))
     for attempt, after in enumerate((5000, 8000), 2):
         with pytest.raises(Broken):
             second.run(attempt=attempt, break_after=after)

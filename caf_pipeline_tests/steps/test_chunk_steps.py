@@ -20,7 +20,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, planning
-from caf_pipeline.steps.audit import account_for_chunk, read_back
+from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, a_workplace, archive_chunk, archive_everything, plan
 
@@ -60,7 +60,19 @@ def test_the_accounts_agree_and_members_read_back(work):
     for name in archive_everything(work):
         account = account_for_chunk(work, name)
         assert (account.agrees, account.explanation) == (True, "")
-        assert read_back(work, name).mismatched == []
+        assert fetch_members(work, name).mismatched == []
+
+
+def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(work):
+    archive_everything(work)
+    location = work.ledger.locate("src", "key-003")
+    file = work.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
+    data = bytearray(file.read_bytes())
+    data[location.row.start_byte] ^= 1
+    file.write_bytes(data)
+    found = fetch_members(work, location.chunk, members=100)
+    assert found.tried == work.ledger.chunk(location.chunk).member_count
+    assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
 
 
 def test_a_second_plan_of_the_same_source_finds_nothing_new(work):
@@ -157,7 +169,7 @@ def test_a_damaged_staged_file_is_not_posted(work):
     path.write_bytes(data)
     archive_chunk(work, name)
     assert work.ledger.chunk(name).merkle_root == root
-    assert read_back(work, name, members=100).mismatched == []
+    assert fetch_members(work, name, members=100).mismatched == []
 
 
 def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, source, database):

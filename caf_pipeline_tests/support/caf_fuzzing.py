@@ -307,9 +307,9 @@ def journals() -> tuple[bytes, ...]:
             log.append(OPENING)
             position = 512
             for number in range(count):
-                member = journal.Member(position, position + number, bytes(32))
+                member = journal.PackedMember(position, position + number, bytes(32))
                 position += number
-                skipped = journal.Skipped(SkipReason.DELETED, "gone")
+                skipped = journal.SkippedObject(SkipReason.DELETED, "gone")
                 log.append(journal.Checkpoint([member, skipped], bytes(32), position, bytes(100 * number), position))
             log.close()
             found.append(path.read_bytes())

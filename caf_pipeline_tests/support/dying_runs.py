@@ -15,7 +15,7 @@ from pathlib import Path
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import packer
-from caf_pipeline.packing.journal.writer import Pace
+from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import StoreMaker, a_workplace, archive_chunk
@@ -28,7 +28,7 @@ _SYSTEM_CALLS = (
     *("replace", "rename", "unlink", "fsync", "fdatasync", "write", "pwrite", "ftruncate", "posix_fallocate", "copy_file_range"),
 )
 
-OFTEN = Pace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
+OFTEN = CheckpointPace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
 """Checkpoints for chunks of some megabytes."""
 
 
@@ -82,7 +82,7 @@ def _run(
     store: StoreMaker | None,
     settings: dict,
     source: SourceMaker,
-    pace: Pace,
+    pace: CheckpointPace,
     counted: "multiprocessing.Queue[int]",
 ) -> None:
     moments = [0]
@@ -108,7 +108,7 @@ def run(
     store: StoreMaker | None = None,
     settings: dict | None = None,
     source: SourceMaker = a_steady_source,
-    pace: Pace = OFTEN,
+    pace: CheckpointPace = OFTEN,
 ) -> int | None:
     """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
 

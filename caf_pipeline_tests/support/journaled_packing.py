@@ -7,7 +7,7 @@ from pathlib import Path
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.writer import Pace
+from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.packing.packer import Packed, Packer
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
@@ -17,7 +17,7 @@ from caf_pipeline_tests.support.plans import MOMENT, plan_of
 PART = 64 * 1024
 SETTINGS = PackingSettings.model_validate({"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4})
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
-EACH = Pace(due_bytes=1, due_outcomes=1, ahead_bytes=-1)
+EACH = CheckpointPace(due_bytes=1, due_outcomes=1, ahead_bytes=-1)
 """A checkpoint after each object and each part, which packing waits for."""
 
 
@@ -39,7 +39,7 @@ class Packing:
 
     folder: Path
     source: SteadySource
-    pace: Pace = EACH
+    pace: CheckpointPace = EACH
     settings: PackingSettings = SETTINGS
     identity: ChunkIdentity = IDENTITY
     proof_type: int = 3

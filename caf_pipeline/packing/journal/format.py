@@ -71,7 +71,7 @@ class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True
     compare_checksums: bool
 
 
-class Headers(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+class JournaledHeaders(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """An object's headers, for its row of the manifest."""
 
     content_type: str
@@ -83,16 +83,16 @@ class Headers(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     user_metadata: Annotated[dict[str, str], msgspec.Meta(max_length=10_000)]
 
 
-class Member(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False):
+class PackedMember(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False):
     """An object that is in the chunk, at `[start_byte, end_byte)`. No headers: it has none."""
 
     start_byte: _Size
     end_byte: _Size
     sha256: _Sha256
-    headers: Headers | None = None
+    headers: JournaledHeaders | None = None
 
 
-class Skipped(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True, gc=False):
+class SkippedObject(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True, gc=False):
     """An object that was left out."""
 
     reason: SkipReason
@@ -104,7 +104,7 @@ class OpenMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
     size_bytes: _Size
     sha256: _Sha256
-    headers: Headers | None = None
+    headers: JournaledHeaders | None = None
 
 
 class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True):
@@ -119,7 +119,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
         open: the object in whose middle that is.
     """
 
-    outcomes: Annotated[list[Member | Skipped], msgspec.Meta(max_length=MAX_OUTCOMES)]
+    outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
     objects_sha256: _Sha256
     boundary: _Size
     tree: _TreeState
@@ -186,9 +186,9 @@ class ObjectsDigest:
         return copied
 
 
-def headers_of(headers: ObjectHeaders) -> Headers | None:
+def headers_of(headers: ObjectHeaders) -> JournaledHeaders | None:
     """Return an object's headers as the journal keeps them."""
-    kept = Headers(
+    kept = JournaledHeaders(
         headers.content_type,
         headers.content_encoding,
         headers.content_language,
@@ -200,12 +200,12 @@ def headers_of(headers: ObjectHeaders) -> Headers | None:
     return None if kept == _NO_HEADERS else kept
 
 
-def object_headers(headers: Headers | None) -> ObjectHeaders:
+def object_headers(headers: JournaledHeaders | None) -> ObjectHeaders:
     """Return the headers that were kept."""
     return ObjectHeaders(**msgspec.structs.asdict(headers)) if headers else ObjectHeaders()
 
 
-_NO_HEADERS: Final = Headers("", "", "", "", "", "", {})
+_NO_HEADERS: Final = JournaledHeaders("", "", "", "", "", "", {})
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _is_sound(said: Checkpoint, before: Checkpoint | None) -> bool:
     """Tell whether a checkpoint agrees with itself and with the one before."""
     position = before.boundary if before else HEAD_SIZE_BYTES
     for outcome in said.outcomes:
-        if isinstance(outcome, Member):
+        if isinstance(outcome, PackedMember):
             if outcome.start_byte != position or outcome.end_byte < position:
                 return False
             position = outcome.end_byte

@@ -19,21 +19,21 @@ import msgspec
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
-    Headers,
     Journal,
-    Member,
+    JournaledHeaders,
     ObjectsDigest,
     Opening,
     OpenMember,
+    PackedMember,
     Place,
-    Skipped,
+    SkippedObject,
 )
 from caf_pipeline.packing.sink import Mark, StoredBytes
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-Outcomes = Sequence[tuple[PlannedObject, Member | Skipped]]
+Outcomes = Sequence[tuple[PlannedObject, PackedMember | SkippedObject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OpenObject:
     mark: Mark
     size_bytes: int
     sha256: "_Hash"
-    headers: Headers | None
+    headers: JournaledHeaders | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def _given_up(journal: Journal, opening: Opening) -> set[int]:
     given_up: set[int] = set()
     open_since: list[int] = []
     for place, said in journal.reader().checkpoints(opening, attempt=journal.attempt):
-        if isinstance(said.outcomes[0], Skipped) if said.outcomes else not said.open:
+        if isinstance(said.outcomes[0], SkippedObject) if said.outcomes else not said.open:
             given_up.update(open_since)
         if said.outcomes or not said.open:
             open_since.clear()
@@ -179,8 +179,10 @@ def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQ
     return _Reached(place, boundary, sink.mark(), digest, opened)
 
 
-def _outcome_holds(outcome: Member | Skipped, planned: PlannedObject, going_on: OpenObject | None, sink: StoredBytes) -> bool:
-    if isinstance(outcome, Skipped):
+def _outcome_holds(
+    outcome: PackedMember | SkippedObject, planned: PlannedObject, going_on: OpenObject | None, sink: StoredBytes
+) -> bool:
+    if isinstance(outcome, SkippedObject):
         return True
     if outcome.end_byte - outcome.start_byte != planned.object.size_bytes:
         return False

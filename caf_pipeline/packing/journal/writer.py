@@ -14,7 +14,15 @@ from typing import Final, Protocol
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.packing.journal.format import Checkpoint, Headers, Journal, Member, ObjectsDigest, OpenMember, Skipped
+from caf_pipeline.packing.journal.format import (
+    Checkpoint,
+    Journal,
+    JournaledHeaders,
+    ObjectsDigest,
+    OpenMember,
+    PackedMember,
+    SkippedObject,
+)
 from caf_pipeline.packing.sink import Mark, StoredBytes, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
 
@@ -30,7 +38,7 @@ LARGEST_PART_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class CheckpointPace:
     """When a checkpoint is due, and when packing waits for it.
 
     Attributes:
@@ -50,9 +58,9 @@ class Pace:
     ahead_seconds: float = 8.0
 
 
-def pace_of(settings: PackingSettings) -> Pace:
+def pace_of(settings: PackingSettings) -> CheckpointPace:
     """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way included."""
-    return Pace(ahead_bytes=LOST_BYTES - window_of(settings) - _in_hands(settings))
+    return CheckpointPace(ahead_bytes=LOST_BYTES - window_of(settings) - _in_hands(settings))
 
 
 def window_of(settings: PackingSettings) -> int:
@@ -83,7 +91,7 @@ class _Open:
 
     mark: Mark
     checks: RunningSha256
-    headers: Headers | None
+    headers: JournaledHeaders | None
 
 
 @dataclass(slots=True)
@@ -104,14 +112,14 @@ class Checkpoints:
         holds: whether anything is in the journal that a next run would resume.
     """
 
-    def __init__(self, journal: Journal, sink: StoredBytes, pace: Pace) -> None:
+    def __init__(self, journal: Journal, sink: StoredBytes, pace: CheckpointPace) -> None:
         self.kept_bytes = 0
         self.holds = False
         self._journal = journal
         self._sink = sink
         self._pace = pace
         self._digest = ObjectsDigest()
-        self._outcomes: list[Member | Skipped] = []
+        self._outcomes: list[PackedMember | SkippedObject] = []
         self._text_bytes = 0
         self._open: _Open | None = None
         self._since = time.monotonic()
@@ -132,11 +140,11 @@ class Checkpoints:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def begin_member(self, mark: Mark, checks: RunningSha256, headers: Headers | None) -> None:
+    def begin_member(self, mark: Mark, checks: RunningSha256, headers: JournaledHeaders | None) -> None:
         """A large object is written from the mark on."""
         self._open = _Open(mark, checks, headers)
 
-    def member(self, planned: PlannedObject, member: Member) -> None:
+    def member(self, planned: PlannedObject, member: PackedMember) -> None:
         """An object is whole in the sink."""
         self._text_bytes += _text_bytes(member.headers)
         self._done(planned, member)
@@ -144,9 +152,9 @@ class Checkpoints:
     def skip(self, planned: PlannedObject, reason: SkipReason, detail: str) -> None:
         """An object is left out; nothing of it is in the sink any more."""
         self._text_bytes += len(detail)
-        self._done(planned, Skipped(reason, detail))
+        self._done(planned, SkippedObject(reason, detail))
 
-    def _done(self, planned: PlannedObject, outcome: Member | Skipped) -> None:
+    def _done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
         self._open = None
         self._digest.add(planned)
         self._outcomes.append(outcome)
@@ -248,7 +256,7 @@ class Checkpoints:
         self.kept_bytes, self.holds = under_way.durable_bytes, under_way.holds
 
 
-def _text_bytes(headers: Headers | None) -> int:
+def _text_bytes(headers: JournaledHeaders | None) -> int:
     if headers is None:
         return 0
     pairs = sum(len(name) + len(value) for name, value in headers.user_metadata.items())
