@@ -43,7 +43,10 @@ UNDER_WAY: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING, _S.POSTED, _S
 CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
 """States whose objects are claimed: no other plan may take them."""
 
-TO_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
+NOT_POSTED: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING)
+"""States in flow order before the chain has a post of the chunk; from the second on, the store is to make room for it now."""
+
+MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
 """States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no longer has the first."""
 
 IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})

@@ -55,10 +55,6 @@ Listener = Callable[[Sequence[Wait]], None]
 """Takes all waits that are told now: at each change, and every `RENEW_SECONDS` while there are any."""
 
 
-def tell_no_one(waits: Sequence[Wait]) -> None:
-    """Show no waits."""
-
-
 class OpenWait:
     """A wait under way; several threads may have the same."""
 

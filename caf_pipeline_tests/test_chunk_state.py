@@ -12,7 +12,7 @@ from caf_pipeline.chunk_state import (
     CLAIMING,
     FINAL,
     IN_GOOD_STANDING,
-    TO_BE_POSTED,
+    MAY_BE_POSTED,
     UNDER_WAY,
     ChunkState,
     has_reached,
@@ -81,7 +81,7 @@ def test_nothing_that_may_have_been_paid_for_is_withdrawn_in_silence():
 
 
 def test_a_post_is_asked_for_only_where_one_may_be_missing():
-    assert sorted(TO_BE_POSTED) == [S.DAMAGED, S.POSTING]
+    assert sorted(MAY_BE_POSTED) == [S.DAMAGED, S.POSTING]
 
 
 @pytest.mark.parametrize("state", [S.LOCATED, S.EXPIRED, S.WITHDRAWN])

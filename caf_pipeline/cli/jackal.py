@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.cli import controls
 from caf_pipeline.cli import prove as proving
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_network, opened_workplace
@@ -28,7 +28,6 @@ MOST_DAYS: Final = 36_500
 LEAST_BYTES: Final = 1_000_000_000
 """The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
 
-NOT_POSTED: Final = (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
 """States whose space is still to be taken."""
 
 DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")]

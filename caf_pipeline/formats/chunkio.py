@@ -83,16 +83,6 @@ class LogWriter:
         """The file's size with all that was returned."""
         return self._position
 
-    def torn(self, size_bytes: int | None = None) -> None:
-        """Let the next entry begin on the grid, since the last bytes may not have reached the file whole.
-
-        Args:
-            size_bytes: the file's size now, where it is not `position`.
-        """
-        if size_bytes is not None:
-            self._position = _checked_size(size_bytes)
-        self._torn = True
-
     def entry(self, user_data: bytes, content: Buffer) -> bytes:
         """Return all that is to be appended for one entry: padding where the log was torn, meters, header and content.
 
@@ -137,16 +127,6 @@ class LogReader:
         proves that it was written whole. The time is linear in the file's size, also for a forged file.
         """
         return _Scan(self._read, self._size_bytes).entries()
-
-    def first(self, from_begin: int, to_begin: int) -> LogEntry | None:
-        """Return the first entry that begins in `[from_begin, to_begin)`, or None; any integers are allowed.
-
-        It reads from the file's start on, since only so the answer agrees with `entries` for every file.
-        """
-        if from_begin >= to_begin:
-            return None
-        entry = next((entry for entry in self.entries() if entry.begin >= from_begin), None)
-        return entry if entry and entry.begin < to_begin else None
 
     def content(self, entry: LogEntry) -> bytes | None:
         """Return an entry's content where all of it lies in the file and agrees with its hash, else None.

@@ -84,7 +84,6 @@ _OWN_METHOD: Final = {
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
 
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
-_ON_THE_STORE: Final = (_S.LOCATED, _S.DAMAGED)
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
@@ -357,7 +356,7 @@ class Ledger:
         changes = f"reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
-        if before in _ON_THE_STORE:  # what came back once says nothing of a chunk that was found damaged since
+        if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
             changes += ", read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
@@ -504,7 +503,7 @@ class Ledger:
             enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
         """
         with self._database.transaction() as connection:
-            caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "looked at")
+            caf_file_id = _require_state(connection, lease, chunk, GOOD, "looked at")
             record_look(connection, caf_file_id, checks, again_in=again_in, enough=enough)
 
     def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]) -> int:
@@ -561,7 +560,7 @@ class Ledger:
         Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
         """
         with self._database.transaction() as connection:
-            caf_file_id = _require_state(connection, lease, chunk, _ON_THE_STORE, "read back")
+            caf_file_id = _require_state(connection, lease, chunk, GOOD, "read back")
             statement = text("UPDATE caf_files SET read_back_at = now(), read_back_from = :provider WHERE caf_file_id = :id")
             connection.execute(statement, {"id": caf_file_id, "provider": provider})
 
@@ -597,18 +596,6 @@ class Ledger:
         if times is None:
             raise NotLocated(f"the ledger has no chunk {chunk}")
         return int(times)
-
-    def read_failures(self, chunk: str) -> Mapping[tuple[str, str], int]:
-        """Return the counted failures of a chunk by (key, object version)."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
-                text(
-                    "SELECT file_path, object_version, times FROM read_failures JOIN caf_files USING (caf_file_id)"
-                    " WHERE name = :chunk"
-                ),
-                {"chunk": chunk},
-            )
-            return {(key, version): times for key, version, times in rows}
 
     # --- staging ---
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline.chunk_state import TO_BE_POSTED, ChunkState
+from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import HeldLease
@@ -27,7 +27,7 @@ _S = ChunkState
 _FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDONED})
 """States after which a chunk, or its objects, are packed again: with a live post, they would be paid for twice."""
 
-_TO_BE_POSTED: Final = sorted(TO_BE_POSTED)
+_MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 
 # A server that is set up to answer before it has written would break the promise.
 _DURABLY: Final = text("SET LOCAL synchronous_commit = on")
@@ -144,7 +144,7 @@ class PostgresTransactionLog:
             row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).one_or_none()
             if row is None:
                 raise NotLocated(f"the ledger has no chunk {chunk}")
-            if row.state not in _TO_BE_POSTED:
+            if row.state not in _MAY_BE_POSTED:
                 raise IllegalMove(f"chunk {chunk} is '{row.state}' and is not to be posted")
             facts = {"id": row.caf_file_id, "account": account, "message": message, "charged_bytes": charged_bytes}
             if row.state == _S.DAMAGED:
@@ -154,7 +154,7 @@ class PostgresTransactionLog:
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_WAITING, {"account": account, "states": _TO_BE_POSTED}).all()
+            rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).all()
         return [WaitingPost(row.name, bytes(row.message), row.charged_bytes) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
@@ -325,7 +325,7 @@ def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) ->
         if chunk in chunks[:number]:
             raise LedgerError(f"chunk {chunk} is in the transaction twice")
         caf_file_id, state = states.get(chunk, (0, "unknown"))
-        if state not in _TO_BE_POSTED:
+        if state not in _MAY_BE_POSTED:
             raise LedgerError(f"chunk {chunk} is '{state}' and is not to be posted")
         if caf_file_id not in asked:
             raise LedgerError(f"nobody asked account {account} to post chunk {chunk}")

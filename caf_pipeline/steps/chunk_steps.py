@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from caf_pipeline.caf.merkle import merkle_roots, type_of_root
-from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
@@ -54,9 +53,6 @@ from caf_pipeline.packing.staging import (
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, AccountOfChunk, ManifestReport
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.plurals import counted
-
-_TO_BE_POSTED: Final = (ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING)
-"""Chunks that the store is to make room for and does not count yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
             )
         if read_packed(work, name) is None:
             try:
-                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=_TO_BE_POSTED)
+                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=NOT_POSTED[1:])
             except ChunkTooLarge as error:
                 raise _withdrawn_as_too_large(work, lease, chunk, error) from error
         work.ledger.move(lease, name, chunk.state, ChunkState.PACKING)

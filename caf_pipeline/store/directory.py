@@ -18,7 +18,7 @@ from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
 from caf_pipeline.system.atomic_files import WholeFile
 
 PIECE_BYTES: Final = 1 << 20
@@ -48,14 +48,10 @@ class DirectoryStore:
                 f"the store's folder {folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
             ) from error
 
-    def cost(self, stored_size_bytes: int) -> Cost:
-        """Return the bytes themselves, and what the disk has left."""
-        disk = os.statvfs(self.folder)
-        return Cost(charged_bytes=stored_size_bytes, free_bytes=disk.f_bavail * disk.f_frsize, price=None)
-
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Refuse what the disk has no room for. `public` is not asked: nothing leaves the folder."""
-        free_bytes = self.cost(0).free_bytes or 0
+        disk = os.statvfs(self.folder)
+        free_bytes = disk.f_bavail * disk.f_frsize
         if stored_size_bytes + waiting_bytes > free_bytes:
             beside = f" beside {waiting_bytes} bytes of chunks that wait" if waiting_bytes else ""
             raise StoreError(

@@ -70,18 +70,6 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What storing would take. `free_bytes` and `price` are None where the store has no such limit or price.
-
-    `charged_bytes` counts every copy; `price` is in the store's own coin, as text, e.g. "1200ujkl".
-    """
-
-    charged_bytes: int
-    free_bytes: int | None
-    price: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class SignedTransaction:
     """A transaction as it was signed: what a retry sends again, byte for byte. `hash` is known before it is sent.
 
@@ -210,10 +198,6 @@ class ChunkStore(Protocol):
     name: str
     required_copies: int
     proof_type: int
-
-    def cost(self, stored_size_bytes: int) -> Cost:
-        """Return what storing this many bytes would take, all copies counted."""
-        ...
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise what would keep a chunk of this size from being posted; asked before it is packed and before it is posted.

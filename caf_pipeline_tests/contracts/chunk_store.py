@@ -214,9 +214,6 @@ class ChunkStoreContract:
         with pytest.raises(IntegrityError):
             list(store.read(posting, 0, 1001))
 
-    def test_the_cost_counts_every_byte(self, store):
-        assert store.cost(1000).charged_bytes >= 1000
-
     def test_what_fits_is_admitted_and_what_never_fits_is_not(self, store):
         store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)
         with pytest.raises(StoreError):

@@ -518,7 +518,6 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a"])
         counted = [ledger.count_read_failure(chunk, "a", VERSION, run) for run in ("r1", "r1", "r2")]
         assert counted == [1, 1, 2]
-        assert ledger.read_failures(chunk) == {("a", VERSION): 2}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
         one, two = register(ledger, ["a"], ["b"])

@@ -133,14 +133,6 @@ def test_a_chain_that_is_away_is_no_reason_to_say_that_there_is_no_plan(opened):
 # --- what it says of itself ---
 
 
-def test_the_cost_is_that_of_all_copies(opened):
-    cost = opened.store.cost(10**9)
-    assert cost.charged_bytes == 3 * 10**9
-    assert cost.free_bytes == opened.store.chain.plan(ADDRESS).free_bytes
-    assert cost.price.endswith("ujkl")
-    assert int(cost.price.removesuffix("ujkl")) > 0
-
-
 def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
     seconds = store.chain.block_seconds()
     assert store.staging_hold_seconds() == pytest.approx(2 * 100 * seconds, rel=0.5)

@@ -340,7 +340,6 @@ def try_journal(content: bytes) -> None:
         inside = log.content(entry)
         assert inside is None or (len(inside) == entry.content_size_bytes and entry.end <= len(content))
         ended = entry.begin + 1
-    log.first(0, len(content))
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.flush()

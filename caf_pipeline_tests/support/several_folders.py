@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import Copy, Cost, PostedFile, Posting
+from caf_pipeline.store.protocol import Copy, PostedFile, Posting
 
 
 class SeveralFolders:
@@ -43,9 +43,6 @@ class SeveralFolders:
         del self.posts[posting.merkle_root]
 
     # --- ChunkStore ---
-
-    def cost(self, stored_size_bytes):
-        return Cost(stored_size_bytes * self.required_copies, self.free_bytes, "1token")
 
     def admit(self, *, public, stored_size_bytes, waiting_bytes):
         self.admitted.append((stored_size_bytes, waiting_bytes))

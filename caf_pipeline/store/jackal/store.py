@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
 from caf_pipeline.ledger.records import Holder
@@ -21,16 +21,13 @@ from caf_pipeline.store.jackal.provider_selection import Roster
 from caf_pipeline.store.jackal.takers import Takers
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Cost, PostedFile, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.provider_stats import ProviderRecords
-
-PRICE_DAYS: Final = 365
-"""For how long `cost` prices the space; a plan is bought for 30 days or more."""
 
 
 class JackalStore:
@@ -72,16 +69,6 @@ class JackalStore:
         self.chain.close()
 
     # --- before anything is sent ---------------------------------------------------------------------------------------
-
-    def cost(self, stored_size_bytes: int) -> Cost:
-        """Return the space that all copies take, what the plan has left, and what that space costs for a year.
-
-        Less than the least that is sold costs as much as that. A post itself takes space that was bought, and a fee.
-        """
-        charged_bytes = stored_size_bytes * self.settings.copies
-        plan = self.chain.plan(self.wallet.address)
-        price = self.chain.price(PRICE_DAYS, max(charged_bytes, LEAST_BYTES))
-        return Cost(charged_bytes=charged_bytes, free_bytes=plan.free_bytes if plan else 0, price=f"{price}{DENOM}")
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise what would keep a chunk of this size from being posted: see `ChunkStore.admit`.
