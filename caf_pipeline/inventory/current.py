@@ -29,7 +29,7 @@ from caf_pipeline.inventory.snapshot import (
     inventory_query,
     key_windows,
 )
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, told_apart, write_whole
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
 
 KeyRange = tuple[bytes, bytes | None]
 """Keys greater than the first, up to and including the second; all that follow where that is None."""
@@ -213,7 +213,7 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 @contextmanager
 def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget) -> Iterator[Query]:
     """Open a query over the files, as `whole_snapshot`, `whole_standing` and `whole_exception`; it is for `out`."""
-    with told_apart(out), inventory_query(out, budget) as query:
+    with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.table("whole_exception", exceptions)

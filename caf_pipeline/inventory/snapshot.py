@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, told_apart, write_whole
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
 
 MAX_KEY_BYTES: Final = 1024
 """S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
@@ -276,7 +276,7 @@ class SnapshotWriter:
         self._ascending = True
         self._object_bytes = 0
         self._unsupported_count = 0
-        with told_apart(path):
+        with translate_errors(path):
             self._file = WholeParquet(path, SNAPSHOT_SCHEMA)
 
     def __enter__(self) -> Self:
@@ -297,7 +297,7 @@ class SnapshotWriter:
             self._last = obj.key
             self._object_bytes += obj.size_bytes
             self._unsupported_count += not is_supported(obj.key)
-        with told_apart(self._path):
+        with translate_errors(self._path):
             self._file.write(_batch(page))
 
     def finish(self) -> Snapshot:
@@ -306,7 +306,7 @@ class SnapshotWriter:
         Raises:
             StagingError: it cannot be written; there is no snapshot then.
         """
-        with told_apart(self._path):
+        with translate_errors(self._path):
             if not self._ascending:
                 self._sort()
             after, until = self._bounds
@@ -522,7 +522,7 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
-    with told_apart(out), inventory_query(out, budget) as query:
+    with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.view("whole_plan", _NO_PLAN)
@@ -664,7 +664,7 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
     Raises:
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
-    with told_apart(snapshot), inventory_query(snapshot, budget) as query:
+    with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         if plan:

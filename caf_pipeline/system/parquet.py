@@ -34,7 +34,7 @@ DEFAULT_BUDGET: Final = QueryBudget()
 
 
 @contextlib.contextmanager
-def told_apart(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Translate what files and DuckDB raise while `path` is worked on: StagingError, or IntegrityError for a bad input."""
     try:
         yield

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
 from caf_pipeline.source.s3.clients import build_store
-from caf_pipeline.source.s3.errors import Address, Asking
-from caf_pipeline.source.s3.get import Reading, is_bent
+from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.get import ObjectReader, is_bent
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import BENT_KEYS, PLAIN_KEYS, ObjectSourceContract, listed, whole
@@ -104,8 +104,8 @@ def test_obstore_takes_each_key_that_is_not_bent_as_it_is(s3_server, key):
     bucket.put(key, key.encode())
     answer = bucket.client.head_object(Bucket=bucket.name, Key=key)
     obj = S3Object(key.encode(), None, answer["ETag"].strip('"'), answer["ContentLength"], answer["LastModified"])
-    at = Address("demo", bucket.name, bucket.endpoint)
-    reading = Reading(bucket.client, build_store(bucket.client, bucket.name), Asking(at, 1, Waits()))
+    at = BucketAddress("demo", bucket.name, bucket.endpoint)
+    reading = ObjectReader(bucket.client, build_store(bucket.client, bucket.name), Asking(at, 1, Waits()))
     if not is_bent(obj.key):
         assert bytes(reading._by_obstore(obj, 0, obj.size_bytes).body) == key.encode()
     assert bytes(reading._by_boto3(obj, 0, obj.size_bytes).body) == key.encode()

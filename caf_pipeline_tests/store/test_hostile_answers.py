@@ -300,7 +300,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
 POSTING = Posting(ROOT[:32], OWNER, 7, 3_000_000)
 
 
-class Pace:
+class UploadControl:
     def check(self):
         pass
 
@@ -313,7 +313,7 @@ class Pace:
 
 def upload(client, path):
     posting = Posting(ROOT[:32], OWNER, 7, path.stat().st_size)
-    return client.upload(Sending(posting, path, Pace(), proof_type=3, answer_seconds=0.3, known_before=True))
+    return client.upload(Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True))
 
 
 @contextlib.contextmanager

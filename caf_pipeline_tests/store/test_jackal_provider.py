@@ -29,7 +29,7 @@ POSTING = Posting(ROOT, "jkl1owner", 77, len(DATA))
 NOT_YET = answer(404, '{"error":"could not job from id"}')
 
 
-class Pace:
+class UploadControl:
     def __init__(self, fail_after=None):
         self.pieces, self.fail_after, self.checks = [], fail_after, 0
 
@@ -70,8 +70,8 @@ def named(value):
     return value.split()[1].decode() if isinstance(value, bytes) else None
 
 
-def sending(staged, pace=None, **changes):
-    return Sending(POSTING, staged, pace or Pace(), **({"proof_type": 3, "answer_seconds": 30.0} | changes))
+def sending(staged, control=None, **changes):
+    return Sending(POSTING, staged, control or UploadControl(), **({"proof_type": 3, "answer_seconds": 30.0} | changes))
 
 
 def status(progress, text):
@@ -125,9 +125,9 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
         bodies.append(request.body())
         sock.sendall(answer(202, '{"job_id":"x"}'))
 
-    pace = Pace()
+    control = UploadControl()
     with scripted(take) as script:
-        assert not client_of(script).upload(sending(staged, pace)).done
+        assert not client_of(script).upload(sending(staged, control)).done
     (request,) = script.requests
     boundary = re.fullmatch(r"multipart/form-data; boundary=(\w+)", request.headers["content-type"])[1]
     parts = bodies[0].split(f"--{boundary}".encode())
@@ -137,7 +137,7 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
     assert names == [b"sender", b"merkle", b"start", b"file"]
     assert values == [b"jkl1owner", ROOT.hex().encode(), b"77", DATA]
     assert parts[-1] == b"--\r\n"
-    assert (sum(pace.pieces), max(pace.pieces)) == (len(DATA), 1 << 20)
+    assert (sum(control.pieces), max(control.pieces)) == (len(DATA), 1 << 20)
 
 
 def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_type(client_of, staged):
@@ -182,15 +182,15 @@ def test_an_answer_before_the_end_of_the_body_ends_the_sending(client_of, tmp_pa
     path = tmp_path / "large"
     path.write_bytes(b"")
     os.truncate(path, 1 << 30)
-    pace = Pace()
-    large = Sending(Posting(ROOT, "o", 1, 1 << 30), path, pace, proof_type=3, answer_seconds=30)
+    control = UploadControl()
+    large = Sending(Posting(ROOT, "o", 1, 1 << 30), path, control, proof_type=3, answer_seconds=30)
 
     def refuse(request, sock):
         sock.sendall(answer(413, '{"error":"too large"}'))
 
     with scripted(refuse) as script, pytest.raises(StoreUnreachable, match="413 too large"):
         client_of(script).upload(large)
-    assert sum(pace.pieces) < 1 << 30
+    assert sum(control.pieces) < 1 << 30
 
 
 def test_an_answer_that_is_lost_is_learned_from_the_status(client_of, staged):
@@ -219,7 +219,7 @@ def test_a_check_ends_an_upload_that_hangs(client_of, staged):
         sock.recv(1)
 
     with scripted(hang) as script, pytest.raises(LeaseLost):
-        client_of(script).upload(sending(staged, Pace(fail_after=12)))
+        client_of(script).upload(sending(staged, UploadControl(fail_after=12)))
 
 
 def test_a_file_that_shrank_ends_the_upload(client_of, staged):

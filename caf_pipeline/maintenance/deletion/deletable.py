@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, SNAPSHOT_SCHEMA, STANDING_SCHEMA, inventory_query, key_windows
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, told_apart, write_whole
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
 
 
 class Unsafe(StrEnum):
@@ -151,7 +151,7 @@ class Decisions:
         Raises:
             IntegrityError: a file cannot be read. StagingError: there is no room for sorting.
         """
-        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
             located, standing = _sorted(query, self._located, LOCATED_SCHEMA), _sorted(query, self._standing, STANDING_SCHEMA)
             with (
                 _Ascending(self._snapshot, SNAPSHOT_SCHEMA) as listed_rows,
@@ -234,7 +234,7 @@ class LocatedRows:
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
-        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
             query.table("located", self._located)
             asked = f"SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
             for batch in query.batches(asked):
@@ -242,7 +242,7 @@ class LocatedRows:
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
         """Return how many of the chunk's rows are not in its manifest with the same range, SHA-256, version, ETag and size."""
-        with told_apart(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
             query.table("located", self._located)
             query.table("read_manifest", manifest)
             # The column is there only where some identity needs it.

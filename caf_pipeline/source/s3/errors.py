@@ -54,7 +54,7 @@ class WrongBody(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class BucketAddress:
     """What errors say of where they happened.
 
     Attributes:
@@ -191,7 +191,7 @@ class Asking:
         waits: where it is said while there is no answer.
     """
 
-    at: Address
+    at: BucketAddress
     attempts: int
     waits: Waits
 
@@ -219,7 +219,7 @@ ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBo
 """What the two functions below translate."""
 
 
-def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - one for each kind
+def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind
     """Return what a failure that concerns the whole source is to the user."""
     known = _known_source_error(error, at)
     if known:
@@ -241,7 +241,7 @@ def source_error(error: Exception, at: Address) -> CafError:  # noqa: PLR0911 - 
     return SourceError(f"{at} cannot be asked: {_first_line(error)}")
 
 
-def not_s3(found: str, at: Address) -> CafError:
+def not_s3(found: str, at: BucketAddress) -> CafError:
     """Return the error for an endpoint that answers as no S3 API does."""
     if speaks_only_tls(at.endpoint):
         return SourceError(
@@ -250,7 +250,7 @@ def not_s3(found: str, at: Address) -> CafError:
     return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
 
 
-def _api(at: Address) -> str:
+def _api(at: BucketAddress) -> str:
     return f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a web page at another port"
 
 
@@ -258,7 +258,7 @@ def _is_page(error: ClientError) -> bool:
     return "html" in _headers(error).get("content-type", "")
 
 
-def _listing_refused(error: ClientError, at: Address) -> CafError:
+def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
     status = status_of(error)
     if code_of(error).isdigit():  # an answer without an error code of S3, or to a HEAD
         if 300 <= status < 400 and (location := _headers(error).get("location")):
@@ -278,7 +278,7 @@ def _listing_refused(error: ClientError, at: Address) -> CafError:
     return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
 
 
-def object_error(error: Exception, at: Address, key: bytes) -> CafError:
+def object_error(error: Exception, at: BucketAddress, key: bytes) -> CafError:
     """Return what a failure to read one object is to the user."""
     known = _known_source_error(error, at)
     if known:
@@ -292,7 +292,7 @@ def object_error(error: Exception, at: Address, key: bytes) -> CafError:
     return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
 
 
-def unavailable(reason: SkipReason, at: Address, key: bytes) -> ObjectUnavailable:
+def unavailable(reason: SkipReason, at: BucketAddress, key: bytes) -> ObjectUnavailable:
     """Return the error for an object that cannot be archived now."""
     return ObjectUnavailable(f"{at.of(key)} {_WHY[reason]}", reason=reason)
 
@@ -307,12 +307,12 @@ def _reason(error: ClientError) -> SkipReason | None:
     return reason
 
 
-def concerns_all(error: Exception, at: Address) -> bool:
+def concerns_all(error: Exception, at: BucketAddress) -> bool:
     """Tell whether no request to this source can succeed: wrong credentials, no such bucket, another region."""
     return _known_source_error(error, at) is not None
 
 
-def _known_source_error(error: Exception, at: Address) -> CafError | None:
+def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
     """Return the error where listing and reading fail alike."""
     if isinstance(error, NoCredentialsError):
         return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
@@ -323,7 +323,7 @@ def _known_source_error(error: Exception, at: Address) -> CafError | None:
     return _known_code(error, at) if isinstance(error, ClientError) else None
 
 
-def _known_code(error: ClientError, at: Address) -> CafError | None:  # noqa: PLR0911 - one for each
+def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # noqa: PLR0911 - one for each
     code, region = code_of(error), _other_region(error)
     if code == "RequestTimeTooSkewed":
         return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
@@ -347,7 +347,7 @@ def _known_code(error: ClientError, at: Address) -> CafError | None:  # noqa: PL
     return None
 
 
-def _elsewhere(region: str, at: Address) -> SourceError:
+def _elsewhere(region: str, at: BucketAddress) -> SourceError:
     where, own = (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
     return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {own}")
 
@@ -364,16 +364,16 @@ def _headers(error: ClientError) -> Mapping[str, str]:
     return error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
 
 
-def _missing(at: Address) -> BucketMissing:
+def _missing(at: BucketAddress) -> BucketMissing:
     return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and endpoint_url")
 
 
-def _credentials(at: Address) -> str:
+def _credentials(at: BucketAddress) -> str:
     keys = f"{at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY"
     return f"set {keys}, or those of AWS, or {at.setting('profile')}, or anonymous = true for a public bucket"
 
 
-def _where(at: Address, name: str) -> str:
+def _where(at: BucketAddress, name: str) -> str:
     """Say where a key comes from."""
     return f"{at.variable}{name}, or where that is not set AWS_{name} or the profile's"
 

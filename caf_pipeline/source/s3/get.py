@@ -21,8 +21,8 @@ from caf_pipeline.inventory.snapshot import S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
-    Address,
     Asking,
+    BucketAddress,
     WrongBody,
     concerns_all,
     is_transient,
@@ -72,7 +72,7 @@ def is_bent(key: bytes) -> bool:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ObjectReader:
     """How objects of one source are read.
 
     Attributes:
@@ -86,7 +86,7 @@ class Reading:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def at(self) -> Address:
+    def at(self) -> BucketAddress:
         """Where it is."""
         return self.asking.at
 

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused
 from caf_pipeline.inventory.snapshot import S3Object
-from caf_pipeline.source.s3.errors import ASKING_FAILED, Address, Asking, concerns_all, is_transient, not_s3, source_error
+from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -26,7 +26,7 @@ PAGE_KEYS: Final = 1000
 
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})?")
 
-Answer = Mapping[str, Any]
+S3Answer = Mapping[str, Any]
 Markers = Mapping[str, str]
 
 
@@ -91,7 +91,7 @@ class Listing:
     page_keys: int = PAGE_KEYS
 
     @property
-    def at(self) -> Address:
+    def at(self) -> BucketAddress:
         """Where it is."""
         return self.asking.at
 
@@ -127,10 +127,10 @@ class Listing:
         except (KeyError, ValueError):  # a server without a clock need not send it (RFC 9110, 6.6.1)
             return datetime.now(UTC)
 
-    def _versioning(self) -> Answer:
+    def _versioning(self) -> S3Answer:
         """Return the answer to GetBucketVersioning, also where that is one that says no."""
         try:
-            answer: Answer = self.asking.attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket))
+            answer: S3Answer = self.asking.attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket))
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise source_error(error, self.at) from error
@@ -141,8 +141,8 @@ class Listing:
         return answer
 
     def _each(
-        self, ask: Callable[..., Any], following: Callable[[Answer, Address], dict[str, str]], start: Markers
-    ) -> Iterator[Answer]:
+        self, ask: Callable[..., Any], following: Callable[[S3Answer, BucketAddress], dict[str, str]], start: Markers
+    ) -> Iterator[S3Answer]:
         """Yield the answers to one request after another."""
         loop = Loop()
         markers: Markers = start
@@ -155,10 +155,10 @@ class Listing:
             if loop.closes(markers):
                 raise ListingRefused(f"the listing of {self.at} goes in circles: it continues where it has been before")
 
-    def _asked(self, ask: Callable[..., Any], markers: Markers) -> Answer:
+    def _asked(self, ask: Callable[..., Any], markers: Markers) -> S3Answer:
         asked = {"Bucket": self.at.bucket, "Prefix": self.prefix, "EncodingType": "url", "MaxKeys": self.page_keys}
         try:
-            answer: Answer = self.asking.attempt(lambda: ask(**asked, **markers, **self.extra))
+            answer: S3Answer = self.asking.attempt(lambda: ask(**asked, **markers, **self.extra))
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
         except ValueError as error:  # what botocore raises for a number or a time that is none
@@ -168,7 +168,7 @@ class Listing:
             raise not_s3("it answers with something that is not a listing", self.at)
         return answer
 
-    def _object(self, entry: Answer, encoding: str | None) -> S3Object:
+    def _object(self, entry: S3Answer, encoding: str | None) -> S3Object:
         try:
             key = decode_key(entry["Key"], encoding)
             etag = entry["ETag"]
@@ -193,12 +193,12 @@ class Listing:
         return obj
 
 
-def _checksum(entry: Answer) -> str:
+def _checksum(entry: S3Answer) -> str:
     algorithms = entry.get("ChecksumAlgorithm") or ()
     return "/".join((*algorithms[:1], *([entry["ChecksumType"]] if algorithms and "ChecksumType" in entry else ())))
 
 
-def _version_id(entry: Answer) -> str | None:
+def _version_id(entry: S3Answer) -> str | None:
     version_id: str | None = entry.get("VersionId")  # which a listing without versions does not have
     # "null" is no version: a PUT without versioning overwrites it.
     return None if version_id in (None, "", "null") else version_id
@@ -218,14 +218,14 @@ def _text_end(key: bytes) -> int:
     return len(key)
 
 
-def _next_token(answer: Answer, at: Address) -> dict[str, str]:
+def _next_token(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
     token = answer.get("NextContinuationToken")
     if not token:
         raise ListingRefused(f"the listing of {at} says that there is more, and not where")
     return {"ContinuationToken": token}
 
 
-def _next_version(answer: Answer, at: Address) -> dict[str, str]:
+def _next_version(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
     if not answer.get("NextKeyMarker"):
         raise ListingRefused(f"the listing of {at} says that there is more, and not where")
     try:

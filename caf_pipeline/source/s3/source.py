@@ -11,8 +11,8 @@ from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, build_store, is_aws
-from caf_pipeline.source.s3.errors import Address, Asking
-from caf_pipeline.source.s3.get import Reading
+from caf_pipeline.source.s3.errors import Asking, BucketAddress
+from caf_pipeline.source.s3.get import ObjectReader
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -52,12 +52,12 @@ class S3Source:
             page_keys: asked for in one page of a listing, at most 1,000.
             waits: where it is said while the server does not answer.
         """
-        at = Address(name, bucket, client.meta.endpoint_url)
+        at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys)
-        self._reading = Reading(client, store, asking, extra)
+        self._reading = ObjectReader(client, store, asking, extra)
 
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""

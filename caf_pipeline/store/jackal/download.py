@@ -24,7 +24,7 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 """A shorter read tells of the way there and back, not of a rate."""
 
 
-class Reading:
+class Downloads:
     """Reads posted files. Safe for several threads."""
 
     def __init__(self, chain: Chain, records: "ProviderRecords", roster: Roster, waits: Waits | None = None) -> None:

@@ -399,7 +399,7 @@ class Broadcast:
     log: str
 
 
-class Answer:
+class ChainAnswer:
     """One JSON object of an answer, read strictly: what is not as a chain would say it raises ChainUnreachable with the query."""
 
     def __init__(self, value: object, query: str) -> None:
@@ -418,13 +418,13 @@ class Answer:
             raise _no_answer(self._query, f"'{name}' should be {wanted}, not {_shown(found)}")
         return found
 
-    def object(self, name: str) -> "Answer":
+    def object(self, name: str) -> "ChainAnswer":
         """Return a member that is an object."""
-        return Answer(self._member(name, dict, "an object"), self._query)
+        return ChainAnswer(self._member(name, dict, "an object"), self._query)
 
-    def objects(self, name: str) -> "list[Answer]":
+    def objects(self, name: str) -> "list[ChainAnswer]":
         """Return a member that is a list of objects; a missing list is no empty one."""
-        return [Answer(one, self._query) for one in self._member(name, list, "a list")]
+        return [ChainAnswer(one, self._query) for one in self._member(name, list, "a list")]
 
     def text(self, name: str) -> str:
         """Return a member that is text."""
@@ -502,12 +502,12 @@ def parse_refusal(value: object) -> Refusal | None:
 
 def parse_chain_id(value: object, query: str) -> str:
     """Read `node_info`."""
-    return Answer(value, query).object("default_node_info").text("network")
+    return ChainAnswer(value, query).object("default_node_info").text("network")
 
 
 def parse_version(value: object, query: str) -> str:
     """Read the version of the chain's software out of `node_info`; "" where it names none."""
-    answer = Answer(value, query)
+    answer = ChainAnswer(value, query)
     if not answer.has("application_version"):
         return ""
     software = answer.object("application_version")
@@ -528,13 +528,13 @@ def verifies_type_3(version: str) -> bool:
 
 def parse_block(value: object, query: str) -> Block:
     """Read a block, of which only the header matters here."""
-    header = Answer(value, query).object("block").object("header")
+    header = ChainAnswer(value, query).object("block").object("header")
     return Block(header.text("chain_id"), header.integer("height"), header.time("time"))
 
 
 def parse_account(value: object, query: str) -> Account:
     """Read an account; those that vest or belong to a module wrap the plain one."""
-    account = Answer(value, query).object("account")
+    account = ChainAnswer(value, query).object("account")
     for wrapping in ("base_vesting_account", "base_account"):
         if account.has(wrapping):
             account = account.object(wrapping)
@@ -543,36 +543,36 @@ def parse_account(value: object, query: str) -> Account:
 
 def parse_balance(value: object, query: str) -> int:
     """Read a balance in one coin."""
-    return Answer(value, query).object("balance").integer("amount")
+    return ChainAnswer(value, query).object("balance").integer("amount")
 
 
 def parse_params(value: object, query: str) -> ChainParams:
     """Read the storage module's parameters."""
-    return ChainParams(Answer(value, query).object("params").integer("proof_window"))
+    return ChainParams(ChainAnswer(value, query).object("params").integer("proof_window"))
 
 
 def parse_plan(value: object, query: str) -> StoragePlan:
     """Read `payment_info`, whose members are in camel case."""
-    plan = Answer(value, query).object("storage_payment_info")
+    plan = ChainAnswer(value, query).object("storage_payment_info")
     return StoragePlan(plan.integer("spaceAvailable"), plan.integer("spaceUsed"), plan.time("end"))
 
 
 def parse_price(value: object, query: str) -> int:
     """Read `price_check`, in ujkl."""
-    return Answer(value, query).integer("price")
+    return ChainAnswer(value, query).integer("price")
 
 
 def parse_file(value: object, query: str) -> ChainFile:
     """Read one file."""
-    return _file(Answer(value, query).object("file"))
+    return _file(ChainAnswer(value, query).object("file"))
 
 
 def parse_files(value: object, query: str) -> list[ChainFile]:
     """Read a page of files."""
-    return [_file(one) for one in Answer(value, query).objects("files")]
+    return [_file(one) for one in ChainAnswer(value, query).objects("files")]
 
 
-def _file(one: Answer) -> ChainFile:
+def _file(one: ChainAnswer) -> ChainFile:
     return ChainFile(
         merkle_root=one.data("merkle"),
         owner=one.text("owner"),
@@ -590,7 +590,7 @@ def _file(one: Answer) -> ChainFile:
 def parse_providers(value: object, query: str) -> list[Provider]:
     """Read a page of providers. What one of them registered as its space is its own text and need not be a number."""
     found = []
-    for one in Answer(value, query).objects("providers"):
+    for one in ChainAnswer(value, query).objects("providers"):
         space = one.text("totalspace")
         found.append(Provider(one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0))
     return found
@@ -598,22 +598,22 @@ def parse_providers(value: object, query: str) -> list[Provider]:
 
 def parse_active_providers(value: object, query: str) -> list[str]:
     """Read the addresses of the providers that hold a proof."""
-    return [one.text("address") for one in Answer(value, query).objects("providers")]
+    return [one.text("address") for one in ChainAnswer(value, query).objects("providers")]
 
 
 def parse_proof(value: object, query: str) -> FileProof:
     """Read one proof."""
-    return _proof(Answer(value, query).object("proof"))
+    return _proof(ChainAnswer(value, query).object("proof"))
 
 
 def parse_proofs(value: object, query: str) -> list[FileProof]:
     """Read a page of a provider's proofs."""
-    answer = Answer(value, query)
+    answer = ChainAnswer(value, query)
     # A chain of version 4 calls the list by the singular.
     return [_proof(one) for one in answer.objects("proofs" if answer.has("proofs") else "proof")]
 
 
-def _proof(one: Answer) -> FileProof:
+def _proof(one: ChainAnswer) -> FileProof:
     return FileProof(
         one.data("merkle"),
         one.text("owner"),
@@ -626,7 +626,7 @@ def _proof(one: Answer) -> FileProof:
 
 def parse_next_key(value: object, query: str) -> str | None:
     """Read where the next page begins, in the form that the query takes back; None after the last page."""
-    answer = Answer(value, query)
+    answer = ChainAnswer(value, query)
     if not answer.has("pagination"):
         return None
     pagination = answer.object("pagination")
@@ -635,13 +635,13 @@ def parse_next_key(value: object, query: str) -> str | None:
 
 def parse_broadcast(value: object, query: str) -> Broadcast:
     """Read the answer to a transaction that was sent."""
-    response = Answer(value, query).object("tx_response")
+    response = ChainAnswer(value, query).object("tx_response")
     return Broadcast(response.number("code"), response.text("codespace"), response.text("raw_log"))
 
 
 def parse_transaction(value: object, query: str) -> IncludedTransaction:
     """Read a transaction that is in a block."""
-    response = Answer(value, query).object("tx_response")
+    response = ChainAnswer(value, query).object("tx_response")
     height = response.integer("height")
     if height < 1:
         raise _no_answer(query, f"height {height} is none of a block")
@@ -659,7 +659,7 @@ _MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)
 """Events of the bank module: who is named by which attribute, and the sign of the amount that comes after it."""
 
 
-def _moved(response: Answer) -> Mapping[str, int] | None:
+def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
     """Read what messages moved from their logs; the list of all events has the fee's, too. A log that is none tells nothing."""
     moved: dict[str, int] = {}
     try:
@@ -672,7 +672,7 @@ def _moved(response: Answer) -> Mapping[str, int] | None:
     return moved
 
 
-def _add_moves(moved: dict[str, int], event: Answer, names: str, sign: int) -> None:
+def _add_moves(moved: dict[str, int], event: ChainAnswer, names: str, sign: int) -> None:
     account = ""
     for attribute in event.objects("attributes"):  # of all events of the type, one after the other
         key, value = attribute.text("key"), attribute.text("value") if attribute.has("value") else ""

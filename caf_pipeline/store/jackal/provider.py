@@ -20,7 +20,7 @@ from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, 
 from caf_pipeline.store.jackal.messages import job_id, quoted
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
-    Answer,
+    ProviderAnswer,
     ask,
     exchange,
     header,
@@ -110,7 +110,7 @@ DONE: Final = Job(100, "done!")
 ACCEPTED: Final = Job(0, "accepted")
 
 
-class Pace(Protocol):
+class UploadControl(Protocol):
     """Who watches an upload: may slow it down or end it by raising."""
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class Sending:
     Attributes:
         posting: the file on the chain.
         staged: the file; `posting.stored_size_bytes` of it are sent.
-        pace: told each piece.
+        control: told each piece.
         proof_type: of the root.
         answer_seconds: how long a provider reads, and how long to wait for the answer once everything is sent.
         known_before: the provider was sent this file before, so that a job's end may be that of the last time.
@@ -141,7 +141,7 @@ class Sending:
 
     posting: Posting
     staged: Path
-    pace: Pace
+    control: UploadControl
     proof_type: int
     answer_seconds: float
     known_before: bool = False
@@ -191,7 +191,7 @@ class _Learned(Exception):
 _MOST_PROGRESS: Final = 1e6  # percent; what is far beyond is no progress, and may be no float
 
 
-def _json(answer: Answer) -> dict[str, Any]:
+def _json(answer: ProviderAnswer) -> dict[str, Any]:
     try:
         value = json.loads(answer.body)
     except (ValueError, RecursionError):
@@ -264,12 +264,12 @@ class ProviderClient:
             StoreUnreachable: also where the connection broke; whether the file is stored has to be asked then.
         """
         answer = self._send("/v2/upload", upload_form(sending.posting), sending)
-        if isinstance(answer, Answer) and answer.status in (404, 405):
+        if isinstance(answer, ProviderAnswer) and answer.status in (404, 405):
             form = upload_form(sending.posting, proof_type=sending.proof_type)
             answer = self._send("/upload", form, sending)
         return self._outcome(answer)
 
-    def _outcome(self, answer: "Answer | Job") -> Job:
+    def _outcome(self, answer: "ProviderAnswer | Job") -> Job:
         if isinstance(answer, Job):
             return answer
         if answer.status == 202:
@@ -283,10 +283,10 @@ class ProviderClient:
             return job
         raise StoreUnreachable(f"provider {self.address} answers an upload with {answer.status} {told}".rstrip())
 
-    def _send(self, path: str, form: UploadForm, sending: Sending) -> "Answer | Job":
+    def _send(self, path: str, form: UploadForm, sending: Sending) -> "ProviderAnswer | Job":
         size_bytes = len(form.head) + sending.posting.stored_size_bytes + len(form.tail)
         headers = {"Content-Type": form.content_type, "Content-Length": str(size_bytes), "Connection": "close"}
-        limit = Limit(STALL_SECONDS, check=sending.pace.check)
+        limit = Limit(STALL_SECONDS, check=sending.control.check)
         try:
             with (
                 sending.staged.open("rb", buffering=0) as file,
@@ -301,26 +301,26 @@ class ProviderClient:
 
     def _body(self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit) -> Iterator[bytes]:
         """Yield the body; a piece was sent when the next is asked for."""
-        pace, left = sending.pace, sending.posting.stored_size_bytes
+        control, left = sending.control, sending.posting.stored_size_bytes
         reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
         yield form.head
         while left:
             if time.monotonic() > reads_until:
                 raise httpcore.WriteTimeout("it reads longer than any provider does")
             limit.renew(STALL_SECONDS)
-            piece = file.read(min(pace.piece_bytes(), left))
+            piece = file.read(min(control.piece_bytes(), left))
             if not piece:
                 raise StoreError(
                     f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed again"
                 )
             yield piece
-            pace.sent(len(piece))
+            control.sent(len(piece))
             left -= len(piece)
         limit.renew(STALL_SECONDS)
         yield form.tail
         limit.renew(sending.answer_seconds)
         if not sending.known_before:
-            limit.check = self._looking_for_end(sending.posting, pace.check)
+            limit.check = self._looking_for_end(sending.posting, control.check)
 
     def _looking_for_end(self, posting: Posting, check: Callable[[], None]) -> Callable[[], None]:
         """Return a check that also asks for the job now and then: an answer may get lost while the file is stored."""

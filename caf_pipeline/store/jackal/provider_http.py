@@ -37,7 +37,7 @@ class PrivateAddress(StoreUnreachable):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ProviderAddress:
     """Where a provider listens.
 
     Attributes:
@@ -76,7 +76,7 @@ class Address:
         return permitted
 
 
-def parse_address(url: str, *, may_be_private: bool = False) -> Address:
+def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
     """Return the address that a provider gave the chain. Where its host stands is seen when it is connected to.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_address(url: str, *, may_be_private: bool = False) -> Address:
     if not plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise StoreError(f"a provider's address is not one: {url[:100]!r}")
     port = port or (443 if parts.scheme == "https" else 80)
-    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private)
+    return ProviderAddress(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private)
 
 
 # --- exchanges -------------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def parse_address(url: str, *, may_be_private: bool = False) -> Address:
 @contextmanager
 def exchange(
     pool: httpcore.ConnectionPool,
-    address: Address,
+    address: ProviderAddress,
     path: str,
     limit: Limit,
     *,
@@ -128,14 +128,14 @@ def header(response: httpcore.Response, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProviderAnswer:
     """An answer in full."""
 
     status: int
     body: bytes
 
 
-def read_answer(response: httpcore.Response, address: Address) -> Answer:
+def read_answer(response: httpcore.Response, address: ProviderAddress) -> ProviderAnswer:
     """Return an answer that is no download.
 
     Raises:
@@ -146,10 +146,12 @@ def read_answer(response: httpcore.Response, address: Address) -> Answer:
         body += piece
         if len(body) > MAX_ANSWER_BYTES:
             raise StoreUnreachable(f"provider {address} answers with more than {MAX_ANSWER_BYTES} bytes")
-    return Answer(response.status, bytes(body))
+    return ProviderAnswer(response.status, bytes(body))
 
 
-def ask(address: Address, path: str, *, seconds: float | None = None, check: Callable[[], None] = no_check) -> Answer:
+def ask(
+    address: ProviderAddress, path: str, *, seconds: float | None = None, check: Callable[[], None] = no_check
+) -> ProviderAnswer:
     """Return the answer to a GET, whatever its status, within so many seconds or `ANSWER_SECONDS`.
 
     Raises:
@@ -161,7 +163,7 @@ def ask(address: Address, path: str, *, seconds: float | None = None, check: Cal
 
 
 @contextmanager
-def _unreachable(address: Address) -> Iterator[None]:
+def _unreachable(address: ProviderAddress) -> Iterator[None]:
     """Translate what sockets and httpcore raise."""
     try:
         yield

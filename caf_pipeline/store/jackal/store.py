@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import JackalSettings, Settings
+from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
-from caf_pipeline.store.jackal.download import Reading
+from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.store.jackal.provider_selection import Roster
-from caf_pipeline.store.jackal.takers import Takers
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
@@ -60,8 +60,8 @@ class JackalStore:
         self.proof_type: int = settings.proof_type
         self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
         self._uploads = Uploads(chain, settings, records, self._roster, brake, waits or Waits())
-        self._takers = Takers(settings, self._roster, self._uploads)
-        self._reading = Reading(chain, records, self._roster, waits)
+        self._accepting = AcceptingProviders(settings, self._roster, self._uploads)
+        self._downloads = Downloads(chain, records, self._roster, waits)
 
     def close(self) -> None:
         """Close all connections."""
@@ -82,7 +82,7 @@ class JackalStore:
         self._require_uploadable(stored_size_bytes)
         self._require_space((stored_size_bytes + waiting_bytes) * self.settings.copies)
         self._require_fee()
-        self._takers.require(stored_size_bytes)
+        self._accepting.require(stored_size_bytes)
 
     def _require_uploadable(self, stored_size_bytes: int) -> None:
         largest = self.largest_chunk_bytes()
@@ -137,7 +137,7 @@ class JackalStore:
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
-        return self.poster.post(chunk, log, ready=lambda: self._takers.require(chunk.stored_size_bytes))
+        return self.poster.post(chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes))
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
@@ -162,7 +162,7 @@ class JackalStore:
 
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the providers that the chain lists, fastest first, those that failed of late last."""
-        return self._reading.holders(posting)
+        return self._downloads.holders(posting)
 
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
         """Return the number of the proof window since the post: windows of a file begin with its start."""
@@ -187,7 +187,7 @@ class JackalStore:
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
-        return self._reading.read(posting, start_byte, end_byte, provider=provider)
+        return self._downloads.read(posting, start_byte, end_byte, provider=provider)
 
     def owner(self) -> str:
         """Return the wallet's address."""

@@ -102,7 +102,7 @@ class _Ended(Exception):
     """The upload as a whole is over."""
 
 
-class _Pace:
+class _UploadControl:
     """Watches one body on its way: counts, measures, and slows it down as the operator ordered."""
 
     def __init__(self, upload: "_Upload", address: str, wait: OpenWait) -> None:
@@ -435,22 +435,22 @@ class _Upload:
                     return None
             try:
                 with self._unanswered(client) as wait:
-                    pace = _Pace(self, address, wait)
+                    control = _UploadControl(self, address, wait)
                     job = client.upload(
                         Sending(
                             self._posting,
                             self._staged,
-                            pace,
+                            control,
                             proof_type=type_of_root(self._posting.merkle_root),  # the setting may have changed since
                             answer_seconds=self._settings.upload_seconds,
                             known_before=known_before,
                         )
                     )
             except StoreUnreachable as error:
-                pace.stop()
-                return self._after_broken(address, client, pace, error)
-            if pace.measures and pace.sent_bytes == self._posting.stored_size_bytes:
-                self._records.uploaded(address, pace.sent_bytes, pace.seconds)
+                control.stop()
+                return self._after_broken(address, client, control, error)
+            if control.measures and control.sent_bytes == self._posting.stored_size_bytes:
+                self._records.uploaded(address, control.sent_bytes, control.seconds)
             job = self._followed(client, job)
             if not job.sees_no_post:
                 break
@@ -469,7 +469,9 @@ class _Upload:
             return Result(address, Outcome.FAILED, job.error)
         return None  # done; or it says no more, and the chain has the word
 
-    def _after_broken(self, address: str, client: ProviderClient, pace: _Pace, error: StoreUnreachable) -> Result | None:
+    def _after_broken(
+        self, address: str, client: ProviderClient, control: _UploadControl, error: StoreUnreachable
+    ) -> Result | None:
         """Ask after an upload that broke: it may be stored all the same."""
         for _ in self._polls(self._limited(LOST_ANSWER_SECONDS)):
             with contextlib.suppress(NoChainAnswer):
@@ -478,11 +480,11 @@ class _Upload:
             with contextlib.suppress(StoreUnreachable):
                 if self._is_stored(client):
                     return None
-        if pace.seconds >= self._settings.upload_seconds * RATE_MARGIN and pace.measures:
+        if control.seconds >= self._settings.upload_seconds * RATE_MARGIN and control.measures:
             # Cut off for taking too long: what came through by then is the rate.
-            self._records.uploaded(address, pace.sent_bytes, pace.seconds)
+            self._records.uploaded(address, control.sent_bytes, control.seconds)
             self._records.failed(address)
-            return Result(address, Outcome.TOO_SLOW, f"cut off after {pace.sent_bytes} bytes in {pace.seconds:.0f} s")
+            return Result(address, Outcome.TOO_SLOW, f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s")
         raise error
 
     # --- believing it --------------------------------------------------------------------------------------------------

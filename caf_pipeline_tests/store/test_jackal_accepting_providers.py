@@ -140,7 +140,7 @@ def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkey
 
 def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
     posting = opened.posted(staged)
-    opened.store._takers._room.clear()
+    opened.store._accepting._room.clear()
     all_of(network, refuse=True)
     assert opened.posted(staged) == posting
 
@@ -178,7 +178,7 @@ def test_a_chunk_that_nobody_would_take_is_not_packed(work, network):
 def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(work, network):
     (chunk,) = plan(work).chunks
     archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
-    work.store._takers._room.clear()
+    work.store._accepting._room.clear()
     all_of(network, refuse=True)
     before = network.state()["broadcasts"]
     with pytest.raises(NoProvider):

@@ -36,7 +36,7 @@ class _Refusal:
 
 
 @dataclass
-class Takers:
+class AcceptingProviders:
     """Asks providers whether a chunk would be taken. Safe for several threads."""
 
     settings: JackalSettings
@@ -54,7 +54,7 @@ class Takers:
         """
         self.uploads.side_by_side(size_bytes)
         required = self.settings.copies_required
-        if len(self._known_takers(size_bytes)) >= required:
+        if len(self._known_to_accept(size_bytes)) >= required:
             return
         listed = self.roster.listed(fresh=True)
         if len(listed) < required:
@@ -69,7 +69,7 @@ class Takers:
             small = [_Refusal(one, "offers less space than that in all") for one in listed.keys() - set(order)]
             raise self._failure([*refusals, *small], takers, len(listed), size_bytes)
 
-    def _known_takers(self, size_bytes: int) -> Sequence[str]:
+    def _known_to_accept(self, size_bytes: int) -> Sequence[str]:
         now = time.monotonic()
         with self._lock:
             room = {provider: free_bytes for provider, (free_bytes, until) in self._room.items() if now < until}
