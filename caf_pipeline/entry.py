@@ -5,7 +5,8 @@ import signal
 from types import FrameType
 from typing import Final
 
-_INTERRUPTED: Final = 130
+from caf_pipeline.errors import INTERRUPTED
+
 _SENTENCE: Final = b"caf: interrupted; the same command goes on where it stopped\n"
 
 
@@ -19,10 +20,10 @@ def main() -> int:
         return command()
     except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
         os.write(2, _SENTENCE)
-        return _INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
+        return INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End the process: nothing was begun."""
     os.write(2, _SENTENCE)
-    os._exit(_INTERRUPTED)
+    os._exit(INTERRUPTED)

@@ -49,7 +49,10 @@
 (t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C: 128 + SIGINT, as shells count."""
 
 
 class CafError(Exception):

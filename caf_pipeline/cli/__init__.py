@@ -14,9 +14,8 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from caf_pipeline.errors import CafError, StagingError, one_line
+from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, one_line
 
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
 _GO_ON: Final = (("run",), ("rebuild",), ("jackal", "prove"), ("jackal", "repair"))

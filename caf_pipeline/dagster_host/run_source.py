@@ -41,7 +41,16 @@ from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING, size
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import RunResource, SharedLedger
-from caf_pipeline.errors import CafError, ChunkTooLarge, IntegrityError, NotLocated, SettingsError, UsageError, one_line
+from caf_pipeline.errors import (
+    INTERRUPTED,
+    CafError,
+    ChunkTooLarge,
+    IntegrityError,
+    NotLocated,
+    SettingsError,
+    UsageError,
+    one_line,
+)
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
@@ -70,7 +79,6 @@ TO_BE_TRIED_AGAIN: Final = 14
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
 """Reasons of skips that no later run could do anything about."""
 
-_INTERRUPTED: Final = 130
 _SOME: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
 
 
@@ -196,7 +204,7 @@ def run_command(source: str | None, *, settings: Settings, second_copy: bool = F
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
     except KeyboardInterrupt:
-        ended = {"exit_status": _INTERRUPTED, "error": "interrupted"}
+        ended = {"exit_status": INTERRUPTED, "error": "interrupted"}
         raise
     finally:
         if json:
