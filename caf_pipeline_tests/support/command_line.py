@@ -82,7 +82,7 @@ class CommandLine:
         return subprocess.Popen(
             [CAF, *arguments],
             cwd=self.folder,
-            env=self._variables(more),
+            env=self.variables(more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -98,7 +98,7 @@ class CommandLine:
         source_resource._client.cache_clear()  # made with the keys of another environment
         try:
             with (
-                mock.patch.dict(os.environ, self._variables(more), clear=True),
+                mock.patch.dict(os.environ, self.variables(more), clear=True),
                 mock.patch.object(RetryPolicy, "calculate_delay", return_value=0.0),  # by its rule, a step waits 14 s
                 contextlib.chdir(self.folder),
                 warnings.catch_warnings(),
@@ -117,9 +117,9 @@ class CommandLine:
             for folder in set(embedded._opened) - servers:  # as the end of a process does
                 embedded._opened[folder].close()
 
-    def _variables(self, more: dict[str, str]) -> dict[str, str]:
+    def variables(self, more: dict[str, str] | None = None) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        return kept | FOLDER_STORE | self.environment | more
+        return kept | FOLDER_STORE | self.environment | (more or {})
 
 
 @contextlib.contextmanager
