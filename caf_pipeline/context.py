@@ -1,4 +1,4 @@
-"""What a step works with: one source, its settings, the three doors, and who does the work."""
+"""What a step works with: one source, its settings, the three ports (source, store, ledger), and the run that does the work."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def _no_progress(objects: int, size_bytes: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 def _no_upload_progress(size_bytes: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)

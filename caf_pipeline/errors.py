@@ -56,7 +56,7 @@ INTERRUPTED: Final = 130
 
 
 class CafError(Exception):
-    """A failure that is told to the user in one sentence, with a hint on what to do.
+    """A failure that the user sees as one sentence, with a hint on what to do.
 
     Attributes:
         exit_code: the process's exit status when this error ends a command.
@@ -299,7 +299,7 @@ class IntegrityError(CafError):
 
 
 class HeldByOther(CafError):
-    """Another live run holds what this one asked for.
+    """Another live run holds the lease that this one needs.
 
     Attributes:
         holder: the run that holds it.
@@ -313,6 +313,6 @@ class HeldByOther(CafError):
 
 
 class NotLocated(CafError):
-    """There is no location row for what was asked."""
+    """There is no location row for the object, or no such chunk or source."""
 
     exit_code = 11

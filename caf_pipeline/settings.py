@@ -238,7 +238,7 @@ class Settings(BaseSettings):
 
     @property
     def staging_folder(self) -> Path:
-        """Where a chunk stands between packing and upload."""
+        """The folder in which a chunk is between packing and upload."""
         return self.staging or self.home / "staging"
 
     def source(self, name: str) -> SourceSettings:

@@ -1,4 +1,4 @@
-"""What is said of settings that are wrong: their names, what was found, what they must be, and the variable it came from.
+"""The messages about wrong settings: name, value found, value expected, and the variable that it came from.
 
 The sentences are ours, not pydantic's, and no secret is in them: neither its value, nor that of a setting that is not known,
 nor what stands where a table must be, since either may be a secret at the wrong place.

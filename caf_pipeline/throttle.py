@@ -1,4 +1,4 @@
-"""The operator's brake: a pause, a bandwidth and a spend cap that running work obeys within seconds."""
+"""The operator's pause, bandwidth limit and spend cap, which runs apply within seconds."""
 
 import threading
 import time

@@ -47,7 +47,7 @@ class Wait:
         return f"{chunk}waiting since {self.since:%H:%M:%S} UTC for {self.what}; {self.ends_by}"
 
     def seconds(self) -> float:
-        """Return how long it goes on."""
+        """Return how long it has lasted."""
         return (datetime.now(UTC) - self.since).total_seconds()
 
 
@@ -69,7 +69,7 @@ class OpenWait:
         self._waits._begin_again(self)
 
     def due(self) -> float:
-        """Return from when on it is told, by the monotonic clock."""
+        """Return the time from which it is reported, by the monotonic clock."""
         return self.began + min(self.graces)
 
 

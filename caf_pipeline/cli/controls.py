@@ -1,4 +1,4 @@
-"""Commands that hold runs back: pause, resume, limit. Runs that go on obey within seconds."""
+"""The commands pause, resume and limit. Runs under way apply them within seconds."""
 
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -35,12 +35,12 @@ def pause(
 
     \b
     Example:
-      caf jackal pause "moving house"
+      caf jackal pause "network maintenance"
 
     Exit status: 0; 2 REASON is empty; 3 a setting is wrong; 6 the database failed.
     """
     if not reason.strip():
-        raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "moving house"')
+        raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "network maintenance"')
     with opened_ledger(load_settings()) as ledger:
         ledger.controls().order("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
@@ -99,7 +99,10 @@ def _bandwidth(text: str) -> str | None:
         return _NO_BANDWIDTH_LIMIT if text == NOTHING else None
     rate = parse_size(text.removesuffix("/s"))
     if rate <= 0:
-        raise UsageError("a bandwidth of 0 is none.", hint=f"`--bandwidth {NOTHING}` lifts the limit; `caf jackal pause` stops")
+        raise UsageError(
+            "a bandwidth limit of 0 would stop every upload.",
+            hint=f"`--bandwidth {NOTHING}` removes the limit; `caf jackal pause` stops uploads",
+        )
     return str(rate)
 
 

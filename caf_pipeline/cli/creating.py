@@ -76,7 +76,7 @@ def _key_below(folder: Path, path: Path) -> str:
     absolute = os.path.normpath(absolute)
     if not _is_below(absolute, base):
         raise UsageError(
-            f"{str(path)!r} is not below {str(folder)!r}.", hint="Keys are relative to DIR: give one above it by -C."
+            f"{str(path)!r} is not below {str(folder)!r}.", hint="Keys are relative to DIR: name a folder above it with -C."
         )
     return "" if absolute == base else os.path.relpath(absolute, base)
 
@@ -86,7 +86,7 @@ def _is_below(path: str, base: str) -> bool:
 
 
 def _own_archives(out: Path) -> Mapping[tuple[int, int], str]:
-    """Return what already stands under the names that may be written, by device and inode."""
+    """Return the files that already have one of the names that may be written, by device and inode."""
     numbered = re.compile(re.escape(_stem(out)) + r"-[0-9]{5,}\.caf")
     own: dict[tuple[int, int], str] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(out.parent) as entries:
@@ -151,7 +151,7 @@ def _named(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if os.path.islink(path) and not os.path.exists(path):
-            raise CafError(f"The link {path!r} leads nowhere.", hint="Mend or remove it.") from error
+            raise CafError(f"The link {path!r} is broken: its target does not exist.", hint="Repair or remove it.") from error
         raise CafError(f"{path!r} cannot be read: {error.strerror}.") from error
 
 
@@ -219,7 +219,7 @@ def archive_paths(out: Path, count: int) -> list[Path]:
     beyond = out.with_name(f"{_stem(out)}-{count + 1:05}.caf")
     if os.path.lexists(beyond):
         raise UsageError(
-            f"{str(beyond)!r} is left of a longer series than the {count} archives now to be written.",
+            f"{str(beyond)!r} belongs to an earlier, longer series of archives; only {count} would be written now.",
             hint="Remove the old series, or choose another name.",
         )
     return paths

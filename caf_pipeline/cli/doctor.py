@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.doctor.examine import Settler
-    from caf_pipeline.maintenance.doctor.findings import Finding, Mended, Turn
+    from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore, TransactionLog
 
@@ -61,24 +61,24 @@ def doctor(
     with opened_ledger(settings) as ledger:
         if source is not None:
             require_source(settings, ledger, source)
-        rounds = _Rounds(dry_run=dry_run, json=json)
+        examination = _Examination(dry_run=dry_run, json=json)
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger):
-                rounds.make(settings, ledger, store, name)
-    rounds.close()
+                examination.examine_source(settings, ledger, store, name)
+    examination.close()
 
 
-class _Rounds:
-    """Findings as they are told, mended and counted."""
+class _Examination:
+    """Prints findings, mends what can be mended, and counts them."""
 
     def __init__(self, *, dry_run: bool, json: bool) -> None:
         self._dry_run = dry_run
         self._json = json
         self._told: set[tuple[str, str]] = set()  # what sources share is found with each of them
-        self._turns: Counter[Turn] = Counter()
+        self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
 
-    def make(self, settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> None:
+    def examine_source(self, settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> None:
         """Look at one source, and mend what can be mended as it is found."""
         from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415
         from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
@@ -90,7 +90,7 @@ class _Rounds:
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
-                self._treat(finding)
+                self._handle(finding)
 
     def close(self) -> None:
         """Say how many things were found, and end as they demand.
@@ -98,22 +98,22 @@ class _Rounds:
         Raises:
             CafError: what could not be looked at or mended, or that something waits for an operator.
         """
-        from caf_pipeline.maintenance.doctor.findings import Turn  # noqa: PLC0415
+        from caf_pipeline.maintenance.doctor.findings import Actor  # noqa: PLC0415
 
-        turns = self._turns
+        counts = self._counts
         if not self._json:
-            typer.echo(_sentence(turns))
+            typer.echo(_sentence(counts))
         if self._errors:
             first = self._errors[0]
             raise first if first.exit_code in _OWN_STATUS else CafError(str(first), hint=first.hint)
-        operator = turns[Turn.OPERATOR]
-        waiting = turns[Turn.DOCTOR] if self._dry_run else 0
+        operator = counts[Actor.OPERATOR]
+        waiting = counts[Actor.DOCTOR] if self._dry_run else 0
         if operator or waiting:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
             raise CafError(_needs(operator, waiting), hint=hint)
 
-    def _treat(self, finding: "Finding") -> None:
-        from caf_pipeline.maintenance.doctor.findings import Mended, Turn  # noqa: PLC0415
+    def _handle(self, finding: "Finding") -> None:
+        from caf_pipeline.maintenance.doctor.findings import Actor, Mended  # noqa: PLC0415
 
         outcome: Mended | None = None
         error = finding.error
@@ -124,16 +124,16 @@ class _Rounds:
             except LedgerUnreachable:
                 raise
             except HeldByOther as held:
-                outcome = Mended(f"left: {held}", Turn.NOBODY)
+                outcome = Mended(f"left: {held}", Actor.NOBODY)
             except CafError as failed:
                 error = failed
-        self._turns[outcome.turn if outcome else finding.turn] += 1
+        self._counts[outcome.actor if outcome else finding.actor] += 1
         if error is not None:
             self._errors.append(error)
         self._print(finding, outcome, error)
 
     def _print(self, finding: "Finding", outcome: "Mended | None", error: CafError | None) -> None:
-        turn = outcome.turn if outcome else finding.turn
+        actor = outcome.actor if outcome else finding.actor
         if self._json:
             print_json(
                 {
@@ -143,7 +143,7 @@ class _Rounds:
                     "remedy": finding.remedy or None,
                     "done": outcome.done if outcome else None,
                     "error": str(error) if error else None,
-                    "turn": str(turn),
+                    "turn": str(actor),
                 }
             )
             return
@@ -156,22 +156,22 @@ class _Rounds:
         typer.echo(printable(f"{finding.kind}  {finding.name}: {finding.found}") + (f"; {printable(then)}" if then else ""))
 
 
-def _sentence(turns: "Counter[Turn]") -> str:
-    """Count what was found, by whose turn it is."""
-    from caf_pipeline.maintenance.doctor.findings import Turn  # noqa: PLC0415
+def _sentence(counts: "Counter[Actor]") -> str:
+    """Count what was found, by who acts next."""
+    from caf_pipeline.maintenance.doctor.findings import Actor  # noqa: PLC0415
 
     words = {
-        Turn.MENDED: "mended",
-        Turn.DOCTOR: "not mended",
-        Turn.RUN: "for the next run",
-        Turn.OPERATOR: "for an operator",
-        Turn.NOBODY: "left as they are",
+        Actor.MENDED: "mended",
+        Actor.DOCTOR: "not mended",
+        Actor.RUN: "for the next run",
+        Actor.OPERATOR: "for an operator",
+        Actor.NOBODY: "left as they are",
     }
-    total = sum(turns.values())
+    total = sum(counts.values())
     if not total:
         return "nothing was found"
-    counts = ", ".join(f"{turns[turn]} {word}" for turn, word in words.items() if turns[turn])
-    return f"{counted(total, 'thing')} found: {counts}"
+    parts = ", ".join(f"{counts[actor]} {word}" for actor, word in words.items() if counts[actor])
+    return f"{counted(total, 'thing')} found: {parts}"
 
 
 def _needs(operator: int, waiting: int) -> str:

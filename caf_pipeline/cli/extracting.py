@@ -104,11 +104,11 @@ class RestoreFolder:
         except FileNotFoundError:
             return
         if stat.S_ISDIR(status.st_mode):
-            raise NotRestored(f"{key!r} was not extracted: a folder stands there.")
+            raise NotRestored(f"{key!r} was not extracted: a folder has its path.")
         if not self._force:
-            raise NotRestored(f"{key!r} was not extracted: it is there already.", hint="--force replaces files.")
+            raise NotRestored(f"{key!r} was not extracted: the file exists already.", hint="--force replaces files.")
         if (status.st_dev, status.st_ino) in self._written:
-            raise NotRestored(f"{key!r} was not extracted: this file system takes its name for another member's.")
+            raise NotRestored(f"{key!r} was not extracted: this file system does not distinguish its name from another member's.")
 
     def _write_file(self, parent: int, name: bytes, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
         temporary = f".caf-{secrets.token_hex(8)}.partial"

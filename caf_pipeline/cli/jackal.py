@@ -301,7 +301,7 @@ def _confirm(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("this asks before it pays, and nobody is there to answer.", hint="Give --yes.")
+        raise UsageError("the purchase needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
     if not typer.confirm("Buy it?", err=True):
         note("nothing was bought")
         raise typer.Exit(1)

@@ -176,7 +176,7 @@ def withdraw(chunk: ChunkArgument) -> None:
 
 
 def _not_current(key: str, location: "Location") -> str:
-    """Return what is to be said where the object is not what S3 has now of its key; "" where it is."""
+    """Return a warning where the object is not what S3 has now under its key; "" where it is."""
     known = location.currency
     if known is None or known.is_current:
         return ""

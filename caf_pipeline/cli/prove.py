@@ -61,7 +61,9 @@ def prove(
     _raise_unless_proven(source, looked_at, damaged=found["damaged"], unverified=found["unverified"])
     if not json:
         said = f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
-        typer.echo(said if looked_at else f"nothing of '{source}' was looked at: no chunk is located that no other run works on")
+        typer.echo(
+            said if looked_at else f"no chunk of '{source}' was checked: none is located, or other runs hold those that are"
+        )
 
 
 def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unverified: list[str]) -> None:

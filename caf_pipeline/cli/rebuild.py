@@ -15,7 +15,7 @@ from caf_pipeline.settings import Settings, load_settings
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.maintenance.rebuild import Outcome
+    from caf_pipeline.maintenance.rebuild import FileKind, RebuildOutcome
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,17 +60,20 @@ def rebuild(
     if source is not None:
         settings.source(source)
     owner = _require_owner(settings, owner)
-    left_out = 0
+    from caf_pipeline.maintenance.rebuild import NOTHING_MISSING, FileKind  # noqa: PLC0415  loaded by the command that uses it
+
+    kinds: Counter[FileKind] = Counter()
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
-            left_out += _rebuild(settings, ledger, name, owner=owner, whole=whole, dry_run=dry_run, json=json)
-    if not json:
+            kinds += _rebuild(settings, ledger, name, owner=owner, whole=whole, dry_run=dry_run, json=json)
+    left_out = sum(count for kind, count in kinds.items() if kind not in NOTHING_MISSING)
+    if not json and (not dry_run or left_out or kinds[FileKind.CHUNK]):  # a dry run that would restore nothing has no more to say
         _print_not_known(settings)
     if left_out:
         raise CafError(
-            f"{counted(left_out, 'file')} of what is listed {'is' if left_out == 1 else 'are'} not in the ledger: see above why",
-            hint="their objects would be archived again by 'caf run': where a provider did not answer, rebuild again first;"
-            " where copies differ, with --whole",
+            f"{counted(left_out, 'listed file')} {'was' if left_out == 1 else 'were'} not restored; the reasons are above",
+            hint="'caf run' would archive their objects again: first run 'caf rebuild' again if a provider did not answer,"
+            " 'caf rebuild --whole' if copies differ",
         )
 
 
@@ -86,8 +89,8 @@ def _require_owner(settings: Settings, owner: str | None) -> str | None:
 
 def _rebuild(
     settings: Settings, ledger: "Ledger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
-) -> int:
-    """Rebuild one source; return how many files are left out."""
+) -> "Counter[FileKind]":
+    """Rebuild one source; return its files by kind."""
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
     from caf_pipeline.waits import Announcer  # noqa: PLC0415
@@ -95,7 +98,7 @@ def _rebuild(
 
     objects = UnaskedObjects("a ledger is rebuilt without its source")
     work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
-    kinds: Counter[str] = Counter()
+    kinds: Counter[FileKind] = Counter()
     left_out = 0
     try:
         for outcome in _outcomes(work, owner, whole=whole, dry_run=dry_run):
@@ -114,12 +117,12 @@ def _rebuild(
     else:
         said = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
         typer.echo(f"{name}: {said or 'nothing is listed'}")
-    if set(kinds) == {steps.FindingKind.FOREIGN}:
+    if set(kinds) == {steps.FileKind.FOREIGN}:
         note(f"{name}: nothing that is listed has this owner; if another wallet posted the chunks, give its address as --owner")
-    return left_out
+    return kinds
 
 
-def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[Outcome]":
+def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[RebuildOutcome]":
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
 
     try:
@@ -128,7 +131,7 @@ def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: boo
         raise MnemonicRefused(str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…") from None
 
 
-def _described(source: str, outcome: "Outcome") -> dict[str, Any]:
+def _described(source: str, outcome: "RebuildOutcome") -> dict[str, Any]:
     finding = outcome.finding
     posting, chunk = finding.file.posting, finding.chunk
     return {
@@ -151,7 +154,7 @@ def _described(source: str, outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def _print(outcome: "Outcome", dry_run: bool) -> None:
+def _print(outcome: "RebuildOutcome", dry_run: bool) -> None:
     finding = outcome.finding
     chunk, posting = finding.chunk, finding.file.posting
     if chunk is None:
@@ -172,7 +175,7 @@ def _print(outcome: "Outcome", dry_run: bool) -> None:
 def _print_not_known(settings: Settings) -> None:
     from caf_pipeline.maintenance.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
 
-    typer.echo("What no chunk tells, and is not restored:")
+    typer.echo("Not restored, since no chunk contains it:")
     for what, sentence in NOT_KNOWN.items():
         typer.echo(f"  {what}: {sentence}")
     if settings.store.kind == "jackal":

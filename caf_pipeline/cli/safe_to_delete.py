@@ -110,8 +110,8 @@ def safe_to_delete(
     while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from
     2 on.
     """
+    from caf_pipeline.maintenance.deletion.assessment import ProgressReporter  # noqa: PLC0415
     from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.maintenance.deletion.verdicts import Watcher  # noqa: PLC0415
 
     settings = load_settings()
     settings.source(source)
@@ -121,9 +121,9 @@ def safe_to_delete(
             hint='archive the source on Jackal (store.kind = "jackal"); docs/jackal.md says what it takes',
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
-    watcher = Watcher(tell=note, progress=progress)
+    reporter = ProgressReporter(tell=note, progress=progress)
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
-        found = find_deletable(work, manifest, report=report, reads_back=not no_read_back, watcher=watcher)
+        found = find_deletable(work, manifest, report=report, reads_back=not no_read_back, reporter=reporter)
     if json:
         _print_json(source, found)
     else:
@@ -165,7 +165,7 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
 
 
 def _print_examples(each: "NotSafe") -> None:
-    """Name some objects; what is said of all of them is said once."""
+    """Print some objects; a reason that all of them share is printed once."""
     said = ""
     for key, detail in each.examples:
         typer.echo(f"  {printable(key)}{f'  {printable(detail)}' if detail and detail != said else ''}")

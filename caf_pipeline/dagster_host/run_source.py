@@ -84,7 +84,7 @@ _SOME: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the objects of one inventory stand in the ledger.
+    """How many objects of one inventory are located, claimed or skipped in the ledger.
 
     Attributes:
         snapshot: the inventory's name.
@@ -329,7 +329,7 @@ class _Command:
         self._alike: Counter[str] = Counter()
 
     def run(self) -> Summary:
-        """Plan, archive every chunk under way, and ask where the objects of the inventory stand."""
+        """Plan, archive every chunk under way, and count the objects of the inventory by what became of them."""
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
@@ -420,7 +420,7 @@ class _Command:
         return done
 
     def _standing(self, snapshot: str) -> Standing:
-        """Return where the objects of this command's own inventory stand now; the check of the source is evaluated, too."""
+        """Return what became of the objects of this command's own inventory; evaluates the check of the source, too."""
         result = self._execute(audit_job(self._source))
         seen = [{name: value.value for name, value in one.metadata.items()} for one in result.get_asset_check_evaluations()]
         latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)

@@ -50,7 +50,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
 def _result(context: AssetCheckExecutionContext, source: str, check: Callable[[Workplace], AssetCheckResult]) -> AssetCheckResult:
     result = attempt_step(context, source, check)
     if result is None:
-        raise as_failure(HeldByOther(f"a check of '{source}' met a lease", holder="another run"))
+        skipped = f"a check of '{source}' was skipped: another run holds the lease that it needs"
+        raise as_failure(HeldByOther(skipped, holder="another run"))
     return result
 
 

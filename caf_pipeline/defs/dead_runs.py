@@ -1,4 +1,4 @@
-"""Runs that Dagster believes to be going on though their process is dead, and how they are ended.
+"""Runs that Dagster shows as under way though their process is dead, and how they are marked as failed.
 
 A run carries the tags of the process that works on it, written when it starts (`caf run`) or with its first step.
 """

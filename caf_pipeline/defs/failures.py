@@ -1,4 +1,4 @@
-"""How a step's failure is told to Dagster, and which of Dagster's ways to retry may see it.
+"""How a step's failure is reported to Dagster, and which of Dagster's retry mechanisms may act on it.
 
 Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error skips the first; run
 retries are for crashes only (dagster.yaml); the sensor counts failed runs. An interrupt ends the run: nothing may retry it.

@@ -106,7 +106,7 @@ def _is_spent(chunk: Chunk, failed: Failed, settings: ChunkRunSettings) -> bool:
 
 
 def active_partitions(instance: DagsterInstance) -> set[str]:
-    """Return the partitions of all runs that are queued or started, whoever asked for them."""
+    """Return the partitions of all runs that are queued or started, however they were launched."""
     runs = instance.get_runs(RunsFilter(statuses=UNFINISHED))
     return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
 

@@ -85,7 +85,7 @@ def _columns(schema: pa.Schema) -> TableSchema:
 
 
 def size(size_bytes: int) -> str:
-    """Return a size for people, e.g. "29.8 GiB"; it stands beside the exact one."""
+    """Return a size for people, e.g. "29.8 GiB"; shown beside the exact one."""
     return ByteSize(size_bytes).human_readable(separator=" ")
 
 
@@ -169,7 +169,7 @@ def _planned(chunks: Sequence[PlannedChunk]) -> MetadataValue:
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
-    """Return where the objects of a snapshot stand."""
+    """Return how many objects of a snapshot are located, claimed or skipped."""
     return {
         "objects": account.objects,
         "located": account.located,
@@ -185,7 +185,7 @@ def accounting_metadata(account: Accounting) -> Metadata:
 
 
 def seal_metadata(report: SealReport, staged: Path) -> Metadata:
-    """Return what is shown of a packed chunk, which stands at `staged` until it is stored."""
+    """Return what is shown of a packed chunk, whose file is at `staged` until it is stored."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
@@ -291,7 +291,7 @@ def repair_metadata(report: RepairReport) -> Metadata:
 
 
 def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) -> Metadata:
-    """Return how the bought space stands; `waiting_bytes` are planned and not yet posted, every copy counted."""
+    """Return how much bought space is left, for how long; `waiting_bytes` are planned and not yet posted, every copy counted."""
     shown: Metadata = {
         **sizes(
             space_bytes=plan.space_bytes,

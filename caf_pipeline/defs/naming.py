@@ -113,10 +113,10 @@ def storage_plan_job(source: str) -> str:
 
 
 def plan_op(source: str) -> str:
-    """Return the name of the op behind `chunk_plan`, under which a run's config stands."""
+    """Return the name of the op behind `chunk_plan`, the key of a run's config."""
     return f"{identifier(source)}__chunk_plan"
 
 
 def inventory_op(source: str) -> str:
-    """Return the name of the op behind `s3_inventory`, under which a run's config stands."""
+    """Return the name of the op behind `s3_inventory`, the key of a run's config."""
     return f"{identifier(source)}__s3_inventory"

@@ -1,4 +1,4 @@
-"""The ops of a chunk's run, in flow order. Each calls one step; the ledger says where the chunk stands.
+"""The ops of a chunk's run, in flow order. Each calls one step; the ledger has the state of the chunk.
 
 They are joined by `Nothing`, so nothing passes through an IO manager, and each may be run again at any time. An op yields no
 output where another live run holds the chunk: all that comes after it is then skipped and the run ends well. All but
@@ -76,7 +76,7 @@ def post_file(context: OpExecutionContext) -> Done:
 
 @_step_op(pool=UPLOAD_POOL)
 def upload_chunk(context: OpExecutionContext) -> Done:
-    """Send the staged file to as many providers as copies are asked for."""
+    """Send the staged file to as many providers as the chunk has copies."""
     yield from _done(_step(context, chunk_steps.upload_chunk), metadata.upload_metadata)
 
 

@@ -32,11 +32,11 @@ EVERY_STEP: Final = {LEDGER, STORE, RUN}
 
 
 def ignore_progress(objects: int, size_bytes: int) -> None:
-    """Tell nobody of objects and bytes packed."""
+    """Ignore the progress of packing."""
 
 
 def ignore_upload(size_bytes: int) -> None:
-    """Tell nobody of bytes sent."""
+    """Ignore the progress of an upload."""
 
 
 def ignore_waits(waits: Sequence[Wait]) -> None:
@@ -44,11 +44,11 @@ def ignore_waits(waits: Sequence[Wait]) -> None:
 
 
 def ignore_error(error: CafError) -> None:
-    """Tell nobody but Dagster of an error."""
+    """Report an error to Dagster only."""
 
 
 class LedgerResource(ConfigurableResource[Ledger]):
-    """The ledger: opened by the first step of a run that asks, closed when the run ends."""
+    """The ledger: opened by the first step of a run that needs it, closed when the run ends."""
 
     settings: ResourceDependency[Settings]
     _ledger: Ledger | None = PrivateAttr(default=None)

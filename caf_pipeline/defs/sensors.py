@@ -103,7 +103,7 @@ def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]
 
 
 def _paused(context: SensorEvaluationContext) -> str:
-    """Return what a tick says while an operator has everything paused; "" while nobody has."""
+    """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
     reason = context.resources.ledger.get().controls().orders().paused
     return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
 

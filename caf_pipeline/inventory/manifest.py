@@ -311,7 +311,7 @@ def refuse_bloated(file: Path) -> None:
 
 @contextmanager
 def _as_malformed() -> Iterator[None]:
-    """Let what a Parquet reader says of bad bytes, in any of its ways, be said in ours."""
+    """Turn every error that a Parquet reader raises on bad bytes into MalformedArchive."""
     try:
         yield
     except (pa.ArrowException, ValueError, OSError, OverflowError, RecursionError) as error:

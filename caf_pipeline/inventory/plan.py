@@ -207,7 +207,7 @@ class _Chunk:
             self.taken.add(member)
 
     def finished(self) -> ChunkPlan:
-        """Return the chunk as it stands in the plan."""
+        """Return the chunk as the plan records it."""
         return ChunkPlan(
             chunk_number=self.number,
             object_count=self.object_count,
@@ -449,7 +449,7 @@ def read_listed_apart(folder: Path) -> Iterator[S3Object]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open one of a plan's files; what turns out damaged while it is read is told as the plan's."""
+    """Open one of a plan's files; damage found while it is read raises the plan's error."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file

@@ -401,11 +401,11 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path} does not say of itself that it is a snapshot", hint=_AGAIN) from error
+        raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=_AGAIN) from error
     if not schema.remove_metadata().equals(SNAPSHOT_SCHEMA):
         raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=_AGAIN)
     if metadata.num_rows != snapshot.object_count:
-        raise IntegrityError(f"{path} has {metadata.num_rows} rows and says {snapshot.object_count}", hint=_AGAIN)
+        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.object_count}", hint=_AGAIN)
     return snapshot
 
 
@@ -442,15 +442,14 @@ def require_whole(path: Path) -> None:
             object_bytes += sum_of(batch, "size_bytes")
     if (object_count, object_bytes) != (said.object_count, said.object_bytes):
         raise IntegrityError(
-            f"{path} says that it has {said.object_count} objects of {said.object_bytes} bytes, and gives {object_count} of"
-            f" {object_bytes}",
+            f"{path} declares {said.object_count} objects of {said.object_bytes} bytes, and has {object_count} of {object_bytes}",
             hint=_AGAIN,
         )
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open a file; what turns out damaged while it is read is told as the file's."""
+    """Open a file; damage found while it is read raises an error that names the file."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file

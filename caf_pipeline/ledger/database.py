@@ -142,7 +142,7 @@ class Database:
             raise LedgerUnreachable(f"all connections to {self.description} are in use") from error
 
     def _translate(self, error: BaseException | None) -> LedgerError:
-        """Tell the user what the driver or the server said, by SQLSTATE; never with the password."""
+        """Return our error for what the driver or the server reported, by SQLSTATE; never with the password."""
         diagnosis = error.diag if isinstance(error, psycopg.Error) else None
         said = (diagnosis and diagnosis.message_primary) or _first_line(error)
         if self.url.password:

@@ -144,7 +144,7 @@ def _plan_id(connection: Connection, source_id: int, chunk: RestoredChunk) -> in
     other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).first()
     if other is not None or (found is not None and bytes(found.sha256) != unknown):
         raise IntegrityError(
-            f"chunk {chunk.name} says that its plan {chunk.plan} is {sha256.hex()}, which the ledger knows better"
+            f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
         )
     if found is None:
         values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": chunk.plan_folder}
@@ -196,7 +196,9 @@ def _locate(connection: Connection, chunk: RestoredChunk) -> int:
         written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.errors.CardinalityViolation):
-            raise LedgerError(f"chunk {chunk.name} names an object twice", hint="no chunk of ours does") from error
+            raise LedgerError(
+                f"chunk {chunk.name} names an object twice", hint="no chunk that this software packs does"
+            ) from error
         raise
     if chunk.member_count and not written:
         raise Superseded
@@ -215,4 +217,4 @@ def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: Resto
 
 def _require_count(chunk: RestoredChunk, what: str, said: int, found: int) -> None:
     if said != found:
-        raise LedgerError(f"chunk {chunk.name} has {said} {what}, and {found} came to be written")
+        raise LedgerError(f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found")

@@ -1,4 +1,4 @@
-"""What the care of a ledger needs: who holds what, what is reserved and signed, and rows without a chunk that stands for them.
+"""What the doctor reads and removes in a ledger: leases, reservations, unsettled transactions, and rows without a chunk.
 
 Functions over the caller's transaction; each that writes looks again under a lock, and may be called at any moment, by any
 number.
@@ -58,7 +58,7 @@ def leases(connection: Connection) -> Sequence[LeaseRecord]:
 
 
 def end_lease(connection: Connection, name: str, epoch: int) -> bool:
-    """Give a lease back, unless somebody may still have it; its row and epoch stay. Returns whether it was given back now."""
+    """Release a lease, unless a live run may still hold it; its row and epoch stay. Returns whether it was released now."""
     row = connection.execute(_LEASE_TO_END, {"name": name, "epoch": epoch}).one_or_none()
     if row is None:
         return False

@@ -827,7 +827,7 @@ def _guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     if row is None:
         raise NotLocated(f"the ledger has no chunk {chunk}")
     if row.epoch != lease.epoch:
-        raise LeaseLost(f"chunk {chunk} is in the hands of another run now; this one's move was not written")
+        raise LeaseLost(f"another run holds chunk {chunk} now; this run's move was not written")
     return int(row.caf_file_id)
 
 

@@ -30,7 +30,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who works: the run, and the process by which the ledger on the same machine can tell whether it is alive.
+    """The run that holds a lease, and its process, by which another one on the same machine can tell whether it is alive.
 
     `boot_id` names the machine and its boot; `process_started` is the process's start time, since pids are reused.
     """
@@ -142,7 +142,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RestoredChunk:
-    """A chunk as the store alone tells of it, to be written into a ledger that does not know it. Sizes in bytes.
+    """A chunk as it was read from the store, to be written into a ledger that does not know it. Sizes in bytes.
 
     `plan_sha256`, `object_count` and `object_bytes` (what was planned for it) are None where the chunk's manifest does not
     tell; then nothing counts as released: `object_count` is `member_count + skipped_count`. A `fault` says why the chunk is
@@ -276,7 +276,7 @@ class Currency:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """What a look-up answers: the row and the chunk it is in. Of one version that was asked for, `currency` is None."""
+    """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version."""
 
     row: LocationRow
     chunk: str

@@ -1,4 +1,4 @@
-"""An account's transactions in the ledger: asked for, committed before they are sent, settled when their fate is known.
+"""An account's transactions in the ledger: requested, committed before they are sent, settled when their outcome is known.
 
 A commit locks the account's lease and the rows of its chunks: who lost the lease writes nothing, and a chunk that is
 withdrawn at the same moment is either in the transaction, and stays, or is gone, and is not in it. That a sequence, and a
@@ -251,7 +251,7 @@ class PostgresTransactionLog:
 
 
 def before_move(connection: Connection, caf_file_id: int, chunk: str, before: ChunkState, after: ChunkState) -> None:
-    """Refuse a move that would forget a live post; end the wait of a message that nobody is to post any more.
+    """Refuse a move that would forget a live post; end the wait of a message that is not to be posted any more.
 
     Args:
         connection: in the transaction of the move, which has locked the chunk's row.
@@ -276,7 +276,7 @@ def end_waiting(connection: Connection, caf_file_id: int) -> None:
 
 
 def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, after: ChunkState) -> str:
-    """Return what stands against forgetting the chunk's post, or ""."""
+    """Return why the chunk's post may not be forgotten, or ""."""
     # A damaged chunk's own post is known, and so is that of one to be abandoned: its cost is reported.
     known_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
     statement = text(
@@ -328,7 +328,7 @@ def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) ->
         if state not in _MAY_BE_POSTED:
             raise LedgerError(f"chunk {chunk} is '{state}' and is not to be posted")
         if caf_file_id not in asked:
-            raise LedgerError(f"nobody asked account {account} to post chunk {chunk}")
+            raise LedgerError(f"no run asked account {account} to post chunk {chunk}")
         if asked[caf_file_id]:
             raise LedgerError(
                 f"chunk {chunk} is in another transaction of account {account} that is or may be included",

@@ -98,7 +98,7 @@ def read_back(
         if progress:
             progress(len(piece))
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
-        raise IntegrityError("it gives other bytes than the chunk's Merkle root says")
+        raise IntegrityError("its bytes do not match the chunk's Merkle root")
     return check.finish()
 
 

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
@@ -47,7 +47,7 @@ ELSEWHERE: Final = "every object of it is located in other chunks, e.g. since it
 """Why a chunk that was found is not restored though nothing is wrong with it."""
 
 
-class FindingKind(StrEnum):
+class FileKind(StrEnum):
     """What a file turned out to be."""
 
     CHUNK = "chunk"
@@ -62,14 +62,12 @@ class FindingKind(StrEnum):
     SUPERSEDED = "superseded"
 
 
-NOTHING_MISSING: Final = frozenset(
-    {FindingKind.CHUNK, FindingKind.KNOWN, FindingKind.FOREIGN, FindingKind.DOUBLE, FindingKind.SUPERSEDED}
-)
+NOTHING_MISSING: Final = frozenset({FileKind.CHUNK, FileKind.KNOWN, FileKind.FOREIGN, FileKind.DOUBLE, FileKind.SUPERSEDED})
 """Kinds of files that leave no object out of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ListedFile:
     """A file that the store lists.
 
     Attributes:
@@ -82,7 +80,7 @@ class Finding:
     """
 
     file: PostedFile
-    kind: FindingKind
+    kind: FileKind
     why: str = ""
     name: str = ""
     chunk: StoredChunk | None = None
@@ -90,7 +88,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RebuildOutcome:
     """What became of a finding.
 
     Attributes:
@@ -99,7 +97,7 @@ class Outcome:
         fault: why the chunk is damaged; "" where it is located.
     """
 
-    finding: Finding
+    finding: ListedFile
     rows: int | None = None
     fault: str = ""
 
@@ -112,7 +110,7 @@ class Outcome:
 # --- what the store lists ------------------------------------------------------------------------------------------
 
 
-def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[Finding]:
+def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[ListedFile]:
     """Yield one finding for each file that is listed under the source's archive; chunks with enough copies before the others.
 
     Args:
@@ -130,7 +128,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
         if file.posting.owner == owner:
             ours.append(file)
         else:
-            yield Finding(file, FindingKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
+            yield ListedFile(file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
     known = {(chunk.merkle_root, chunk.start): chunk for chunk in work.ledger.chunks() if chunk.source == work.source}
     unknown = []
     for file in ours:
@@ -138,7 +136,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
         if chunk is None:
             unknown.append(file)
         else:
-            yield Finding(file, FindingKind.KNOWN, name=chunk.name)
+            yield ListedFile(file, FileKind.KNOWN, name=chunk.name)
     copies = {file: _copies(work, file) for file in unknown}
     posted_once = yield from _without_doubles(unknown, copies, {root: chunk for (root, _), chunk in known.items() if root})
     named = yield from _with_heads(work, posted_once, copies, whole=whole)
@@ -155,18 +153,18 @@ def _copies(work: Workplace, file: PostedFile) -> Sequence[Copy]:
 
 def _without_doubles(
     files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
-) -> Generator[Finding, None, Sequence[PostedFile]]:
+) -> Generator[ListedFile, None, Sequence[PostedFile]]:
     """Leave one post of each root: that with the most copies, of these the first. Yield the others; return what is left."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda one: (-len(copies[one]), one.posting.start)):
         root = file.posting.merkle_root
-        if root in known and known[root].state in (*UNDER_WAY, ChunkState.PARKED):
+        if root in known and known[root].state in CLAIMING:
             yield _of_known_name(file, known[root])
         elif root in known:
             name = known[root].name
-            yield Finding(file, FindingKind.DOUBLE, f"its bytes are those of chunk {name}, posted once more", name)
+            yield ListedFile(file, FileKind.DOUBLE, f"its bytes are those of chunk {name}, posted once more", name)
         elif root in best:
-            yield Finding(file, FindingKind.DOUBLE, f"the same bytes were posted in block {best[root].posting.start}, too")
+            yield ListedFile(file, FileKind.DOUBLE, f"the same bytes were posted in block {best[root].posting.start}, too")
         else:
             best[root] = file
     return list(best.values())
@@ -177,13 +175,13 @@ _Opened = tuple[PostedFile, AgreedSource, Head]
 
 def _with_heads(
     work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], *, whole: bool
-) -> Generator[Finding, None, Sequence[_Opened]]:
+) -> Generator[ListedFile, None, Sequence[_Opened]]:
     """Read the heads. Yield the files that have none; return the others with theirs."""
     opened: list[_Opened] = []
     for file in files:
         providers = [copy.provider for copy in copies[file]]
         if not providers:
-            yield Finding(file, FindingKind.NOT_UPLOADED, "it was posted, and no provider is listed who has it")
+            yield ListedFile(file, FileKind.NOT_UPLOADED, "it was posted, but the chain lists no provider that has it")
             continue
         source = AgreedSource(work.store, file.posting, providers, proof_type=file.proof_type if whole else None)
         try:
@@ -192,13 +190,13 @@ def _with_heads(
             yield _refused(file, error)
             continue
         if head.archive_id != work.archive_id:
-            yield Finding(file, FindingKind.NO_CHUNK, f"its head names the archive {head.archive_id[:40]!r}", head.chunk)
+            yield ListedFile(file, FileKind.NO_CHUNK, f"its head names the archive {head.archive_id[:40]!r}", head.chunk)
         else:
             opened.append((file, source, head))
     return opened
 
 
-def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[Finding, None, Sequence[_Opened]]:
+def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[ListedFile, None, Sequence[_Opened]]:
     """Yield the files whose name another one has, too; return the others."""
     claimed = defaultdict(list)
     for one in opened:
@@ -215,21 +213,23 @@ def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[Finding
             roots = ", ".join(file.posting.merkle_root.hex()[:16] + "…" for file, _, _ in claimants)
             for file, _, _ in claimants:
                 why = f"{len(claimants)} files with other bytes say to be chunk {name} (roots {roots}), and one of them lies"
-                yield Finding(file, FindingKind.CONFLICTING, why, name)
+                yield ListedFile(file, FileKind.CONFLICTING, why, name)
     return wanted
 
 
-def _of_known_name(file: PostedFile, chunk: Chunk) -> Finding:
-    """Return the finding of a file that says to be a chunk of which the ledger has other bytes, or none yet."""
-    if chunk.state in (*UNDER_WAY, ChunkState.PARKED):
+def _of_known_name(file: PostedFile, chunk: Chunk) -> ListedFile:
+    """Return what a file is that says to be a chunk of which the ledger has other bytes, or none yet."""
+    if chunk.state in CLAIMING:
         why = f"the ledger has this chunk as '{chunk.state}': its own run goes on with it"
-        return Finding(file, FindingKind.KNOWN, why, chunk.name)
+        return ListedFile(file, FileKind.KNOWN, why, chunk.name)
     root = chunk.merkle_root.hex()[:16] if chunk.merkle_root else "none"
     why = f"it says to be chunk {chunk.name}, which the ledger has as '{chunk.state}' with other bytes (root {root}…)"
-    return Finding(file, FindingKind.CONFLICTING, why, chunk.name)
+    # Beside a second copy that was ordered, say: with the ledger's chunk in good standing no object is missing.
+    kind = FileKind.SUPERSEDED if chunk.state in IN_GOOD_STANDING else FileKind.CONFLICTING
+    return ListedFile(file, kind, why, chunk.name)
 
 
-def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head) -> Iterator[Finding]:
+def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head) -> Iterator[ListedFile]:
     """Yield what a file with the head of a chunk is; its manifest is there until the next one is asked for."""
     with _spool(work) as spool:
         try:
@@ -237,19 +237,19 @@ def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: Agr
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, head.chunk)
         else:
-            yield Finding(file, FindingKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool)
+            yield ListedFile(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool)
 
 
-def _refused(file: PostedFile, error: CafError, name: str = "") -> Finding:
+def _refused(file: PostedFile, error: CafError, name: str = "") -> ListedFile:
     """Return the finding of a file that could not be read as a chunk. A chain that is away says nothing of any file."""
     if isinstance(error, NoChainAnswer):
         raise error
-    kind = FindingKind.UNREADABLE
+    kind = FileKind.UNREADABLE
     if isinstance(error, ArchiveError):
-        kind = FindingKind.NO_CHUNK
+        kind = FileKind.NO_CHUNK
     elif isinstance(error, IntegrityError):
-        kind = FindingKind.DIFFERING
-    return Finding(file, kind, str(error), name)
+        kind = FileKind.DIFFERING
+    return ListedFile(file, kind, str(error), name)
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def _spool(work: Workplace) -> Iterator[Path]:
 # --- into the ledger -----------------------------------------------------------------------------------------------
 
 
-def restore(work: Workplace, finding: Finding) -> int:
+def restore(work: Workplace, finding: ListedFile) -> int:
     """Write a chunk that was found into the ledger; return the location rows written, 0 where other chunks have all its objects.
 
     Raises:
@@ -324,7 +324,7 @@ def fault_of(work: Workplace, chunk: StoredChunk) -> str:
     return f"{right} of {counted(required, 'copy', 'copies')} right when it was restored (listed: {', '.join(listed)}{faults})"
 
 
-def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[Outcome]:
+def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[RebuildOutcome]:
     """Restore every chunk of the source that the ledger does not know; yield what became of each file.
 
     While it goes on nothing is planned. It may be ended at any moment and begun again: each chunk is written at once.
@@ -339,19 +339,19 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
             yield _restored(work, finding, dry_run=dry_run)
 
 
-def _restored(work: Workplace, finding: Finding, *, dry_run: bool) -> Outcome:
+def _restored(work: Workplace, finding: ListedFile, *, dry_run: bool) -> RebuildOutcome:
     if finding.chunk is None:
-        return Outcome(finding)
+        return RebuildOutcome(finding)
     fault = fault_of(work, finding.chunk)
     if dry_run:
-        return Outcome(finding, None, fault)
+        return RebuildOutcome(finding, None, fault)
     try:
         rows = restore(work, finding)
     except (ClaimConflict, IntegrityError) as error:
-        return Outcome(Finding(finding.file, FindingKind.CONFLICTING, str(error), finding.name))
+        return RebuildOutcome(ListedFile(finding.file, FileKind.CONFLICTING, str(error), finding.name))
     if not rows:
-        return Outcome(Finding(finding.file, FindingKind.SUPERSEDED, ELSEWHERE, finding.name))
-    return Outcome(finding, rows, fault)
+        return RebuildOutcome(ListedFile(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name))
+    return RebuildOutcome(finding, rows, fault)
 
 
 # --- what no chunk tells -------------------------------------------------------------------------------------------

@@ -60,7 +60,9 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         findings = _look(work, lease, chunk, posting)
         if not any(finding.fault for finding in findings) and len(findings) >= work.store.required_copies:
             if any(finding.unanswered for finding in findings):
-                raise StoreUnreachable(f"chunk {name} lacks nothing but answers ({described(findings)})", hint="try again later")
+                raise StoreUnreachable(
+                    f"chunk {name} cannot be checked: providers do not answer ({described(findings)})", hint="try again later"
+                )
             return _finish(work, lease, chunk, posting, findings, origin="none needed")
         if chunk.state is ChunkState.LOCATED:
             work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
@@ -99,7 +101,7 @@ def _finish(
     origin: Origin,
     posted_again: bool = False,
 ) -> RepairReport:
-    """Record what the copies gave; believe in the repair only where enough of them are right, and known to be proven."""
+    """Record what the copies gave; the chunk is located again only where enough of them are right, and known to be proven."""
     copies = [finding.copy for finding in findings if finding.good]
     if len(copies) < work.store.required_copies:
         raise too_few_copies(chunk, findings, work.store.required_copies)
@@ -161,8 +163,9 @@ def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, f
     else:
         tried.append("the source's objects have changed since they were packed")
     raise StoreError(
-        f"chunk {chunk.name} cannot be repaired, its bytes are nowhere to be had: {'; '.join(tried)}",
-        hint="bring one of these back and repair again, or 'caf withdraw' the chunk: what the source still has is planned again",
+        f"chunk {chunk.name} cannot be repaired, since no copy of its bytes is available: {'; '.join(tried)}",
+        hint="make one of these available and repair again, or 'caf withdraw' the chunk: what the source still has is planned"
+        " again",
     )
 
 

@@ -91,7 +91,7 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
         findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
-            raise StoreUnreachable(f"nobody who has chunk {name} answers: {described(findings)}", hint="try again later")
+            raise StoreUnreachable(f"no provider of chunk {name} answers: {described(findings)}", hint="try again later")
         checks = checks_of(work, chunk, posting, findings)
         explanation = _explanation(checks, work.store.required_copies)
         if chunk.state is ChunkState.DAMAGED:

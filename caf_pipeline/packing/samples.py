@@ -24,7 +24,7 @@ SAMPLE_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class CopyFinding:
-    """What a copy gave when it was asked for samples.
+    """The result of reading samples from one copy.
 
     Attributes:
         copy: the copy, as the store lists it.
@@ -42,7 +42,7 @@ class CopyFinding:
 
     @property
     def good(self) -> bool:
-        """Whether every sample that was asked for came back as it was sealed."""
+        """Whether every sample was read and is what was sealed."""
         return not self.fault and not self.unanswered
 
 
@@ -52,7 +52,7 @@ def take_samples(path: Path, size_bytes: int, merkle_root: bytes) -> list[Sample
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read the samples of stored bytes. Their places are a function of the root, so that who takes them again has the same."""
+    """Read the samples of stored bytes. Their places are a function of the root: taking them again gives the same."""
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):
@@ -100,7 +100,7 @@ def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int)
     message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
     if any(finding.fault for finding in findings):
         return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it again")
-    return NotProven(message, hint="run the partition again: it is uploaded to whoever does not have it")
+    return NotProven(message, hint="run the partition again: the chunk is uploaded to the providers that lack it")
 
 
 def _digest(pieces: Iterator[bytes]) -> bytes:

@@ -53,7 +53,7 @@ class PartFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file that is there; `locked` tells whether nobody else has it. Raises OSError."""
+        """Open a file that is there; `locked` tells whether no other process has it. Raises OSError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return cls(path, descriptor, locked=_lock(descriptor))
 
@@ -68,7 +68,7 @@ class PartFile:
         return os.fstat(self.descriptor).st_blocks * 512  # stat(2): always of 512 bytes
 
     def is_named(self) -> bool:
-        """Tell whether the name still stands for this file."""
+        """Tell whether the name still belongs to this file."""
         try:
             return os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self.descriptor))
         except FileNotFoundError:

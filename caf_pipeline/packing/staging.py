@@ -1,4 +1,4 @@
-"""What stands in the staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
+"""The staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
 
     <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
     <chunk>.<epoch>.journal     what of the part is safe (`journal/`)                        } failed run, to be resumed
@@ -92,7 +92,7 @@ def _kind_of(named: re.Match[str]) -> StagedKind:
 
 
 def staged_path(work: Workplace, name: str) -> Path:
-    """Return where a sealed chunk stands."""
+    """Return the path of a sealed chunk."""
     return work.staging() / f"{name}{_SEALED}"
 
 
@@ -176,7 +176,7 @@ def _has_tail(file: Path, packed: Packed) -> bool:
 
 
 def was_packed_by(work: Workplace, chunk: Chunk) -> str:
-    """Return the run that packed the chunk as it stands in staging; "" where that is not known."""
+    """Return the run that packed the chunk that is in staging; "" where that is not known."""
     record = read_record(work, chunk.name)
     if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
         return ""
@@ -207,7 +207,7 @@ def manifest_is_right(work: Workplace, chunk: Chunk) -> bool:
 
 
 def give_final_name(work: Workplace, name: str, file: Path) -> Path:
-    """Let a whole file stand as the sealed chunk, in place of any that stood there; durable when this returns."""
+    """Give a whole file the name of the sealed chunk, in place of any file of that name; durable when this returns."""
     path = staged_path(work, name)
     rename_durably(file, path)
     return path
@@ -268,7 +268,7 @@ def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, pro
                 tree.update(piece)
                 file.write(piece)
         if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
-            raise IntegrityError("it gives other bytes than the chunk's Merkle root says")
+            raise IntegrityError("its bytes do not match the chunk's Merkle root")
         give_final_name(work, chunk.name, part)
     finally:
         remove_staged(part)
@@ -345,7 +345,7 @@ def _remove_kept(work: Workplace, name: str) -> bool:
 
 
 def _has_room(work: Workplace, name: str, size_bytes: int, held_bytes: int) -> bool:
-    """Tell whether the disk and the limit have this many bytes for the chunk, beside all that stands there of others."""
+    """Tell whether the disk and the limit have this many bytes for the chunk, beside the files of other chunks."""
     staging = work.staging()
     disk = os.statvfs(staging)
     if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:

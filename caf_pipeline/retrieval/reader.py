@@ -48,7 +48,7 @@ class Found:
 
     @property
     def pieces(self) -> Iterator[bytes]:
-        """The object's bytes, read and compared as a whole when the first piece is asked for.
+        """The object's bytes, read and compared as a whole when the first piece is taken.
 
         Pieces have at most 1 MiB. Memory is bounded; the temporary file of a large object is as large as the object.
 
@@ -98,13 +98,13 @@ class Found:
             digest.update(piece)
             file.write(piece)
         if digest.digest() != row.sha256:
-            raise IntegrityError("it gives other bytes than the row's SHA-256 says")
+            raise IntegrityError("its bytes do not match the SHA-256 in the ledger")
 
     def _refused(self, providers: list[str], errors: list[StoreError | IntegrityError]) -> CafError:
         """Return the error of an object that no holder gave right: the kind that says whether another try can help."""
         what = f"'{self.location.row.key}' (chunk {self.location.chunk})"
         if not errors:
-            return StoredChunkMissing(f"nobody has {what}", hint="'caf jackal repair' stores its chunk again")
+            return StoredChunkMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
         said = "; ".join(f"{provider}: {error}" for provider, error in zip(providers, errors, strict=False)) or str(errors[0])
         message = f"nobody gives {what} as it was archived: {said}"
         if any(not error.permanent for error in errors):
@@ -117,7 +117,7 @@ class Found:
 def fetch(
     ledger: "Ledger", store: ChunkStore, source: str, key: str, object_version: str | None = None, *, folder: Path | None = None
 ) -> Found:
-    """Look one object up; its bytes are read when they are asked for.
+    """Look one object up; its bytes are read when the first piece is taken.
 
     Args:
         ledger: where its location is looked up.

@@ -124,7 +124,7 @@ class AgreedSource:
             reasons = "; ".join(f"{provider}: {reason}" for provider, reason in self.silent.items()) or "no copy is listed"
             if self._permanent:
                 raise StoredChunkMissing(f"no provider gives bytes {start_byte} to {end_byte} of it ({reasons})")
-            raise StoreUnreachable(f"nobody who has it answers ({reasons})", hint="try again later")
+            raise StoreUnreachable(f"no provider that has it answers ({reasons})", hint="try again later")
         if len(said) > 1:
             if self._proof_type is not None and self._judge_whole(self._proof_type):
                 return self._read_piece(start_byte, end_byte)
@@ -133,7 +133,7 @@ class AgreedSource:
 
     @contextmanager
     def _passed_over(self, provider: str) -> Iterator[None]:
-        """Ask a provider no more that does not give what it is asked for. A chain that is away says nothing of any."""
+        """Record that a provider failed: it is not asked again. An error of the chain is raised."""
         try:
             yield
         except NoChainAnswer:
@@ -144,7 +144,7 @@ class AgreedSource:
             self._permanent = self._permanent and error.permanent
 
     def _judge_whole(self, proof_type: int) -> bool:
-        """Read each copy whole; one that has not the Merkle root of the chain is wrong, and asked no more.
+        """Read each copy whole; one without the Merkle root of the chain is wrong, and is not read again.
 
         Returns whether some copies are left and some were found wrong.
         """
@@ -266,10 +266,10 @@ def read_chunk(
     """
     root_size = ROOT_SIZE_BYTES.get(file.proof_type)
     if root_size != len(file.posting.merkle_root):
-        raise MalformedArchive(f"its Merkle root is none of proof type {file.proof_type}")
+        raise MalformedArchive(f"its Merkle root is not of proof type {file.proof_type}")
     chunk_id = ChunkId.parse(head.chunk)
     if chunk_id is None or chunk_id.source != of:
-        raise MalformedArchive(f"its head names a chunk {head.chunk[:60]!r}, which is none of source {of}")
+        raise MalformedArchive(f"its head names a chunk {head.chunk[:60]!r}, which does not belong to source {of}")
     chunk_file = _open(source, head.chunk)
     chunk_file.head_member()
     member = chunk_file.manifest_member()
@@ -324,10 +324,10 @@ def _open(source: AgreedSource, name: str) -> ChunkFile:
     if len(tail) >= FOOTER_SIZE_BYTES:
         reason = DEFAULT_LIMITS.reason_against(0, parse_footer(tail[-FOOTER_SIZE_BYTES:]), size_bytes)
         if reason:
-            raise MalformedArchive(f"its footer is none of a chunk: {reason}")
+            raise MalformedArchive(f"its footer is not that of a chunk: {reason}")
     chunk_file = ChunkFile(source, name)
     if reason := DEFAULT_LIMITS.reason_against(len(chunk_file.reader), 0, 0):
-        raise MalformedArchive(f"its index is none of a chunk: {reason}")
+        raise MalformedArchive(f"its index is not that of a chunk: {reason}")
     return chunk_file
 
 
@@ -364,7 +364,7 @@ def _planned(described: Mapping[str, Any], plan: str, tally: "_Tally") -> tuple[
     sha256, objects, size_bytes = (described.get(name) for name in ("plan_sha256", "planned_objects", "planned_bytes"))
     fits = isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256) and sha256.startswith(plan)
     if not fits or type(objects) is not int or type(size_bytes) is not int:
-        raise MalformedArchive("what its manifest says of its plan is not what a packing writes")
+        raise MalformedArchive("its manifest describes its plan as no packing writes it")
     if not tally.members + tally.skipped <= objects <= DEFAULT_LIMITS.max_members or not 0 <= size_bytes <= _LARGEST:
         raise MalformedArchive(f"its manifest has {tally.members + tally.skipped} objects, of {objects} that were planned")
     return bytes.fromhex(str(sha256)), objects, size_bytes
@@ -413,7 +413,7 @@ def _check_identity(row: Mapping[str, Any], tally: _Tally) -> None:
     if not isinstance(key, str) or not is_supported(key.encode("utf-8", "surrogatepass")):
         raise MalformedArchive(f"its manifest has a key that no chunk can hold: {str(key)[:60]!r}")
     if not _is_text(etag) or not (version_id is None or _is_text(version_id)) or row["last_modified"] is None:
-        raise MalformedArchive(f"its manifest does not tell which version of {key[:60]!r} it has")
+        raise MalformedArchive(f"its manifest does not say which version of {key[:60]!r} it has")
     if type(size_bytes) is not int or not 0 <= size_bytes <= _LARGEST:
         raise MalformedArchive(f"its manifest gives {key[:60]!r} a size of {size_bytes}")
     version = row_identity(row)
@@ -453,7 +453,7 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
 
 def _check_skip(row: Mapping[str, Any], tally: _Tally) -> None:
     if row["member"] is not None or row["skip_reason"] not in _REASONS or not _is_text(row["skip_detail"]):
-        raise MalformedArchive(f"its manifest skips {row['key'][:60]!r} for no reason that there is")
+        raise MalformedArchive(f"its manifest skips {row['key'][:60]!r} for an unknown reason")
     tally.skipped += 1
 
 

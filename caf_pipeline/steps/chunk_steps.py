@@ -417,7 +417,7 @@ def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
         return
     message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
-        raise StoreError(message, hint="bring its staged file, or an object as it was, back")
+        raise StoreError(message, hint="restore its staged file, or the object as it was")
     work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
     work.ledger.release_staging(chunk.name)
     raise StoreError(message, hint="it is abandoned; its objects are planned again by the next plan")
@@ -463,7 +463,7 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
     downloaded, said = download(work, lease, chunk, posting, work.store.holders(posting))
     if not downloaded:
         raise NotProven(
-            f"chunk {chunk.name} was verified, its staged file is gone, and nobody gives it back right: {'; '.join(said)}",
+            f"chunk {chunk.name} was verified, its staged file is gone, and no provider returns it unchanged: {'; '.join(said)}",
             hint="run the partition again when they answer",
         )
 

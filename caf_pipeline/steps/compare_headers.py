@@ -107,7 +107,7 @@ def _read_headers(work: Workplace, obj: S3Object) -> ObjectHeaders | ObjectUnava
 
 
 def _stands_for(inventory: InventoryRecord, obj: S3Object, identity: str) -> CurrentException:
-    """Return the exception by which a located identity stands for the object as it was listed."""
+    """Return the exception that makes a located identity current for the object as it was listed."""
     return CurrentException(obj.key.decode(), max(inventory.taken_at, obj.last_modified), identity, obj.last_modified)
 
 
@@ -151,7 +151,7 @@ def _archived(
 
 
 class _Manifests:
-    """Manifests of located chunks, brought to a folder when they are asked for; only what was sealed is believed."""
+    """Manifests of located chunks, downloaded to a folder when they are needed; only the manifest that was sealed is accepted."""
 
     def __init__(self, work: Workplace, folder: Path) -> None:
         self._work = work

@@ -82,7 +82,7 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A bounded look at a listing. `next_after` is where the next look goes on; None where the listing's end was reached."""
+    """A bounded look at a listing. `next_after` is where the next look begins; None where the listing's end was reached."""
 
     new_objects: int
     new_bytes: int
@@ -419,7 +419,7 @@ def _too_large(obj: S3Object) -> Skip:
 
 @contextmanager
 def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
-    """Give a folder for files that nobody needs afterwards, on the disk of the plans so that a plan can be moved there."""
+    """Give a folder for temporary files, on the disk of the plans so that a plan can be moved there."""
     try:
         with writing_into(work.plans()), tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
             yield Path(folder)
@@ -430,7 +430,7 @@ def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
 
 
 def _remove_unnamed(work: Workplace) -> None:
-    """Remove what a crash left: folders of plans that were never registered. Only whoever has the plan's lease may."""
+    """Remove what a crash left: folders of plans that were never registered. The caller holds the plan's lease."""
     for path in work.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
             left = _is_abandoned(path)

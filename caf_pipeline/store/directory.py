@@ -107,7 +107,7 @@ class DirectoryStore:
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield what was posted under the archive's id, and what was posted before posts told of one.
+        """Yield what was posted under the archive's id, and posts that are older than the archive's id in them.
 
         Raises:
             StoreError: a file among the posts is none.
@@ -117,7 +117,7 @@ class DirectoryStore:
                 yield listed
 
     def archives(self) -> Mapping[str | None, int]:
-        """Count the posts by their archive; None: of before posts told of one. Raises as `posted`."""
+        """Count the posts by their archive; None: posts that are older than that id. Raises as `posted`."""
         return Counter(archive for _, archive in self._listed())
 
     def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
@@ -142,7 +142,7 @@ class DirectoryStore:
         return []
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return the files under way, or left by who was killed at it, each with the Merkle root that it is of."""
+        """Return unfinished files, of copies under way or killed, each with the Merkle root of its chunk."""
         found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
         named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
         return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]

@@ -102,7 +102,7 @@ class WaitingPost:
 
 
 class TransactionLog(Protocol):
-    """What a store asked for and signed: durable before it is sent, shared by all runs of an account.
+    """The transactions of an account, requested and signed: durable before they are sent, shared by all runs of the account.
 
     A chunk's message is asked for first. Whoever owns the account's sequence takes those that wait, commits one transaction
     of them, sends it, and settles it; the runs of the other chunks find their result here.
@@ -124,7 +124,7 @@ class TransactionLog(Protocol):
         ...
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return, oldest first, what was asked for and is in no transaction that is or may be included.
+        """Return, oldest first, the requested posts that are in no transaction that is or may be included.
 
         Only of chunks that are still to be posted (`posting`, or `damaged` and to be posted again).
         """
@@ -257,7 +257,7 @@ class ChunkStore(Protocol):
         ...
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the files that are listed under an archive's id, whoever posted them and whatever they hold, in any order."""
+        """Yield the files that are listed under an archive's id, of any owner and any content, in any order."""
         ...
 
     def archives(self) -> Mapping[str | None, int]:

@@ -1,4 +1,4 @@
-"""Whether somebody writes into a folder right now: a lock on the folder that ends with the process that has it.
+"""Whether a process writes into a folder right now: a lock on the folder that ends with the process that has it.
 
 Writers of temporary files share it; who removes what they left takes it alone.
 Source: flock(2), which is released when a process dies, however it dies.
@@ -26,7 +26,7 @@ def writing_into(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Give True, and keep writers out while the context lasts, where nobody writes into `folder`; False where somebody may."""
+    """Give True, and keep writers out while the context lasts, where no process writes into `folder`; False where one may."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

@@ -46,7 +46,8 @@ def translate_errors(path: Path) -> Iterator[None]:
         raise _no_room(path, _first_line(error)) from error
     except (duckdb.Error, pa.ArrowInvalid) as error:
         raise IntegrityError(
-            f"what {path} is made of is not what it should be: {_first_line(error)}", hint="take the inventory again"
+            f"{path} cannot be made, since a file that it is made of is damaged: {_first_line(error)}",
+            hint="take the inventory again",
         ) from error
     except OSError as error:
         raise _no_room(path, error.strerror or _first_line(error)) from error

@@ -328,7 +328,7 @@ class HttpFile(RemoteFile):
                 return response
             response.close()
             request = response.next_request
-        raise SourceError(f"{self.name}: the server leads on more than {MAX_REDIRECTS} times.")
+        raise SourceError(f"{self.name}: the server redirects more than {MAX_REDIRECTS} times.")
 
     def _permitted(self, host: str, addresses: Sequence[str]) -> Sequence[str]:
         if self._named_addresses is None and host == self._url.raw_host.decode():

@@ -1,4 +1,4 @@
-"""Why a server cannot be reached, told apart: the same for S3 and for the nodes of a chain.
+"""Classifies why a server cannot be reached; the same for S3 and for the nodes of a chain.
 
 Clients wrap what the system said in errors of their own; the reason is somewhere inside.
 """
@@ -37,7 +37,7 @@ class Reason(StrEnum):
 
     @property
     def lasts(self) -> bool:
-        """Whether the next try fails alike, until somebody changes a setting or the server."""
+        """Whether the next try fails in the same way until a setting or the server is changed."""
         return self in (Reason.NOT_TLS, Reason.ONLY_TLS, Reason.CERTIFICATE)
 
 

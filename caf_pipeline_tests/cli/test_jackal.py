@@ -278,10 +278,10 @@ def test_what_is_no_limit_is_refused(caf, arguments):
 
 
 def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
-    assert source("jackal", "pause", "moving house").status == 0
-    assert of(source("jackal", "limit", "--json"))["paused"] == "moving house"
+    assert source("jackal", "pause", "network maintenance").status == 0
+    assert of(source("jackal", "limit", "--json"))["paused"] == "network maintenance"
     process = source.start("run")
-    while not any("moving house" in each.wait.what for each in ledger.waits()):
+    while not any("network maintenance" in each.wait.what for each in ledger.waits()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     assert not ledger.chunks(states=[ChunkState.LOCATED])
@@ -316,7 +316,7 @@ def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_s
 
 def test_where_no_chunk_is_located_nothing_is_called_proven(source):
     done = source("jackal", "prove", "src")
-    assert (done.status, "proven" in done.out.decode(), "nothing of 'src' was looked at" in done.out.decode()) == (0, False, True)
+    assert (done.status, "proven" in done.out.decode(), "no chunk of 'src' was checked" in done.out.decode()) == (0, False, True)
 
 
 def test_stored_chunks_are_proven(archived, ledger):

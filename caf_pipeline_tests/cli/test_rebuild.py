@@ -12,7 +12,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.maintenance import rebuild
-from caf_pipeline.maintenance.rebuild import FindingKind
+from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.settings import SourceSettings, load_settings
 from caf_pipeline.store.jackal.messages import archive_note
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -70,9 +70,9 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
         ours.post(random_content(6000), note=archive_note("f" * 32))
     found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(work)}
     assert {start: outcome.finding.kind for start, outcome in found.items()} == {
-        foreign.start: FindingKind.FOREIGN,
-        noise.start: FindingKind.NO_CHUNK,
-        empty.start: FindingKind.NOT_UPLOADED,
+        foreign.start: FileKind.FOREIGN,
+        noise.start: FileKind.NO_CHUNK,
+        empty.start: FileKind.NOT_UPLOADED,
     }
     assert stranger.address in found[foreign.start].finding.why
     assert work.ledger.chunks() == []
@@ -86,7 +86,7 @@ def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledg
     network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
     work = open_work(new_ledger(), body, bucket="lied-about")
     (outcome,) = rebuild.rebuild(work)
-    assert outcome.finding.kind is FindingKind.DIFFERING
+    assert outcome.finding.kind is FileKind.DIFFERING
     assert liar in outcome.finding.why
     assert work.ledger.chunks() == []
     network.well_behaved()
@@ -184,10 +184,19 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
         process.communicate()
     done = caf("rebuild", "--owner", ADDRESS)
     assert done.status == 0, done.err
-    assert "What no chunk tells" in done.out.decode()
+    assert "Not restored, since no chunk contains it" in done.out.decode()
     assert "50 blocks" in done.err
     assert rows_of(fresh) == rows_of(ledger)
     assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
+
+
+def test_a_dry_run_of_a_rebuild_tells_what_is_lost_only_where_it_would_restore_something(archived, new_ledger):  # noqa: F811
+    lost = on(archived, new_ledger())("rebuild", "--owner", ADDRESS, "--dry-run")
+    assert "Not restored, since no chunk contains it" in lost.out.decode()
+    assert "50 blocks" in lost.err
+    known = archived("rebuild", "--owner", ADDRESS, "--dry-run")
+    assert (known.status, known.out.decode().splitlines()) == (0, ["src: 2 known"])
+    assert "50 blocks" not in known.err
 
 
 @pytest.fixture
@@ -231,7 +240,7 @@ def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
         user = ChainUser(network, client)
         post = user.post(random_content(1000), note=archive_note(work.archive_id))
     done = caf("rebuild", "src", "--json")
-    one_sentence(done, 1, "1 file")
+    one_sentence(done, 1, "1 listed file")
     assert lines_of(done)[0]["kind"] == "not_uploaded"
     assert lines_of(done)[0]["start"] == post.start
 

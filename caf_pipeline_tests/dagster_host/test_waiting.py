@@ -34,7 +34,7 @@ from caf_pipeline_tests.support.workplaces import a_workplace, archive_everythin
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
 SOURCE = "my-source"
-PAUSED = "for the end of a pause (moving house); 'caf jackal resume' ends it"
+PAUSED = "for the end of a pause (network maintenance); 'caf jackal resume' ends it"
 
 
 def until(holds, what="it"):
@@ -64,12 +64,12 @@ class Running:
 def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeypatch):
     monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
     pipeline.put(2)
-    pipeline.ledger.controls().order("paused", "moving house")
+    pipeline.ledger.controls().order("paused", "network maintenance")
     run = Running(pipeline.settings)
     try:
         until(pipeline.ledger.waits)
         (seen,) = pipeline.ledger.waits()
-        assert seen.wait.what == "the end of a pause (moving house)"
+        assert seen.wait.what == "the end of a pause (network maintenance)"
         assert PAUSED in run.printed.getvalue()
         (plan,) = pipeline.instance.get_runs()
         assert seen.run == plan.run_id
@@ -109,7 +109,7 @@ def lines_until(process, words):
 
 
 def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_one_sentence(caf):
-    assert caf("jackal", "pause", "moving house").status == 0
+    assert caf("jackal", "pause", "network maintenance").status == 0
     process = caf.start("run")
     lines_until(process, PAUSED)
     shown, machine = caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])

@@ -117,7 +117,7 @@ def test_one_partition_can_be_proven_by_itself(archived):
 
 
 def test_nothing_is_looked_at_while_everything_is_paused(archived):
-    archived.ledger.controls().order("paused", "moving house")
+    archived.ledger.controls().order("paused", "network maintenance")
     assert archived.execute(PROVE).success
     assert shown(archived) == {}
 
@@ -228,10 +228,10 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
-    pipeline.ledger.controls().order("paused", "moving house")
+    pipeline.ledger.controls().order("paused", "network maintenance")
     tick = tick_of(pipeline, name)
     assert tick.run_requests == []
-    assert tick.skip_message == "Paused: moving house. `caf jackal resume` ends it."
+    assert tick.skip_message == "Paused: network maintenance. `caf jackal resume` ends it."
 
 
 def schedules(kind: str) -> dict[str, DefaultScheduleStatus]:

@@ -17,14 +17,17 @@ from caf_pipeline.errors import IntegrityError, StagingError, UsageError
 from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
 from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, S3Object, is_supported, percent_encode
-from caf_pipeline.maintenance.deletion.deletable import Decisions, LocatedRows, Unsafe, Verdict, tallied
+from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.maintenance.full_read import RangeCheck
 from caf_pipeline.system import parquet
 from caf_pipeline_tests.inventory.test_snapshot import MOMENT, Known, thing, write_snapshot, write_standing
 
 GOOD, BAD = 1, 2
-VERDICTS = [Verdict(GOOD, "src-1", None), Verdict(BAD, "src-2", Unsafe.ONE_WINDOW, "proven in 1 of 2 proof windows")]
+ASSESSMENTS = [
+    ChunkAssessment(GOOD, "src-1", None),
+    ChunkAssessment(BAD, "src-2", Unsafe.ONE_WINDOW, "proven in 1 of 2 proof windows"),
+]
 
 ODD_KEYS = [
     b"comma,quote\"semi;colon'",
@@ -78,11 +81,11 @@ class Decided:
         return [each["detail"] for each in self.rows]
 
 
-def decide(folder: Path, objects: list[S3Object], rows=(), known=(), verdicts=VERDICTS) -> Decided:
+def decide(folder: Path, objects: list[S3Object], rows=(), known=(), assessments=ASSESSMENTS) -> Decided:
     folder.mkdir(exist_ok=True)
     snapshot = write_snapshot(folder / "s.parquet", *[[each] for each in objects])
     located, standing = write_located(folder / "l.parquet", list(rows)), write_standing(folder / "k.parquet", list(known))
-    decisions = Decisions(snapshot.path, located, standing, verdicts)
+    decisions = Decisions(snapshot.path, located, standing, assessments)
     decided = [each for batch in decisions.batches() for each in batch.to_pylist()]
     assert len(decided) == snapshot.object_count
     return Decided(decided, decisions.gone_count, decisions.gone_examples)
@@ -234,7 +237,7 @@ objects = st.builds(
 
 @st.composite
 def worlds(draw):
-    """Objects as listed now; locations, claims and skips of these and others; a verdict on each of three chunks."""
+    """Objects as listed now; locations, claims and skips of these and others; an assessment on each of three chunks."""
     listed = draw(st.lists(objects, max_size=25, unique_by=lambda obj: (obj.key, obj.object_version)))
     if listed and draw(st.booleans()):  # a key that changed while it was listed
         listed.append(replace(listed[0], etag="twin"))
@@ -249,12 +252,12 @@ def worlds(draw):
         elif place != "nowhere":
             known.append(Known(obj.key, obj.object_version, place, "changed" if place == "skipped" else None))
     reasons = st.sampled_from([None, None, Unsafe.DAMAGED, Unsafe.NOT_READ_BACK])
-    return listed, located, known, [Verdict(number, f"src-{number}", draw(reasons)) for number in (1, 2, 3)]
+    return listed, located, known, [ChunkAssessment(number, f"src-{number}", draw(reasons)) for number in (1, 2, 3)]
 
 
-def expected_safe(listed, located, verdicts) -> set[tuple[bytes, str | None]]:
+def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]:
     """The rule in plain Python, as an operator would say it."""
-    good = {verdict.caf_file_id for verdict in verdicts if verdict.reason is None}
+    good = {assessment.caf_file_id for assessment in assessments if assessment.reason is None}
     rows = {(each["key"], each["object_version"]): each for each in located if each["caf_file_id"] in good}
     keys = [obj.key for obj in listed]
     return {
@@ -271,19 +274,19 @@ def expected_safe(listed, located, verdicts) -> set[tuple[bytes, str | None]]:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(world=worlds())
 def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_path_factory, world):
-    listed, located, known, verdicts = world
+    listed, located, known, assessments = world
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parquet, "ROWS_PER_GROUP", 2)
         patch.setattr(inventory, "WINDOW_ROWS", 4)
-        decided = decide(folder, listed, located, known, verdicts)
+        decided = decide(folder, listed, located, known, assessments)
     batch = as_batch(decided)
     with_versions = any(obj.version_id for obj in listed)
     listed_safe = written(folder, batch, with_versions=with_versions)
     reported = pq.read_table(folder / "r.parquet").to_pylist()
     safe = {(key, None if version in (None, "null") else version) for _, key, version in listed_safe}
     unsafe = {(each["key"], each["version_id"], each["etag"], each["size_bytes"]) for each in reported}
-    assert safe == expected_safe(listed, located, verdicts)
+    assert safe == expected_safe(listed, located, assessments)
     assert len(listed_safe) + len(reported) == len(listed)
     assert unsafe == {(o.key, o.version_id, o.etag, o.size_bytes) for o in listed if (o.key, o.version_id) not in safe}
     assert all(each["reason"] for each in reported)
@@ -393,8 +396,8 @@ def test_a_report_is_parquet_or_csv_and_replaces_only_its_like(tmp_path):
 def test_a_csv_report_holds_every_kind_of_key_and_detail(tmp_path):
     odd = sorted([thing(key) for key in [*ODD_KEYS, b"\xff"]], key=lambda obj: obj.key)
     detail = 'with "quotes", commas\nand lines'
-    verdicts = [Verdict(GOOD, "src-1", Unsafe.DAMAGED, detail)]
-    batch = as_batch(decide(tmp_path, odd, [row(obj) for obj in odd if is_supported(obj.key)], verdicts=verdicts))
+    assessments = [ChunkAssessment(GOOD, "src-1", Unsafe.DAMAGED, detail)]
+    batch = as_batch(decide(tmp_path, odd, [row(obj) for obj in odd if is_supported(obj.key)], assessments=assessments))
     report = Report(tmp_path / "r.csv", "t")
     report.add(batch)
     report.publish()

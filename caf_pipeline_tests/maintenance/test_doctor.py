@@ -16,7 +16,7 @@ from caf_pipeline.errors import HeldByOther, StoreUnreachable
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.doctor import findings
-from caf_pipeline.maintenance.doctor.findings import Kind, Turn
+from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.planning import cut_plan, take_inventory
@@ -179,7 +179,7 @@ def test_a_killed_packing_is_left_to_the_next_run(work, name, tmp_path, database
     assert kept
     mended(work)
     assert [each for each in names(work.staging()) if each in kept] == kept
-    (told,) = [one for one in examined(work) if one.turn is Turn.RUN]
+    (told,) = [one for one in examined(work) if one.actor is Actor.RUN]
     assert (told.kind, told.name) == (Kind.CHUNK, name)
     assert "caf run --source src" in told.remedy
     archive_chunk(work, name)
@@ -190,7 +190,7 @@ def test_files_that_are_not_ours_are_told_and_left(work, name):
     touch(work.staging(), "notes.txt", "other-00000000-00001.1.part")
     (work.staging() / "folder").mkdir()
     told = [one for one in examined(work) if one.kind is Kind.STAGED]
-    assert {one.turn for one in told} == {Turn.NOBODY}
+    assert {one.actor for one in told} == {Actor.NOBODY}
     assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
 
 
@@ -198,7 +198,7 @@ def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sea
     whole = ["src-00000000-00001.caf", "src-00000000-00002.1.packed", "src-00000000-00002.packed.json"]
     touch(work.staging(), "src-00000000-00001.1.part", *whole)
     told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
-    assert [(told.name, told.turn) for told in examined(work)] == [(each, Turn.OPERATOR) for each in whole]
+    assert [(told.name, told.actor) for told in examined(work)] == [(each, Actor.OPERATOR) for each in whole]
     assert names(work.staging()) == whole
 
 
@@ -372,7 +372,7 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_
     archive_chunk(work, name)
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (told,) = examined(work)
-    assert (told.kind, told.name, told.turn) == (Kind.ROWS, name, Turn.OPERATOR)
+    assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
     assert told.found == "59 locations of 60 members"
 
 
@@ -387,19 +387,19 @@ def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(work, name
     assert f"caf jackal repair {name}" in done[Kind.COPIES, name]
     assert work.ledger.chunk(name).state is S.DAMAGED
     (told,) = examined(work)
-    assert (told.kind, told.turn) == (Kind.COPIES, Turn.OPERATOR)
+    assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)
 
 
 def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(work, name):
     chunk_steps.park(work, name, "five runs failed")
     (told,) = examined(work)
-    assert (told.turn, told.found) == (Turn.OPERATOR, "parked: five runs failed")
+    assert (told.actor, told.found) == (Actor.OPERATOR, "parked: five runs failed")
     assert f"caf unpark {name}" in told.remedy
 
 
 def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(work, name):
     (told,) = examined(work)
-    assert (told.kind, told.name, told.turn) == (Kind.CHUNK, "src", Turn.RUN)
+    assert (told.kind, told.name, told.actor) == (Kind.CHUNK, "src", Actor.RUN)
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(work, name):
 def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(work, name, step):
     archive_chunk(work, name, until=step)
     (told,) = examined(work)
-    assert (told.kind, told.name, told.turn) == (Kind.CHUNK, name, Turn.RUN)
+    assert (told.kind, told.name, told.actor) == (Kind.CHUNK, name, Actor.RUN)
 
 
 # --- the doctor itself -----------------------------------------------------------------------------------------------

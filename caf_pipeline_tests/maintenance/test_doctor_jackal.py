@@ -9,8 +9,8 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.maintenance import rebuild
-from caf_pipeline.maintenance.doctor.findings import Kind, Turn
-from caf_pipeline.maintenance.rebuild import FindingKind
+from caf_pipeline.maintenance.doctor.findings import Actor, Kind
+from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.messages import archive_note
@@ -91,7 +91,7 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
     killed_at("commit")
     (signed,) = work.ledger.unsettled()
     told = by_kind(work)[Kind.TRANSACTION]
-    assert (told.name, told.turn) == (signed.hash, Turn.DOCTOR)
+    assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
     assert f"block {signed.timeout_height} is the last" in told.found
     unchanged(lambda: found(work))
     assert (Kind.TRANSACTION, signed.hash, "settled") in mended(work)
@@ -116,7 +116,7 @@ def test_a_transaction_of_another_wallet_is_told(killed_at, work, database_url):
         connection.execute("SET session_replication_role = replica")  # its posts name the account, too
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
     told = by_kind(work)[Kind.TRANSACTION]
-    assert (told.turn, told.mend) == (Turn.OPERATOR, None)
+    assert (told.actor, told.mend) == (Actor.OPERATOR, None)
     assert "jackal-1/jkl1other" in told.remedy
 
 
@@ -146,8 +146,8 @@ def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_n
     killed_at("record_posting", before=True)
     mended(work)
     told = by_kind(work)
-    assert (told[Kind.FILE].name, told[Kind.FILE].turn) == (name, Turn.RUN)
-    assert (told[Kind.CHUNK].name, told[Kind.CHUNK].turn) == (name, Turn.RUN)
+    assert (told[Kind.FILE].name, told[Kind.FILE].actor) == (name, Actor.RUN)
+    assert (told[Kind.CHUNK].name, told[Kind.CHUNK].actor) == (name, Actor.RUN)
     ends_right(network, work, name)
 
 
@@ -181,7 +181,7 @@ def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
         user.do(user.post_message(chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(work.archive_id)))
     mended(work)
     told = [one for one in examined(work) if one.kind is Kind.FILE]
-    assert [one.turn for one in told] == [Turn.NOBODY, Turn.NOBODY]
+    assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
     assert any("abandoned" in one.found for one in told)
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
@@ -195,7 +195,7 @@ def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_tol
         network.grant(spoofer.address, 10**9)
         spoofer.post(b"spoofed", note=archive_note(work.archive_id))
     assert list(examined(work)) == []
-    assert FindingKind.FOREIGN in {one.kind for one in rebuild.find_chunks(work)}
+    assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(work)}
 
 
 def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(

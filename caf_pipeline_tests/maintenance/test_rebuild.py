@@ -16,7 +16,7 @@ from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance import rebuild
-from caf_pipeline.maintenance.rebuild import FindingKind
+from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
@@ -96,7 +96,7 @@ def kinds(outcomes):
 
 def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
     outcomes = list(rebuild.rebuild(lost))
-    assert set(kinds(outcomes)) == {FindingKind.CHUNK}
+    assert set(kinds(outcomes)) == {FileKind.CHUNK}
     before, after = rows_of(archived.ledger), rows_of(lost.ledger)
     assert len(before["caf_files"]) > 3
     assert len(before["skipped_objects"]) == 2
@@ -148,9 +148,9 @@ def test_a_rebuild_that_is_ended_is_gone_on_with(archived, lost):
             next(run)
         run.close()
     done = list(rebuild.rebuild(lost))
-    assert kinds(done).count(FindingKind.KNOWN) == 2
+    assert kinds(done).count(FileKind.KNOWN) == 2
     assert rows_of(lost.ledger) == rows_of(archived.ledger)
-    assert set(kinds(rebuild.rebuild(lost))) == {FindingKind.KNOWN}
+    assert set(kinds(rebuild.rebuild(lost))) == {FileKind.KNOWN}
 
 
 def test_a_dry_run_tells_and_writes_nothing(archived, lost):
@@ -166,7 +166,7 @@ def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
     with lost.ledger.lease(f"chunk/{name}", holder()) as lease:
         lost.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
     before = rows_of(lost.ledger)
-    assert set(kinds(rebuild.rebuild(lost))) == {FindingKind.KNOWN}
+    assert set(kinds(rebuild.rebuild(lost))) == {FileKind.KNOWN}
     assert rows_of(lost.ledger) == before
 
 
@@ -208,7 +208,7 @@ def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lo
     for provider in lost.store.folders:
         lost.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
     assert not prove_chunk(lost, chunk.name).proven
-    with pytest.raises(CafError, match=r"nowhere to be had.*the plan's file"):
+    with pytest.raises(CafError, match=r"no copy of its bytes is available.*the plan's file"):
         repair_chunk(lost, chunk.name)
 
 
@@ -234,7 +234,7 @@ def test_a_copy_whose_provider_does_not_answer_is_not_compared_and_said_to_be_so
 def test_a_chunk_that_nobody_gives_now_is_restored_by_the_next_rebuild(archived, lost):
     lost.store.away |= {"anna", "bert", "carl"}
     outcomes = list(rebuild.rebuild(lost))
-    assert set(kinds(outcomes)) == {FindingKind.UNREADABLE}
+    assert set(kinds(outcomes)) == {FileKind.UNREADABLE}
     assert not any(outcome.complete for outcome in outcomes)
     assert "carl is away" in outcomes[0].finding.why
     lost.store.away.clear()
@@ -247,13 +247,13 @@ def test_copies_that_differ_in_what_is_read_are_refused_and_named(archived, lost
     posting = a_posting(archived)
     file = lost.store.file("bert", posting)
     corrupt(file, at if at > 0 else file.stat().st_size + at)
-    (refused,) = [one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FindingKind.CHUNK]
-    assert refused.kind is FindingKind.DIFFERING
+    (refused,) = [one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FileKind.CHUNK]
+    assert refused.kind is FileKind.DIFFERING
     assert "anna, carl differ from bert" in refused.why
     assert refused.file.posting == posting
     chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
     assert len(chunks) == len(archived.ledger.chunks()) - 1
-    (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.KNOWN]
+    (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.KNOWN]
     assert "bert gives other bytes than its Merkle root says" in damaged.fault
     assert damaged.finding.chunk.read_from == ("anna", "carl")
     assert rows_of(lost.ledger)["file_locations"] == rows_of(archived.ledger)["file_locations"]
@@ -265,8 +265,8 @@ def test_copies_of_which_none_has_the_root_are_never_believed(archived, lost):
     for number, provider in enumerate(lost.store.folders):
         file = lost.store.file(provider, posting)
         corrupt(file, file.stat().st_size - 1000 - number)
-    (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FindingKind.CHUNK]
-    assert refused.kind is not FindingKind.KNOWN
+    (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.CHUNK]
+    assert refused.kind is not FileKind.KNOWN
     assert refused.file.posting == posting
     assert len(lost.ledger.chunks()) == len(archived.ledger.chunks()) - 1
 
@@ -304,7 +304,7 @@ def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
     forged = Forgery(bare.archive_id, skipped=[a_skip("c")])
     posting = put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
     outcome, rows = found(bare)
-    assert (outcome.finding.kind, outcome.rows, rows) == (FindingKind.CHUNK, 2, 2)
+    assert (outcome.finding.kind, outcome.rows, rows) == (FileKind.CHUNK, 2, 2)
     chunk = bare.ledger.chunk(forged.name)
     assert (chunk.state, chunk.start, chunk.member_count, chunk.skipped_count) == (ChunkState.LOCATED, posting.start, 2, 1)
     assert (chunk.object_count, chunk.released_count, chunk.number) == (3, 0, 1)
@@ -369,9 +369,9 @@ SPOOFS = {
     "a head that is no object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
     "a head that is nested deep": ({"head": b"[" * 512}, "does not begin with the head"),
     "another archive": ({"archive_id": "f" * 32}, "names the archive 'ffff"),
-    "another source": ({"source": "other"}, "none of source src"),
-    "a plan that is none": ({"plan": "nonsense"}, "none of source src"),
-    "a number of six digits": ({"number": 123_456}, "none of source src"),
+    "another source": ({"source": "other"}, "does not belong to source src"),
+    "a plan that is none": ({"plan": "nonsense"}, "does not belong to source src"),
+    "a number of six digits": ({"number": 123_456}, "does not belong to source src"),
     "a manifest of another chunk": ({"described": {"chunk": "src-0a0b0c0d-09999"}}, "names the chunk"),
     "a manifest that is no Parquet": ({"change_manifest": lambda path: path.write_bytes(b"PAR1" * 20)}, "cannot be read"),
     "an empty manifest": ({"change_manifest": lambda path: path.write_bytes(b"")}, "does not end with a member"),
@@ -394,12 +394,12 @@ SPOOFS = {
     "a key that is too long": ({"bodies": {"a" * 1025: b"1"}}, "no chunk can hold"),
     "an ETag with a NUL": (row_with(etag="\0"), "which version"),
     "a negative size": ({"skipped": [a_skip("c", size_bytes=-1)]}, "a size of -1"),
-    "a reason that there is not": ({"skipped": [a_skip("c", "boredom")]}, "no reason"),
+    "a reason that there is not": ({"skipped": [a_skip("c", "boredom")]}, "an unknown reason"),
     "fewer planned than there are": (
         {"described": {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 1}},
         "2 objects, of 1",
     ),
-    "a hash of another plan": ({"described": {"plan_sha256": b"x" * 32, "planned_objects": 2}}, "not what a packing writes"),
+    "a hash of another plan": ({"described": {"plan_sha256": b"x" * 32, "planned_objects": 2}}, "as no packing writes it"),
     "an index that is longer than any": ({"footer": b"\xff\xff\xff\xff"}, "footer"),
     "an index that is longer than the file": ({"footer": b"\xff\xff\x00\x00"}, ""),
     "an index that is none": ({"change_index": lambda index: b"{" * len(index)}, "index"),
@@ -416,7 +416,7 @@ def test_a_spoofed_chunk_gives_no_row_and_is_told_of_with_the_reason(bare, tmp_p
     assert len(outcomes) == len(SPOOFS)
     for outcome in outcomes:
         name, said = expected[outcome.finding.file.posting.start]
-        assert (outcome.finding.kind, outcome.complete) == (FindingKind.NO_CHUNK, False), name
+        assert (outcome.finding.kind, outcome.complete) == (FileKind.NO_CHUNK, False), name
         assert said in outcome.finding.why, name
     assert not any(rows for table, rows in rows_of(bare.ledger).items() if table != "sources")
 
@@ -426,22 +426,22 @@ def test_bytes_that_are_no_chunk_give_no_row(bare, tmp_path):
         path = tmp_path / str(size)
         path.write_bytes(os.urandom(size))
         put(bare.store, path, bare.archive_id)
-    assert set(kinds(rebuild.rebuild(bare))) == {FindingKind.NO_CHUNK}
+    assert set(kinds(rebuild.rebuild(bare))) == {FileKind.NO_CHUNK}
     assert bare.ledger.chunks() == []
 
 
 def test_a_post_that_was_never_uploaded_is_told_of(bare, tmp_path):
     put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id, upload=False)
     outcome, rows = found(bare)
-    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.NOT_UPLOADED, False, 0)
-    assert "no provider is listed" in outcome.finding.why
+    assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.NOT_UPLOADED, False, 0)
+    assert "lists no provider" in outcome.finding.why
 
 
 def test_another_owners_file_is_foreign_and_never_read(bare, tmp_path):
     posting = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     bare.store.posts[posting.merkle_root] = dataclasses.replace(posting, owner="mallory")
     outcome, rows = found(bare)
-    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.FOREIGN, True, 0)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.FOREIGN, True, 0)
     assert "mallory" in outcome.finding.why
 
 
@@ -449,25 +449,26 @@ def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
     posting = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     twice = dataclasses.replace(posting, start=posting.start + 5)
     bare.store.posts[b"twice"] = twice
-    assert sorted(kinds(rebuild.rebuild(bare))) == [FindingKind.CHUNK, FindingKind.DOUBLE]
+    assert sorted(kinds(rebuild.rebuild(bare))) == [FileKind.CHUNK, FileKind.DOUBLE]
     assert bare.ledger.chunks()[0].start == posting.start
     outcomes = list(rebuild.rebuild(bare))
-    assert sorted(kinds(outcomes)) == [FindingKind.DOUBLE, FindingKind.KNOWN]
+    assert sorted(kinds(outcomes)) == [FileKind.DOUBLE, FileKind.KNOWN]
     assert all(outcome.complete for outcome in outcomes)
 
 
-def test_two_chunks_of_one_name_are_both_refused_but_not_the_one_that_is_known(bare, tmp_path):
+def test_two_chunks_of_one_name_are_both_refused_and_beside_the_one_that_is_known_nothing_is_missing(bare, tmp_path):
     one = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     two = put(bare.store, Forgery(bare.archive_id, {"a": b"other"}).write(tmp_path / "y"), bare.archive_id)
     outcomes = list(rebuild.rebuild(bare))
-    assert kinds(outcomes) == [FindingKind.CONFLICTING] * 2
+    assert kinds(outcomes) == [FileKind.CONFLICTING] * 2
     assert all(posting.merkle_root.hex()[:16] in outcomes[0].finding.why for posting in (one, two))
     assert bare.ledger.chunks() == []
     bare.store.forget(two)
-    assert kinds(rebuild.rebuild(bare)) == [FindingKind.CHUNK]
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
     bare.store.posts[two.merkle_root] = two
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
-    assert outcomes.keys() == {FindingKind.KNOWN, FindingKind.CONFLICTING}
+    assert outcomes.keys() == {FileKind.KNOWN, FileKind.SUPERSEDED}
+    assert "with other bytes" in outcomes[FileKind.SUPERSEDED].finding.why
     assert len(rows_of(bare.ledger)["file_locations"]) == 2
 
 
@@ -477,7 +478,7 @@ def test_a_chunk_under_way_is_left_to_its_run(bare):
     put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
     before = rows_of(bare.ledger)
     outcome, _ = found(bare)
-    assert (outcome.finding.kind, outcome.complete) == (FindingKind.KNOWN, True)
+    assert (outcome.finding.kind, outcome.complete) == (FileKind.KNOWN, True)
     assert "its own run" in outcome.finding.why
     assert rows_of(bare.ledger) == before
 
@@ -489,7 +490,7 @@ def test_a_chunk_whose_object_is_claimed_is_told_of_and_not_restored(bare):
     forged = Forgery(bare.archive_id, {"empty": b""}, change_row=lambda one: one.update(row))
     put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
     outcome, rows = found(bare)
-    assert (outcome.finding.kind, outcome.complete, rows) == (FindingKind.CONFLICTING, False, 0)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.CONFLICTING, False, 0)
     assert "'empty'" in outcome.finding.why
 
 
@@ -502,7 +503,7 @@ def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_
     put(bare.store, Forgery(bare.archive_id, {"a": b"one"}, number=3).write(tmp_path / "3"), bare.archive_id)
     outcomes = list(rebuild.rebuild(bare))
     assert [outcome.rows for outcome in outcomes] == [2, 1, None]
-    assert (outcomes[2].finding.kind, outcomes[2].complete) == (FindingKind.SUPERSEDED, True)
+    assert (outcomes[2].finding.kind, outcomes[2].complete) == (FileKind.SUPERSEDED, True)
     assert "every object" in outcomes[2].finding.why
     assert len(bare.ledger.chunks()) == 2
     rows = rows_of(bare.ledger)["file_locations"]

@@ -27,8 +27,8 @@ from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.maintenance.deletion import assessment
 from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
-from caf_pipeline.maintenance.deletion import verdicts
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
@@ -81,8 +81,8 @@ class Answer:
     def __init__(self, work, folder, **options):
         self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
         self.told: list[str] = []
-        watcher = verdicts.Watcher(tell=self.told.append)
-        self.found = find_deletable(work, self.file, report=self.report_file, watcher=watcher, **options)
+        reporter = assessment.ProgressReporter(tell=self.told.append)
+        self.found = find_deletable(work, self.file, report=self.report_file, reporter=reporter, **options)
         self.listed = read_list(self.file) if self.file.exists() else []
         self.rest = pq.read_table(self.report_file).to_pylist()
         assert len(self.listed) == self.found.safe_objects
@@ -387,7 +387,7 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(w
 
 def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, store, tmp_path, proven, monkeypatch):
     Answer(work, tmp_path)
-    original = verdicts._save_manifest
+    original = assessment._save_manifest
     asked = []
 
     def save(store_, at, provider, name, file):
@@ -396,7 +396,7 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, sto
         if provider == "anna":
             file.write_bytes(b"nonsense")
 
-    monkeypatch.setattr(verdicts, "_save_manifest", save)
+    monkeypatch.setattr(assessment, "_save_manifest", save)
     assert Answer(work, tmp_path).found.everything_is_safe
     assert asked == ["anna", "bert"] * len(proven)
 
@@ -422,7 +422,7 @@ def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_
     chunk = work.ledger.chunk(name)
     assert set(answer.reasons.values()) == {"damaged"}
     assert (chunk.state, chunk.read_back_at) == (ChunkState.DAMAGED, None)
-    assert "anna: read as a whole: it gives other bytes" in chunk.reason
+    assert "anna: read as a whole: its bytes do not match" in chunk.reason
     assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["anna"]
     assert any("anna" in sentence for sentence in answer.told)
 
@@ -492,7 +492,7 @@ def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, st
 
 def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
     work, _ = large
-    monkeypatch.setattr(verdicts, "read_back", lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")))
+    monkeypatch.setattr(assessment, "read_back", lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")))
     answer = Answer(work, tmp_path)
     assert set(answer.reasons.values()) == {"not_read_back"}
     assert all("anna does not answer: line down" in detail for detail in answer.details)
@@ -505,7 +505,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
         raise IntegrityError("the export is torn")
         yield
 
-    monkeypatch.setattr(verdicts.LocatedRows, "ranges", broken)
+    monkeypatch.setattr(assessment.LocatedRows, "ranges", broken)
     with pytest.raises(deletion.StagingError, match="torn"):
         Answer(work, tmp_path)
     assert work.ledger.chunk(name).state is ChunkState.LOCATED
@@ -524,7 +524,7 @@ def test_progress_adds_up_to_what_is_read(work, tmp_path, proven):
         def __exit__(self, *_):
             pass
 
-    find_deletable(work, tmp_path / "l.csv", watcher=verdicts.Watcher(progress=Bar))
+    find_deletable(work, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
     assert sum(done) == totals[0] == sum(work.ledger.chunk(name).stored_size_bytes for name in proven)
 
 

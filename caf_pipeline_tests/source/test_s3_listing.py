@@ -202,7 +202,7 @@ def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
         (page("a", Size=None), "without its Size"),
         (page("a", LastModified=None), "without its LastModified"),
         (listing("<Contents><Size>1</Size></Contents>"), "without its Key"),
-        (listing("", truncated=True), "not where"),
+        (listing("", truncated=True), "where it continues"),
         (ScriptedAnswer(200, b"<html>Please log in</html>"), "not a listing"),
         (ScriptedAnswer(200, b""), "not a listing"),
         (page("a", Size="many"), "cannot be read"),

@@ -93,7 +93,7 @@ def test_a_gateway_that_answers_for_a_provider_that_is_down_is_no_provider(opene
 
 def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(open_with, staged):
     opened = open_with(allow_private_addresses=False)
-    error = refused(opened, staged, UploadsRefused, "4 of 4 providers are at addresses that are not public")
+    error = refused(opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public")
     assert error.permanent
     assert "jackal.allow_private_addresses" in error.hint
 

@@ -501,7 +501,7 @@ def test_without_an_index_a_transaction_that_failed_does_not_go_on_for_ever(paye
     monkeypatch.setattr(posting_module, "SIGNINGS", 2)
     for index in (0, 1):
         network.misbehave(lcd=index, index_off=True)
-    with pytest.raises(StoreError, match=r"2 transactions of .* came to nothing"):
+    with pytest.raises(StoreError, match=r"2 transactions of .* in a row had no effect"):
         payer.poster(log).post(chunk("a"), log)
     assert payer.starts("a") == []
     assert payer.transactions() == 2

@@ -94,7 +94,7 @@ def test_words_given_win_over_the_environment_and_that_over_the_file(monkeypatch
 
 
 def test_without_any_words_it_is_said_where_to_put_them():
-    with pytest.raises(MnemonicRefused, match="there is no wallet") as refused:
+    with pytest.raises(MnemonicRefused, match="no wallet is configured") as refused:
         read_mnemonic(None, None)
     assert MNEMONIC_VARIABLE in refused.value.hint
 

@@ -27,7 +27,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.transactions import PostgresTransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
-from caf_pipeline.maintenance.doctor.findings import Finding, Kind, Turn
+from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
 from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
 from caf_pipeline_tests.support.dying_runs import a_steady_source
@@ -136,7 +136,7 @@ def examined(work: Workplace) -> Iterator[Finding]:
 
 def found(work: Workplace, *, told: bool = False) -> list[tuple[Kind, str]]:
     """Return what the doctor would mend, by kind and name; with `told`, also what it only tells."""
-    return [(one.kind, one.name) for one in examined(work) if told or one.turn is Turn.DOCTOR]
+    return [(one.kind, one.name) for one in examined(work) if told or one.actor is Actor.DOCTOR]
 
 
 def mended(work: Workplace) -> list[tuple[Kind, str, str]]:

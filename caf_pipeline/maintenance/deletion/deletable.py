@@ -1,6 +1,6 @@
 """Which objects of a fresh inventory may be deleted at their source, and why the others may not.
 
-Joins of Parquet files: a snapshot, the ledger's locations and standings, chunks' manifests, and a verdict on each chunk. Every
+Joins of Parquet files: a snapshot, the ledger's locations and standings, manifests, an assessment of each chunk. Every
 object of the snapshot comes out once, with a reason or without one. Memory is bounded by windows of keys.
 Source: promises 1 and 2 in docs/design.md.
 """
@@ -38,7 +38,7 @@ class Unsafe(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChunkAssessment:
     """What is known of a chunk. Its objects are safe as far as it goes where `reason` is None; `detail` says more for people."""
 
     caf_file_id: int
@@ -62,7 +62,7 @@ DECISION_SCHEMA: Final = pa.schema(
 )
 """What was decided on an object of the snapshot, in the snapshot's order."""
 
-_VERDICT_SCHEMA: Final = pa.schema(
+_ASSESSMENT_SCHEMA: Final = pa.schema(
     [
         pa.field("caf_file_id", pa.int64(), nullable=False),
         pa.field("chunk", pa.string(), nullable=False),
@@ -83,13 +83,13 @@ _DECIDED: Final = """WITH listed AS (
     whole AS (SELECT * FROM located WHERE part = 0),
     same_bytes AS (SELECT DISTINCT key, etag, end_byte - start_byte AS size_bytes FROM whole WHERE version_id IS NULL),
     decided AS (
-        SELECT listed.*, verdict.chunk, CASE
+        SELECT listed.*, assessment.chunk, CASE
             WHEN NOT is_supported(listed.key) THEN 'skipped'
             WHEN twice THEN 'changed'
             WHEN whole.key IS NOT NULL THEN CASE
                 WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM listed.version_id THEN 'changed'
-                WHEN verdict.caf_file_id IS NULL THEN 'not_looked_at'
-                WHEN verdict.reason IS NOT NULL THEN verdict.reason
+                WHEN assessment.caf_file_id IS NULL THEN 'not_looked_at'
+                WHEN assessment.reason IS NOT NULL THEN assessment.reason
                 WHEN whole.end_byte - whole.start_byte <> listed.size_bytes THEN 'disagrees'
                 WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag, 'W/')) THEN 'not_told_apart'
                 WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
@@ -100,11 +100,11 @@ _DECIDED: Final = """WITH listed AS (
             ELSE 'not_planned' END AS reason,
             CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
                 WHEN twice THEN 'it was listed twice, with different ETags'
-                WHEN whole.key IS NOT NULL THEN verdict.detail
+                WHEN whole.key IS NOT NULL THEN assessment.detail
                 WHEN NOT coalesce(known.claimed, false) THEN known.skipped END AS said
         FROM listed
         LEFT JOIN whole ON whole.key = listed.key AND whole.object_version = listed.object_version
-        LEFT JOIN verdict ON verdict.caf_file_id = whole.caf_file_id
+        LEFT JOIN assessment ON assessment.caf_file_id = whole.caf_file_id
         LEFT JOIN known ON known.key = listed.key AND known.object_version = listed.object_version
         LEFT JOIN elsewhere ON elsewhere.key = listed.key
         LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
@@ -127,7 +127,13 @@ class Decisions:
     """
 
     def __init__(
-        self, snapshot: Path, located: Path, standing: Path, verdicts: Iterable[Verdict], *, budget: QueryBudget = DEFAULT_BUDGET
+        self,
+        snapshot: Path,
+        located: Path,
+        standing: Path,
+        assessments: Iterable[ChunkAssessment],
+        *,
+        budget: QueryBudget = DEFAULT_BUDGET,
     ) -> None:
         """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`.
 
@@ -137,9 +143,9 @@ class Decisions:
         self._snapshot = snapshot
         self._located = located
         self._standing = standing
-        self._verdicts = pa.Table.from_pylist(
-            [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in verdicts],
-            schema=_VERDICT_SCHEMA,
+        self._assessments = pa.Table.from_pylist(
+            [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in assessments],
+            schema=_ASSESSMENT_SCHEMA,
         )
         self._budget = budget
         self.gone_count = 0
@@ -158,7 +164,7 @@ class Decisions:
                 _Ascending(located, LOCATED_SCHEMA) as located_rows,
                 _Ascending(standing, STANDING_SCHEMA) as standing_rows,
             ):
-                query.connection.register("verdict", self._verdicts)
+                query.connection.register("assessment", self._assessments)
                 for _, until in key_windows(self._snapshot):
                     query.connection.register("snapshot", listed_rows.until(until))
                     query.connection.register("located", located_rows.until(until))

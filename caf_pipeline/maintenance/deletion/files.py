@@ -44,7 +44,7 @@ class OutputFile(WholeFile):
         self.guard(lambda: self.file.write(data))
 
     def guard(self, write: Callable[[], object]) -> None:
-        """Call what writes to `file`, its OSError told as StagingError."""
+        """Call what writes to `file`; an OSError becomes a StagingError."""
         try:
             write()
         except OSError as error:

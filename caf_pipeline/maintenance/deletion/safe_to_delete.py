@@ -26,9 +26,9 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot, percent_decode
 from caf_pipeline.ledger.records import deletion_lease, plan_lease
+from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
-from caf_pipeline.maintenance.deletion.verdicts import Chunks, Watcher, as_they_are_now
 from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.steps.planning import state_current, take_inventory
 
@@ -78,7 +78,12 @@ class DeletionReport:
 
 
 def find_deletable(
-    work: Workplace, manifest: Path, *, report: Path | None = None, reads_back: bool = True, watcher: Watcher | None = None
+    work: Workplace,
+    manifest: Path,
+    *,
+    report: Path | None = None,
+    reads_back: bool = True,
+    reporter: ProgressReporter | None = None,
 ) -> DeletionReport:
     """Find out which objects of the source are safe to delete, and write the list of them.
 
@@ -89,7 +94,7 @@ def find_deletable(
         manifest: the list for S3 Batch Operations. Replaced when the new one is complete; removed where nothing is safe.
         report: gets every other object with its reason, as Parquet or CSV.
         reads_back: whether chunks that were never read back as a whole are read now. Where not, their objects are not safe.
-        watcher: who is told how it goes.
+        reporter: who is told how it goes.
 
     Raises:
         UsageError: a file exists and is something else, or both are one. SettingsError: the store proves nothing over time.
@@ -106,20 +111,20 @@ def find_deletable(
     _require_proofs(work)
     work.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
     with work.lease(deletion_lease(work.source)) as lease, _folder(work) as folder:
-        chunks = Chunks(work, lease, folder, watcher or Watcher())
+        chunks = ChunkAssessor(work, lease, folder, reporter or ProgressReporter())
         read = chunks.read_back_all() if reads_back else (0, 0)
-        verdicts = chunks.verdicts()
-        chunks.watcher.tell(f"listing '{work.source}' again")
+        assessments = chunks.assess()
+        chunks.reporter.tell(f"listing '{work.source}' again")
         snapshot = take_inventory(work)
         with work.lease(plan_lease(work.source)) as planning:
             current = state_current(work, planning, snapshot, _made(folder / "current"))
-        said = list(as_they_are_now(work, verdicts))
+        said = list(recheck(work, assessments))
         decisions = Decisions(current.identified, chunks.located, current.standing, said)
         with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
             for batch in decisions.batches(examples=EXAMPLES):
                 lists.take(batch)
             lists.require_all_of(snapshot)
-            if list(as_they_are_now(work, verdicts)) != said:
+            if list(recheck(work, assessments)) != said:
                 raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
             lease.check()
             lists.publish()
@@ -149,7 +154,7 @@ def _require_proofs(work: Workplace) -> None:
 
 @contextmanager
 def _folder(work: Workplace) -> Iterator[Path]:
-    """Give a folder for what nobody needs afterwards. Whoever holds the source's lease may remove what a kill left there."""
+    """Give a folder for temporary files. The holder of the source's lease may remove what a killed command left there."""
     path = work.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)

@@ -12,9 +12,18 @@ from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import CafError, HeldByOther, StoreError
+from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease
-from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, told, unseen
+from caf_pipeline.maintenance.doctor.findings import (
+    NO_LONGER_THERE,
+    Actor,
+    DoctorContext,
+    Finding,
+    Kind,
+    Mended,
+    mendable,
+    not_checked,
+)
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
@@ -63,106 +72,104 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler:
     Raises:
         LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
     """
-    ward = Ward(replace(work, brake=None), alive)
-    yield from _leases(ward)
-    yield from _transactions(ward, settler)
-    yield from _rows(ward)
+    context = DoctorContext(replace(work, brake=None), alive)
+    yield from _leases(context)
+    yield from _transactions(context, settler)
+    yield from _rows(context)
     all_known = True  # the ledger has every chunk that the store may have
-    for finding in listed_files(ward):
-        all_known = all_known and finding.turn in (Turn.NOBODY, Turn.RUN) and finding.kind is not Kind.UNSEEN
+    for finding in listed_files(context):
+        all_known = all_known and finding.actor in (Actor.NOBODY, Actor.RUN) and finding.kind is not Kind.UNSEEN
         yield finding
-    yield from _unlisted(ward)
-    yield from staged_files(ward)
-    yield from reservations(ward)
-    yield from home_leftovers(ward, all_known=all_known)
-    yield from half_copies(ward)
-    yield from _chunks(ward)
+    yield from _unlisted(context)
+    yield from staged_files(context)
+    yield from reservations(context)
+    yield from home_leftovers(context, all_known=all_known)
+    yield from half_copies(context)
+    yield from _chunks(context)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-def _leases(ward: Ward) -> Iterator[Finding]:
-    ledger, source = ward.work.ledger, ward.work.source
+def _leases(context: DoctorContext) -> Iterator[Finding]:
+    ledger, source = context.work.ledger, context.work.source
     others = {chunk_lease(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
     others |= {plan_lease(name) for name in ledger.sources() if name != source}
     for lease in ledger.leases():
         if lease.name in others:
             continue
         who = f"run {lease.holder.run} (process {lease.holder.pid})"
-        if not ward.may_be_held(lease):
-            dead = ward.alive(lease.holder) is False
+        if not context.may_be_held(lease):
+            dead = context.alive(lease.holder) is False
             found = f"{who} is dead and did not give it back" if dead else f"{who} let it run out at {_when(lease)}"
-            yield mendable(Kind.LEASE, lease.name, found, "given back", partial(_end_lease, ward, lease))
+            yield mendable(Kind.LEASE, lease.name, found, "given back", partial(_end_lease, context, lease))
         elif not lease.live:
             found = f"{who} let it run out at {_when(lease)}, but lives: it may be paused"
-            yield told(Kind.LEASE, lease.name, found, "left to it; the next run takes it over", Turn.NOBODY)
+            yield Finding(Kind.LEASE, lease.name, found, "left to it; the next run takes it over", Actor.NOBODY)
 
 
 def _when(lease: LeaseRecord) -> str:
     return f"{lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _end_lease(ward: Ward, lease: LeaseRecord) -> Mended:
-    return Mended("given back") if ward.work.ledger.end_lease(lease.name, lease.epoch) else GONE
+def _end_lease(context: DoctorContext, lease: LeaseRecord) -> Mended:
+    return Mended("given back") if context.work.ledger.end_lease(lease.name, lease.epoch) else NO_LONGER_THERE
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def _transactions(ward: Ward, settler: Settler | None) -> Iterator[Finding]:
-    held = ward.in_hands()
-    left = [one for one in ward.work.ledger.unsettled() if account_lease(one.account) not in held]
+def _transactions(context: DoctorContext, settler: Settler | None) -> Iterator[Finding]:
+    held = context.leases_of_live_runs()
+    left = [one for one in context.work.ledger.unsettled() if account_lease(one.account) not in held]
     if not left:
         return
     account = ""
     try:
         account = settler.account() if settler else ""
     except CafError as error:
-        yield unseen("transactions that are not settled", error)
+        yield not_checked("transactions that are not settled", error)
     for one in left:
         what = "a purchase of space" if one.purpose == "buy" else "a post"
         found = f"{what} was signed and is not settled; block {one.timeout_height} is the last that may include it"
         if settler is not None and one.account == account:
-            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, ward, settler, one))
+            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, context, settler, one))
         else:
             remedy = f"run this with the wallet and chain of account {one.account}"
-            yield told(Kind.TRANSACTION, one.hash, found, remedy, Turn.OPERATOR)
+            yield Finding(Kind.TRANSACTION, one.hash, found, remedy, Actor.OPERATOR)
 
 
-def _settle(ward: Ward, settler: Settler, one: SignedTransaction) -> Mended:
-    if _is_settled(ward, one):  # together with an earlier one
+def _settle(context: DoctorContext, settler: Settler, one: SignedTransaction) -> Mended:
+    if _is_settled(context, one):  # together with an earlier one
         return Mended("settled")
-    held = ward.in_hands().get(account_lease(one.account))
-    if held is not None:
-        raise HeldByOther(f"{held.name} is held by run {held.holder.run}", holder=held.holder.run)
+    context.require_free(account_lease(one.account))
     settler.settle()
-    return Mended("settled") if _is_settled(ward, one) else GONE
+    return Mended("settled") if _is_settled(context, one) else NO_LONGER_THERE
 
 
-def _is_settled(ward: Ward, one: SignedTransaction) -> bool:
-    return one.hash not in {each.hash for each in ward.work.ledger.unsettled()}
+def _is_settled(context: DoctorContext, one: SignedTransaction) -> bool:
+    return one.hash not in {each.hash for each in context.work.ledger.unsettled()}
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(ward: Ward) -> Iterator[Finding]:
-    source = ward.work.source
-    found = ward.work.ledger.rows_by_chunk(source)
-    held = ward.in_hands()
+def _rows(context: DoctorContext) -> Iterator[Finding]:
+    source = context.work.source
+    found = context.work.ledger.rows_by_chunk(source)
+    held = context.leases_of_live_runs()
     for rows in found:
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
         if stray := _stray(rows):
             name = rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table"
-            yield mendable(Kind.ROWS, name, stray, "removed", partial(_drop_rows, ward, rows))
+            yield mendable(Kind.ROWS, name, stray, "removed", partial(_drop_rows, context, rows))
         if rows.chunk is not None and (amiss := _amiss(rows)):
-            yield told(Kind.ROWS, rows.chunk, *amiss, Turn.OPERATOR)
+            yield Finding(Kind.ROWS, rows.chunk, *amiss, Actor.OPERATOR)
 
 
 def _stray(rows: ChunkRows) -> str:
-    """Say which rows no chunk stands for; "" where each has one."""
+    """Say which rows a chunk in this state cannot have; "" where there are none."""
     locations = rows.locations if rows.state not in EVER_LOCATED else 0
     claims = rows.claims if rows.state not in CLAIMING else 0
     counts = " and ".join(counted(count, what) for count, what in ((locations, "location"), (claims, "claim")) if count)
@@ -184,66 +191,63 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
     return None
 
 
-def _drop_rows(ward: Ward, rows: ChunkRows) -> Mended:
+def _drop_rows(context: DoctorContext, rows: ChunkRows) -> Mended:
     # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
-    with ward.lease(plan_lease(ward.work.source) if rows.chunk is None else chunk_lease(rows.chunk)):
-        return Mended("removed") if ward.work.ledger.drop_stray_rows(rows.caf_file_id) else GONE
+    with context.lease(plan_lease(context.work.source) if rows.chunk is None else chunk_lease(rows.chunk)):
+        return Mended("removed") if context.work.ledger.drop_stray_rows(rows.caf_file_id) else NO_LONGER_THERE
 
 
 # --- located chunks --------------------------------------------------------------------------------------------------
 
 
-def _unlisted(ward: Ward) -> Iterator[Finding]:
+def _unlisted(context: DoctorContext) -> Iterator[Finding]:
     """Find located chunks that the store no longer lists, or with too few copies; and damaged ones, which wait for a repair."""
-    work = ward.work
+    work = context.work
     for chunk in work.ledger.chunks(work.source, [_S.DAMAGED]):
-        if chunk_lease(chunk.name) not in ward.in_hands():
-            yield told(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Turn.OPERATOR)
+        if chunk_lease(chunk.name) not in context.leases_of_live_runs():
+            yield Finding(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Actor.OPERATOR)
     required = work.store.required_copies
     for chunk in work.ledger.chunks(work.source, [_S.LOCATED]):
         try:
             listed = len({copy.provider for copy in work.store.copies(posting_of(chunk))})
         except StoreError as error:
-            yield unseen(f"copies of the located chunks of {work.source}", error)
+            yield not_checked(f"copies of the located chunks of {work.source}", error)
             return
-        if listed < required and chunk_lease(chunk.name) not in ward.in_hands():
+        if listed < required and chunk_lease(chunk.name) not in context.leases_of_live_runs():
             found = (
                 f"{listed} of {counted(required, 'copy', 'copies')} listed"
                 if listed
                 else "the store no longer lists it, or any copy of it"
             )
             remedy = f"marked as damaged; {_repair(chunk)}"
-            yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, ward, chunk, remedy))
+            yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, context, chunk, remedy))
 
 
 def _repair(chunk: Chunk) -> str:
     return f"'caf jackal repair {chunk.name}' stores it again"
 
 
-def _prove(ward: Ward, chunk: Chunk, remedy: str) -> Mended:
-    name = chunk_lease(chunk.name)
-    held = ward.in_hands().get(name)
-    if held is not None:
-        raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
-    return GONE if not prove_chunk(ward.work, chunk.name).explanation else Mended(remedy, Turn.OPERATOR)
+def _prove(context: DoctorContext, chunk: Chunk, remedy: str) -> Mended:
+    context.require_free(chunk_lease(chunk.name))
+    return NO_LONGER_THERE if not prove_chunk(context.work, chunk.name).explanation else Mended(remedy, Actor.OPERATOR)
 
 
 # --- chunks under way ------------------------------------------------------------------------------------------------
 
 
-def _chunks(ward: Ward) -> Iterator[Finding]:
+def _chunks(context: DoctorContext) -> Iterator[Finding]:
     """Tell of chunks under way that no run has, and of those that wait for an operator."""
-    work = ward.work
+    work = context.work
     chunks = work.ledger.chunks(work.source, CLAIMING)
     next_run = f"'caf run --source {work.source}'"
     for chunk in chunks:
         if chunk.state is _S.PARKED:
             remedy = f"mend the cause, then 'caf unpark {chunk.name}': the next run goes on with what is packed"
-            yield told(Kind.CHUNK, chunk.name, f"parked: {chunk.reason or 'no reason was given'}", remedy, Turn.OPERATOR)
+            yield Finding(Kind.CHUNK, chunk.name, f"parked: {chunk.reason or 'no reason was given'}", remedy, Actor.OPERATOR)
     planned = sum(chunk.state is _S.PLANNED for chunk in chunks)
     if planned:
         found = f"{counted(planned, 'chunk')} planned and not begun"
-        yield told(Kind.CHUNK, work.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Turn.RUN)
-    for chunk in ward.left([chunk for chunk in chunks if chunk.state in _GOES_ON]):
+        yield Finding(Kind.CHUNK, work.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Actor.RUN)
+    for chunk in context.without_run([chunk for chunk in chunks if chunk.state in _GOES_ON]):
         found = f"a run left it as '{chunk.state}'"
-        yield told(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Turn.RUN)
+        yield Finding(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Actor.RUN)

@@ -1,4 +1,4 @@
-"""What the doctor says of one thing, and how it keeps away from what a live run holds."""
+"""One finding of the doctor, and the leases that keep it from changing what a live run holds."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,57 +32,57 @@ class Kind(StrEnum):
     UNSEEN = "not looked at"
 
 
-class Turn(StrEnum):
-    """Whose turn it is."""
+class Actor(StrEnum):
+    """Who acts next on a finding."""
 
     DOCTOR = "doctor"  # can be mended
     MENDED = "mended"
     RUN = "run"  # the next run of the source goes on with it
     OPERATOR = "operator"
-    NOBODY = "nobody"  # told for the record
+    NOBODY = "nobody"  # reported only
 
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What came of mending: in words ("given back"), and whose turn it is then."""
+    """The result of mending: in words ("given back"), and who acts next."""
 
     done: str
-    turn: Turn = Turn.MENDED
+    actor: Actor = Actor.MENDED
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a crash left, or that could not be looked at.
+    """One thing that a crash left, or that could not be checked.
 
     Attributes:
         kind: what it is about.
         name: of the thing: of a lease, a chunk, a file.
         found: what is wrong with it, a clause.
-        remedy: what `mend` would do, as a participle ("given back"); or what the one whose turn it is can do.
-        turn: whose turn it is.
+        remedy: what `mend` would do, as a participle ("given back"); or what the next actor can do.
+        actor: who acts next; RUN also where nothing is wrong and runs mend it in time.
         mend: looks again under the lease of the thing and mends it; None where nothing can be done here. Raises HeldByOther
-            where a live run took the thing meanwhile, and what the doors raise; it may then be called again.
-        error: what kept the doctor from looking.
+            where a live run took the thing meanwhile, and what store and ledger raise; it may then be called again.
+        error: why it could not be checked.
     """
 
     kind: Kind
     name: str
     found: str
     remedy: str
-    turn: Turn
+    actor: Actor
     mend: Callable[[], Mended] | None = None
     error: CafError | None = None
 
 
-GONE = Mended("no longer so; somebody else was quicker")
+NO_LONGER_THERE = Mended("no longer there: another process was faster")
 
 
 @dataclass(frozen=True, slots=True)
-class Ward:
-    """One source's workplace as the doctor has it.
+class DoctorContext:
+    """One source's workplace, and which of its leases live runs may hold.
 
     Attributes:
-        work: its parts; `objects` is never asked.
+        work: its parts; `objects` is never used.
         alive: tells whether a holder's process runs; None where that cannot be told from here.
     """
 
@@ -94,18 +94,24 @@ class Ward:
         alive = self.alive(lease.holder)
         return lease.live if alive is None else alive
 
-    def in_hands(self) -> dict[str, LeaseRecord]:
+    def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
         """Return, by name, the leases that live runs may have at this moment."""
         return {lease.name: lease for lease in self.work.ledger.leases() if self.may_be_held(lease)}
 
-    def left(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
+    def require_free(self, name: str) -> None:
+        """Raise HeldByOther where a live run may have the lease."""
+        held = self.leases_of_live_runs().get(name)
+        if held is not None:
+            raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
+
+    def without_run(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         """Yield the chunks that no run has at two looks, and that have not gone on between them."""
-        held = self.in_hands()
+        held = self.leases_of_live_runs()
         free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if chunk_lease(chunk.name) not in held}
         if not free:
             return
         time.sleep(BETWEEN_STEPS_SECONDS)
-        held = self.in_hands()
+        held = self.leases_of_live_runs()
         for chunk in self.work.ledger.chunks(self.work.source, {state for state, _ in free.values()}):
             if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
                 yield chunk
@@ -117,28 +123,16 @@ class Ward:
         Raises:
             HeldByOther: a live run may have it.
         """
-        held = self.in_hands().get(name)
-        if held is not None:
-            raise HeldByOther(f"{name} is held by run {held.holder.run}", holder=held.holder.run)
+        self.require_free(name)
         with self.work.ledger.lease(name, self.work.holder) as lease:
             yield lease
 
 
-def told(kind: Kind, name: str, found: str, remedy: str, turn: Turn) -> Finding:
-    """Return a finding that only somebody else can act on."""
-    return Finding(kind, name, found, remedy, turn)
-
-
 def mendable(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
     """Return a finding that the doctor can mend."""
-    return Finding(kind, name, found, remedy, Turn.DOCTOR, mend)
+    return Finding(kind, name, found, remedy, Actor.DOCTOR, mend)
 
 
-def routine(kind: Kind, name: str, found: str, remedy: str, mend: Callable[[], Mended]) -> Finding:
-    """Return what runs mend by themselves in time, and the doctor at once: nothing is wrong."""
-    return Finding(kind, name, found, remedy, Turn.RUN, mend)
-
-
-def unseen(name: str, error: CafError) -> Finding:
-    """Return what could not be looked at, and why."""
-    return Finding(Kind.UNSEEN, name, str(error), error.hint, Turn.OPERATOR, error=error)
+def not_checked(name: str, error: CafError) -> Finding:
+    """Return a finding of what could not be checked, and why."""
+    return Finding(Kind.UNSEEN, name, str(error), error.hint, Actor.OPERATOR, error=error)

@@ -17,7 +17,16 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
 from caf_pipeline.inventory.chunk_id import PLAN_NAME, ChunkId
 from caf_pipeline.ledger.records import Chunk, Reservation, chunk_lease, plan_lease
-from caf_pipeline.maintenance.doctor.findings import GONE, Finding, Kind, Mended, Turn, Ward, mendable, routine, told, unseen
+from caf_pipeline.maintenance.doctor.findings import (
+    NO_LONGER_THERE,
+    Actor,
+    DoctorContext,
+    Finding,
+    Kind,
+    Mended,
+    mendable,
+    not_checked,
+)
 from caf_pipeline.packing.staging import StagedFile, leftovers
 from caf_pipeline.system.folder_lock import alone_in
 
@@ -53,9 +62,9 @@ class CopiesFiles(Protocol):
 # --- the staging folder ----------------------------------------------------------------------------------------------
 
 
-def staged_files(ward: Ward) -> Iterator[Finding]:
+def staged_files(context: DoctorContext) -> Iterator[Finding]:
     """Find files that nothing needs any more, of this source's chunks; and files that are not ours."""
-    work = ward.work
+    work = context.work
     if not work.settings.staging_folder.is_dir():
         return
     files = _listed(work)
@@ -65,20 +74,21 @@ def staged_files(ward: Ward) -> Iterator[Finding]:
         try:
             hold = timedelta(seconds=work.store.staging_hold_seconds())
         except StoreError as error:
-            yield unseen("how long located chunks are kept in staging", error)
+            yield not_checked("how long located chunks are kept in staging", error)
     unneeded = []
     for file in files:
         chunk = known.get(file.chunk)
         if chunk is None:
-            yield from _unknown(ward, file)
+            yield from _unknown(context, file)
         elif chunk.source == work.source and (why := _unneeded(chunk, file, files, hold)):
             unneeded.append((file, why))
-    left = {chunk.name for chunk in ward.left(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
+    left = {chunk.name for chunk in context.without_run(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
     for file, why in unneeded:
         if file.chunk in left:
             # A look at proofs removes what was kept for as long as it should be: every archive has some of it now and then.
             kept = known[file.chunk].state is _S.LOCATED and file.kind == "sealed"
-            yield (routine if kept else mendable)(Kind.STAGED, file.path.name, why, "removed", partial(_remove, ward, file, hold))
+            actor = Actor.RUN if kept else Actor.DOCTOR
+            yield Finding(Kind.STAGED, file.path.name, why, "removed", actor, partial(_remove, context, file, hold))
 
 
 def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
@@ -90,7 +100,7 @@ def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
         ) from error
 
 
-def _unknown(ward: Ward, file: StagedFile) -> Iterator[Finding]:
+def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
     """Tell of a file whose chunk the ledger does not know, or that is no chunk's."""
     named = ChunkId.parse(file.chunk)
     if _RESTORING_LEFT.fullmatch(file.path.name):
@@ -98,18 +108,18 @@ def _unknown(ward: Ward, file: StagedFile) -> Iterator[Finding]:
             found = "a rebuild that was not finished left it"
             yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
     elif named is None:
-        yield told(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Turn.NOBODY)
-    elif named.source != ward.work.source:
-        if named.source not in {*ward.work.settings.sources, *ward.work.ledger.sources()}:
+        yield Finding(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY)
+    elif named.source != context.work.source:
+        if named.source not in {*context.work.settings.sources, *context.work.ledger.sources()}:
             found = "neither the ledger nor caf.toml has its source"
-            yield told(Kind.STAGED, file.path.name, found, "left as it is", Turn.NOBODY)
+            yield Finding(Kind.STAGED, file.path.name, found, "left as it is", Actor.NOBODY)
     elif file.kind in _WHOLE:
         # It may be all that there is of a chunk whose ledger was lost: posted, and not yet uploaded.
         remedy = "'caf rebuild' if the ledger was lost, else remove the file"
-        yield told(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Turn.OPERATOR)
+        yield Finding(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Actor.OPERATOR)
     else:
         found = "the ledger has no chunk of this name"
-        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, ward, file))
+        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, context, file))
 
 
 def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold: timedelta) -> str:
@@ -134,30 +144,30 @@ def _is_over(located_at: datetime, hold: timedelta) -> bool:
     return datetime.now(UTC) - located_at >= hold
 
 
-def _remove(ward: Ward, file: StagedFile, hold: timedelta) -> Mended:
-    with ward.lease(chunk_lease(file.chunk)):
-        chunk = ward.work.ledger.chunk(file.chunk)
-        files = _listed(ward.work, file.chunk)
+def _remove(context: DoctorContext, file: StagedFile, hold: timedelta) -> Mended:
+    with context.lease(chunk_lease(file.chunk)):
+        chunk = context.work.ledger.chunk(file.chunk)
+        files = _listed(context.work, file.chunk)
         if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
-            return GONE
+            return NO_LONGER_THERE
         return _unlinked(file.path)
 
 
-def _remove_unknown(ward: Ward, file: StagedFile) -> Mended:
+def _remove_unknown(context: DoctorContext, file: StagedFile) -> Mended:
     """Remove a file of no chunk. Plans, which make chunks, wait meanwhile."""
-    with ward.lease(plan_lease(ward.work.source)):
+    with context.lease(plan_lease(context.work.source)):
         try:
-            ward.work.ledger.chunk(file.chunk)
+            context.work.ledger.chunk(file.chunk)
         except NotLocated:
             return _unlinked(file.path)
-        return GONE
+        return NO_LONGER_THERE
 
 
 def _unlinked(path: Path) -> Mended:
     try:
         path.unlink()
     except FileNotFoundError:
-        return GONE
+        return NO_LONGER_THERE
     except OSError as error:
         raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend the folder's permissions") from error
     return Mended("removed")
@@ -166,14 +176,14 @@ def _unlinked(path: Path) -> Mended:
 # --- reservations ----------------------------------------------------------------------------------------------------
 
 
-def reservations(ward: Ward) -> Iterator[Finding]:
+def reservations(context: DoctorContext) -> Iterator[Finding]:
     """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
-    mine = {chunk.name: chunk for chunk in ward.work.ledger.chunks(ward.work.source)}
-    unused = [(one, why) for one in ward.work.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
-    left = {chunk.name for chunk in ward.left([mine[one.chunk] for one, _ in unused])}
+    mine = {chunk.name: chunk for chunk in context.work.ledger.chunks(context.work.source)}
+    unused = [(one, why) for one in context.work.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
+    left = {chunk.name for chunk in context.without_run([mine[one.chunk] for one, _ in unused])}
     for one, why in unused:
         if one.chunk in left:
-            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, ward, one))
+            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, context, one))
 
 
 def _unused(one: Reservation) -> str:
@@ -186,45 +196,45 @@ def _unused(one: Reservation) -> str:
     return ""
 
 
-def _release(ward: Ward, one: Reservation) -> Mended:
-    with ward.lease(chunk_lease(one.chunk)):
-        now = next((each for each in ward.work.ledger.reservations() if each.chunk == one.chunk), None)
+def _release(context: DoctorContext, one: Reservation) -> Mended:
+    with context.lease(chunk_lease(one.chunk)):
+        now = next((each for each in context.work.ledger.reservations() if each.chunk == one.chunk), None)
         if now is None or not _unused(now):
-            return GONE
-        ward.work.ledger.release_staging(one.chunk)
+            return NO_LONGER_THERE
+        context.work.ledger.release_staging(one.chunk)
         return Mended("given back")
 
 
 # --- inventories and plans -------------------------------------------------------------------------------------------
 
 
-def home_leftovers(ward: Ward, *, all_known: bool) -> Iterator[Finding]:
+def home_leftovers(context: DoctorContext, *, all_known: bool) -> Iterator[Finding]:
     """Find what killed inventories and plans of the source left under `home`.
 
     Args:
-        ward: the source's.
+        context: the source's.
         all_known: whether the ledger has every chunk that the store may have. If not, a plan that the ledger does not have
             may be that of a lost ledger: once its chunks are restored, they are packed again from it where no copy is left.
     """
-    home, source = ward.work.settings.home, ward.work.source
+    home, source = context.work.settings.home, context.work.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
     for path in _left_in(inventories, _INVENTORY_LEFT):
         found = "an inventory that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_alone, path))
-    if plan_lease(ward.work.source) in ward.in_hands():
+    if plan_lease(context.work.source) in context.leases_of_live_runs():
         return
     for path in _left_in(plans, _WORKSPACE):
         found = "a plan that was not finished left it"
-        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
+        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, context, path))
     for path in _left_in(plans, _PLAN_NAME):
-        if ward.work.ledger.plan_name_taken(source, path.name):
+        if context.work.ledger.plan_name_taken(source, path.name):
             continue
         found = "the ledger has no such plan"
         if not all_known:
             remedy = "left as it is: the store may have chunks of it"
-            yield told(Kind.LEFTOVER, str(path), found, remedy, Turn.NOBODY)
+            yield Finding(Kind.LEFTOVER, str(path), found, remedy, Actor.NOBODY)
         else:
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, ward, path))
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, context, path))
 
 
 def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
@@ -235,10 +245,10 @@ def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
         return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if alone else []
 
 
-def _remove_plan(ward: Ward, path: Path) -> Mended:
-    with ward.lease(plan_lease(ward.work.source)):
-        if ward.work.ledger.plan_name_taken(ward.work.source, path.name):
-            return GONE
+def _remove_plan(context: DoctorContext, path: Path) -> Mended:
+    with context.lease(plan_lease(context.work.source)):
+        if context.work.ledger.plan_name_taken(context.work.source, path.name):
+            return NO_LONGER_THERE
         return _remove_alone(path)
 
 
@@ -246,13 +256,13 @@ def _remove_alone(path: Path) -> Mended:
     """Remove a file or folder while nobody writes beside it."""
     with alone_in(path.parent) as alone:
         if not alone:
-            return Mended("left: a run writes there now", Turn.NOBODY)
+            return Mended("left: a run writes there now", Actor.NOBODY)
         if not path.is_dir() or path.is_symlink():
             return _unlinked(path)
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
-            return GONE
+            return NO_LONGER_THERE
         except OSError as error:
             raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend its permissions") from error
         return Mended("removed")
@@ -261,26 +271,28 @@ def _remove_alone(path: Path) -> Mended:
 # --- a store that is a folder ----------------------------------------------------------------------------------------
 
 
-def half_copies(ward: Ward) -> Iterator[Finding]:
+def half_copies(context: DoctorContext) -> Iterator[Finding]:
     """Find what killed uploads into a folder left there, of this source's chunks; of other roots it is told."""
-    work = ward.work
+    work = context.work
     if not isinstance(work.store, CopiesFiles):
         return
     copies = work.store.half_copies()
     if not copies:
         return
     by_root = {chunk.merkle_root: chunk for chunk in work.ledger.chunks()}
-    held = ward.in_hands()
+    held = context.leases_of_live_runs()
     for root, path in copies:
         chunk = by_root.get(root)
         if chunk is None:
             remedy = "remove it, unless another ledger keeps chunks in this folder"
-            yield told(Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Turn.OPERATOR)
+            yield Finding(
+                Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Actor.OPERATOR
+            )
         elif chunk.source == work.source and chunk_lease(chunk.name) not in held:
             found = f"a copy of chunk {chunk.name} that was not finished"
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, ward, chunk.name, path))
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, context, chunk.name, path))
 
 
-def _remove_half(ward: Ward, chunk: str, path: Path) -> Mended:
-    with ward.lease(chunk_lease(chunk)):
+def _remove_half(context: DoctorContext, chunk: str, path: Path) -> Mended:
+    with context.lease(chunk_lease(chunk)):
         return _unlinked(path)

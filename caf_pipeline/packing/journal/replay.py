@@ -1,4 +1,4 @@
-"""Goes through what an earlier run packed of a chunk: believes of its journal what the staged bytes bear out, no more.
+"""Replays what an earlier run packed of a chunk: takes from its journal only what the staged bytes confirm.
 
 Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256 of every member and of
 what is staged of an open one, the Merkle tree. The first that does not agree ends it; part and journal are cut behind the
@@ -85,7 +85,7 @@ class ObjectQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """Where the sink stands behind a checkpoint that holds."""
+    """The sink's position after a checkpoint that was verified."""
 
     place: Place
     boundary: Mark
@@ -143,7 +143,7 @@ def replay(
 
 
 def _given_up(journal: Journal, opening: Opening) -> set[int]:
-    """Return the places, by sequence, of checkpoints whose open object was rolled back later: others' bytes may stand there."""
+    """Return the places, by sequence, of checkpoints whose open object was rolled back later: their bytes may be replaced."""
     given_up: set[int] = set()
     open_since: list[int] = []
     for place, said in journal.reader().checkpoints(opening, attempt=journal.attempt):
@@ -157,7 +157,7 @@ def _given_up(journal: Journal, opening: Opening) -> set[int]:
 
 
 def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> _Reached | None:
-    """Read what a checkpoint tells of into the sink; None where the bytes or the plan say otherwise."""
+    """Read the bytes of a checkpoint into the sink; None where they, or the plan, do not agree with it."""
     planned = objects.look(len(said.outcomes) + 1)
     if len(planned) < len(said.outcomes) + bool(said.open):
         return None

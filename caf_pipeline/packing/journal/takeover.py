@@ -1,4 +1,4 @@
-"""Takes over what an earlier run left of a chunk's packing, so that nobody else writes where this run goes on.
+"""Takes over what an earlier run left of a chunk's packing, so that no other run writes where this one resumes.
 
 A part whose lock is free has no writer any more: part and journal get names of this lease's epoch, and packing goes on in
 place. Where its writer still lives, asleep or not yet aware that its lease is lost, what is safe by the journal is copied
@@ -34,7 +34,7 @@ _NOT_COPIED_BY_THE_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP,
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What an earlier run left and this one may go on with; the part is open.
+    """What an earlier run left and this one may resume; the part is open.
 
     Attributes:
         part: open; `locked` tells whether its writer is gone.
@@ -211,7 +211,7 @@ def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) 
 
 
 def left_by_others(work: Workplace, name: str, *, attempt: int) -> Sequence[Path]:
-    """Return what stands there of the chunk's packing by other leases, to be removed once this one is known to hold.
+    """Return the files of the chunk's packing under other leases, to be removed once this lease is known to hold.
 
     To be called before the ledger is asked whether it holds: what a later lease makes is then not among it, however long
     this process sleeps before it removes.

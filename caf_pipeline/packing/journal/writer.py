@@ -1,4 +1,4 @@
-"""Writes the packing journal while packing goes on, and lets packing wait only where too much would be lost.
+"""Writes the packing journal while packing goes on, and makes packing wait only where a crash would lose too much.
 
 A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes the staged bytes durable,
 then appends the entry; packing goes on meanwhile, until more than a bounded amount of work is not yet safe.
@@ -135,7 +135,7 @@ class Checkpoints:
 
     @property
     def resumable_bytes(self) -> int:
-        """So many bytes of the staged file a next run would go on behind; 0 where it would begin again."""
+        """Bytes of the staged file that a next run would keep; 0 where it would begin again."""
         return self.kept_bytes if self.holds else 0
 
     # --- what happens ----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Checkpoints:
         self._outcomes.append(outcome)
 
     def rolled_back(self) -> None:
-        """The sink was rolled back: where the journal tells of bytes that are gone, it is told before others follow."""
+        """The sink was rolled back: where the journal lists bytes that are gone, an entry says so before others follow."""
         self._open = None
         if self._under_way or self.kept_bytes > self._sink.size_bytes:
             self.save()

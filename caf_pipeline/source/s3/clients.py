@@ -95,7 +95,7 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
     except (ValueError, BotoCoreError) as error:
         # What the settings say was checked when they were read; this is the environment's.
         raise SettingsError(
-            f"the AWS environment is of no use: {str(error).rstrip('.')}",
+            f"the AWS configuration cannot be used: {str(error).rstrip('.')}",
             hint="check AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION and the files in ~/.aws",
         ) from error
     if settings.endpoint_url:

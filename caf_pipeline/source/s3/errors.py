@@ -1,4 +1,4 @@
-"""What S3 answers and how it is told: one table from S3's codes to the error tree, and which failures are worth a retry.
+"""What S3's answers mean (404, 412, 503, …): one table from its codes to errors and skip reasons; what is retried.
 
 Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
 """
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class WrongBody(Exception):
-    """A body that is not what was asked for: of another length than was promised, or another object's. Read again."""
+    """A body of another length than was promised, or of another object. It is read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
 def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # noqa: PLR0911 - one for each
     code, region = code_of(error), _other_region(error)
     if code == "RequestTimeTooSkewed":
-        return SourceDenied(f"{at} refuses requests of this machine's time", hint="set the machine's clock right")
+        return SourceDenied(f"{at} refuses requests, since this machine's clock is wrong", hint="set the machine's clock right")
     if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
         return SourceDenied(
             f"{at} refuses the access key: it does not know it ({code})", hint=f"check {_where(at, 'ACCESS_KEY_ID')}"

@@ -107,7 +107,7 @@ class ObjectReader:
             raise object_error(error, self.at, obj.key) from error
 
     def _by_obstore(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart | None:
-        """Return the part, or None where boto3 is to be asked."""
+        """Return the part, or None where boto3 is to read it."""
         options: GetOptions = {"if_match": _quoted(obj.etag)} if obj.version_id is None else {"version": obj.version_id}
         if end_byte - start_byte < obj.size_bytes:
             options["range"] = (start_byte, end_byte)

@@ -221,13 +221,13 @@ def _text_end(key: bytes) -> int:
 def _next_token(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
     token = answer.get("NextContinuationToken")
     if not token:
-        raise ListingRefused(f"the listing of {at} says that there is more, and not where")
+        raise ListingRefused(f"the listing of {at} is cut off, and does not say where it continues")
     return {"ContinuationToken": token}
 
 
 def _next_version(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
     if not answer.get("NextKeyMarker"):
-        raise ListingRefused(f"the listing of {at} says that there is more, and not where")
+        raise ListingRefused(f"the listing of {at} is cut off, and does not say where it continues")
     try:
         key = decode_key(answer["NextKeyMarker"], answer.get("EncodingType")).decode()
     except ValueError as error:

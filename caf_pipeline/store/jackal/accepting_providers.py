@@ -1,4 +1,4 @@
-"""Who would take a chunk, asked before its post is paid for: enough providers that may be used, answer, have room, are in time.
+"""Whether enough providers would accept a chunk, before its post is paid for: allowed, answering, with room, and fast enough.
 
 An answer counts for a minute, so that a thousand chunks do not each ask everyone. What was posted before is not asked about.
 """
@@ -129,15 +129,16 @@ class AcceptingProviders:
         private = [one for one in refusals if one.by_settings]
         if listed - len(private) < required:
             return UploadsRefused(
-                f"{len(private)} of {counted(listed, 'provider')} are at addresses that are not public and may not be used,"
-                f" and {counted(required, 'copy', 'copies')} of each chunk are required: nothing was posted",
+                f"nothing was posted: {counted(required, 'copy', 'copies')} of each chunk are required, and {len(private)} of"
+                f" {counted(listed, 'provider')} have addresses that are not public and may not be used",
                 hint="set jackal.allow_private_addresses = true only for a network of your own, whose providers are on this"
                 " machine or beside it",
             )
         first = sorted(refusals, key=lambda one: one.by_settings)[:SAID]
         more = f"; and {len(refusals) - len(first)} more" if len(refusals) > len(first) else ""
+        why = "; ".join(f"{one.provider}: {one.why}" for one in first)
         return NoProvider(
-            f"{counted(required, 'copy', 'copies')} of {size_bytes} bytes are required, and {counted(takers, 'provider')} would"
-            f" take one now, so that nothing was posted: {'; '.join(f'{one.provider}: {one.why}' for one in first)}{more}",
-            hint="see whether they are reached from this machine; a later run asks all of them again",
+            f"nothing was posted: {counted(required, 'copy', 'copies')} of {size_bytes} bytes are required, and"
+            f" {counted(takers, 'provider')} would take one now: {why}{more}",
+            hint="check that this machine can reach them; a later run asks all of them again",
         )

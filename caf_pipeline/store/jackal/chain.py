@@ -1,4 +1,4 @@
-"""REST servers of chain nodes ("LCD"): one is asked, and another where it fails, lags, or stands still.
+"""REST servers of chain nodes ("LCD"): requests go to one, and to the next where it fails, lags, or no longer makes blocks.
 
 What a node does not know proves something only where the node is as far as any was ever seen. So each look-up asks the node's
 height first, and below the greatest height seen its answers count for nothing.
@@ -128,7 +128,7 @@ T = TypeVar("T")
 
 
 class _Refused(ChainUnreachable):
-    """A node answered with an error of its own; who asked knows whether that is an answer."""
+    """A node answered with an error of its own; the caller decides whether that is an answer."""
 
     def __init__(self, query: str, status: int, refusal: Refusal) -> None:
         foreign = status == httpx.codes.NOT_IMPLEMENTED
@@ -163,7 +163,7 @@ class _TooLong(ChainUnreachable):
 
 
 class _NeverAnswers(ChainUnreachable):
-    """A server that answers alike until somebody changes the setting, or the server."""
+    """A server whose error lasts until the setting or the server is changed."""
 
     permanent = True
 
@@ -196,7 +196,7 @@ class Chain:
         halted_seconds: float = HALTED_SECONDS,
         waits: Waits | None = None,
     ) -> None:
-        """Name the nodes, the best first; nothing is asked yet.
+        """Name the nodes, the best first; no request is sent yet.
 
         Args:
             urls: `http(s)://host[:port]`.
@@ -273,7 +273,7 @@ class Chain:
         return self._one(f"{_STORAGE}/params", parse_params)
 
     def require_verified(self, proof_type: int) -> None:
-        """Raise where the chain may not verify proofs of this type: asked before anything is paid.
+        """Raise where the chain may not verify proofs of this type; called before anything is paid.
 
         Type 0 needs no question. For type 3 every node that answers is asked, and each has to be new enough: the nodes of one
         chain run one version, and of two that differ nothing tells which is right. To believe the older one costs a setting; to
@@ -488,7 +488,8 @@ class Chain:
             kept_pages += bool(page)
             if len(kept) > MAX_KEPT or kept_pages > MAX_KEPT_PAGES:
                 raise ChainUnreachable(
-                    f"the chain lists more than {len(kept) - 1} of what there are few", hint="name another node"
+                    f"the chain returned a list of more than {len(kept) - 1} entries; far fewer are expected",
+                    hint="name another node in jackal.lcd",
                 )
         return kept
 
@@ -501,7 +502,7 @@ class Chain:
         return self._retrying(lambda: self._asked_once(ask))
 
     def _retrying(self, asked: Callable[[], T]) -> T:
-        """Return what `asked` does, trying it again while it may pass; who waits is told after some seconds."""
+        """Return what `asked` does, trying again while the fault may pass; the wait is reported after some seconds."""
         retrying = Retrying(
             retry=retry_if_exception(_may_pass),
             stop=stop_after_attempt(self._attempts),
@@ -557,7 +558,7 @@ class Chain:
         return info, query
 
     def _newest_block(self, node: _Node) -> Block:
-        """Return the node's newest block, where the node may be believed."""
+        """Return the node's newest block; raise where the node lags, halts or is of another chain."""
         if not node.known:
             self._info(node)
         path = f"{_TENDERMINT}/blocks/latest"
@@ -694,7 +695,7 @@ def _behind(node: _Node, height: int, seen: int) -> ChainBehind:
 
 
 def _the_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
-    """Return the one that says most: what a node refused, an answer that is too long, a chain that stands still, nodes behind."""
+    """Return the most telling fault: what a node refused, an answer that is too long, a chain that stands still, nodes behind."""
     for kind in (_Refused, _TooLong, ChainHalted, ChainBehind):
         for fault in faults:
             if isinstance(fault, kind):

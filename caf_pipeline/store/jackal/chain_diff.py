@@ -1,4 +1,4 @@
-"""What the chain lists for an archive, held against what the ledger says of its chunks. Pure, over records.
+"""The difference between what the chain lists for an archive and what the ledger says of its chunks. Pure, over records.
 
 A file of the chain is (root, owner, start); a chunk of the ledger has the same three once it is posted.
 """

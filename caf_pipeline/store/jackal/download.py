@@ -1,4 +1,4 @@
-"""Stored bytes from whoever holds them: the fastest provider first, the next one where it breaks."""
+"""Reads stored bytes from the providers that hold them: the fastest first, the next one where it fails."""
 
 import threading
 import time
@@ -83,7 +83,7 @@ class Downloads:
             return next(pieces, None)
 
     def _candidates(self, posting: Posting) -> Sequence[str]:
-        """Return who to ask: the holders, or anybody while nobody can say who they are."""
+        """Return the providers to read from: the holders, or all while the chain does not say who they are."""
         try:
             return self.holders(posting)
         except StoreUnreachable:

@@ -392,7 +392,7 @@ class IncludedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """What a node said to a transaction that it was sent: `code` 0, it is in its mempool."""
+    """A node's answer to a transaction: `code` 0, it is in the mempool."""
 
     code: int
     codespace: str
@@ -476,7 +476,7 @@ class ChainAnswer:
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """Return what a stranger said so that it can be part of a sentence: short, on one line, and without control characters."""
+    """Return an untrusted server's text, fit for a sentence: short, on one line, and without control characters."""
     return "".join(character if character.isprintable() else " " for character in text[:most])
 
 

@@ -1,4 +1,4 @@
-"""A post is paid for once, whatever breaks: what is signed is in the log before it is sent, until its fate is known.
+"""Posts a chunk and pays once: a transaction is logged, sent until its outcome is known, and only then signed again.
 
     ask      a chunk's message waits in the log
     own      one run at a time has the account's sequence; it settles what is pending before it signs
@@ -300,7 +300,7 @@ class Poster:
             raise StoreError(
                 f"root {merkle_root.hex()[:16]}… is posted already at block {first.start}, with"
                 f" {counted(first.max_proofs, 'copy', 'copies')} of"
-                f" {first.size_bytes} bytes; wanted are {required} of {size_bytes}",
+                f" {first.size_bytes} bytes; {required} of {size_bytes} bytes are wanted",
                 hint="lower jackal.required_copies, or delete that post with whatever made it",
             )
         return None
@@ -387,8 +387,8 @@ class Poster:
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
-                f"{SIGNINGS} transactions of {self._wallet.address} came to nothing",
-                hint="another program may use the wallet's sequence all the time; end it, or use a wallet of its own",
+                f"{SIGNINGS} transactions of {self._wallet.address} in a row had no effect",
+                hint="another program may be using the same wallet: stop it, or give it a wallet of its own",
             )
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
         self._check_money(fee + price, log)

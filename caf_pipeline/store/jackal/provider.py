@@ -122,7 +122,7 @@ class UploadControl(Protocol):
         ...
 
     def sent(self, size_bytes: int) -> None:
-        """Be told that so many were sent; returns when more may be."""
+        """Count bytes that were sent; returns when more may be."""
         ...
 
 
@@ -149,7 +149,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class UploadForm:
-    """What stands before and after the file in an upload's body."""
+    """The bytes before and after the file in an upload's body."""
 
     head: bytes
     tail: bytes
@@ -253,7 +253,7 @@ class ProviderClient:
         told = _json(answer)
         progress = told.get("progress")
         if answer.status != 200 or not isinstance(progress, int | float) or not abs(progress) <= _MOST_PROGRESS:  # NaN
-            raise StoreUnreachable(f"provider {self.address} says {answer.status} of an upload's status")
+            raise StoreUnreachable(f"provider {self.address} answered {answer.status} when asked for an upload's status")
         status = told.get("status")
         return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
 

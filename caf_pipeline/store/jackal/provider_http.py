@@ -1,4 +1,4 @@
-"""HTTP exchanges with a provider, which nobody vouches for: a wait has an end, an answer a size, and no redirect is followed.
+"""HTTP exchanges with an untrusted provider: every wait and every answer is bounded, and no redirect is followed.
 
 Connections go straight to the provider; proxy variables of the environment are not looked at. A provider names its own host;
 this machine's addresses and its network's are not connected to unless the settings permit it.
@@ -89,7 +89,7 @@ def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
         parts, port = urlsplit(""), None
     plain = url.strip().isascii() and url.strip().isprintable() and " " not in url.strip()
     if not plain or parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise StoreError(f"a provider's address is not one: {url[:100]!r}")
+        raise StoreError(f"a provider lists an address that is not a URL: {url[:100]!r}")
     port = port or (443 if parts.scheme == "https" else 80)
     return ProviderAddress(parts.scheme, parts.hostname, port, parts.path.rstrip("/"), may_be_private)
 

@@ -1,4 +1,4 @@
-"""The providers that the chain lists, and in which order they are asked."""
+"""The providers that the chain lists, and the order in which they are used."""
 
 import ipaddress
 import random
@@ -34,7 +34,7 @@ RATE_MARGIN: Final = 0.9
 
 
 class Roster:
-    """Who keeps files, with a client for each. Safe for several threads."""
+    """The providers, with a client for each. Safe for several threads."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Roster:
         chance: random.Random | None = None,
         allow_private_addresses: bool = False,
     ) -> None:
-        """Join the two; nothing is asked yet.
+        """Make one from chain and records; no request is sent yet.
 
         Args:
             chain: lists the providers.
@@ -109,7 +109,7 @@ class Roster:
             return self._listed
 
     def to_upload(self, size_bytes: int, *, after: Collection[str] = ()) -> Sequence[str]:
-        """Return who may take a file of this size, in the order to ask: active ones first, spread over hosts, fast ones first.
+        """Return the providers that may take a file of this size, in order: active ones first, spread over hosts, fast first.
 
         Args:
             size_bytes: of the file. A provider that the chain says to be smaller is left out; 0 is no statement.

@@ -88,8 +88,8 @@ class JackalStore:
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
             raise ChunkTooLarge(
-                f"a chunk of {stored_size_bytes} bytes is not through in the {self.settings.upload_seconds:.0f} s that a provider"
-                f" reads an upload; at the rates measured about {largest} bytes are",
+                f"a chunk of {stored_size_bytes} bytes cannot be uploaded in the {self.settings.upload_seconds:.0f} s that a"
+                f" provider allows; at the measured rates about {largest} bytes can",
                 fitting_bytes=largest,
                 hint=f"set the source's target_size to {largest} or less",
             )

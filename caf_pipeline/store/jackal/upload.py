@@ -139,7 +139,7 @@ class _UploadControl:
 
     @property
     def measures(self) -> bool:
-        """Whether the rate is the provider's, and not the brake's or the buffers'."""
+        """Whether the rate is the provider's, and not that of the bandwidth limit or of buffers."""
         return self.sent_bytes >= MEASURED_FROM_BYTES and self.seconds > 0 and self._held < self.seconds
 
 
@@ -191,7 +191,7 @@ class Uploads:
             raise UploadsRefused(too_slow, hint=f"'caf jackal limit --bandwidth {least}' is the least, or lift it with 'none'")
         raise NoProvider(
             f"{too_slow}, and other runs upload at the same time",
-            hint="wait until they are through, or raise the limit with 'caf jackal limit'",
+            hint="wait until they have finished, or raise the limit with 'caf jackal limit'",
         )
 
 
@@ -217,7 +217,7 @@ class _Upload:
     # --- all providers -------------------------------------------------------------------------------------------------
 
     def run(self, progress: Callable[[int], None]) -> None:
-        """Upload until there are as many good copies as asked, or nobody is left to try."""
+        """Upload until there are as many good copies as required, or no provider is left to try."""
         progress(0)
         listed = self._listed()
         size_bytes = self._posting.stored_size_bytes
@@ -288,20 +288,20 @@ class _Upload:
             fitting = self._roster.fitting_bytes(required, self._settings.upload_seconds) or size_bytes
             fitting = min(fitting, int(size_bytes * RATE_MARGIN))
             return ChunkTooLarge(
-                f"file {root} of {size_bytes} bytes is not through in the {self._settings.upload_seconds:.0f} s that a provider"
-                f" reads: {why}",
+                f"file {root} of {size_bytes} bytes was not uploaded in the {self._settings.upload_seconds:.0f} s that a provider"
+                f" allows: {why}",
                 fitting_bytes=fitting,
                 hint=f"about {fitting} bytes would fit: lower the source's target_size",
             )
         if len(away) == len(others) and not good:
             return NoProvider(
                 f"no provider takes file {root}: {why or 'the chain lists none'}",
-                hint="see whether they are reached from this machine; a later run tries all of them again",
+                hint="check that this machine can reach them; a later run tries all of them again",
             )
         return NotProven(
             f"file {root} has {len(good)} of {counted(required, 'copy', 'copies')}: {has_it} has it;"
             f" {why or 'there is no other provider'}",
-            hint="run the partition again: who has it is not sent it again",
+            hint="run the partition again: a provider that has it is not sent it again",
         )
 
     # --- what the threads share ----------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def read_mnemonic(given: str | None, file: Path | None) -> str:
         return words
     if file is None:
         raise MnemonicRefused(
-            "there is no wallet",
+            "no wallet is configured",
             hint=f"set {MNEMONIC_VARIABLE}, or jackal.mnemonic_file to a file of mode 600 that holds the words",
         )
     try:

@@ -1,4 +1,4 @@
-"""What can be said of a source's chunks before its objects may be deleted: read back, proven, and what their manifests say.
+"""Assesses each chunk of a source before its objects may be deleted: read back, proven, and compared with its manifest.
 
 Looks at every chunk in good standing, and records what is found as the proof watch does. What takes longest comes first.
 Source: promises 1 and 5 in docs/design.md.
@@ -21,7 +21,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy
-from caf_pipeline.maintenance.deletion.deletable import LocatedRows, Unsafe, Verdict
+from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
@@ -39,20 +39,20 @@ def _show_nothing(title: str, total_bytes: int) -> AbstractContextManager[Callab
     return nullcontext(lambda size_bytes: None)
 
 
-def _tell_nobody(sentence: str) -> None:
-    """Tell nobody."""
+def _ignore(sentence: str) -> None:
+    """Ignore the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told how it goes: in sentences, and by a bar while chunks are read."""
+class ProgressReporter:
+    """Reports progress: in sentences, and by a bar while chunks are read."""
 
-    tell: Callable[[str], None] = _tell_nobody
+    tell: Callable[[str], None] = _ignore
     progress: Progress = _show_nothing
 
 
 @dataclass
-class Chunks:
+class ChunkAssessor:
     """A source's chunks, and what was found out about them.
 
     `lease` is what keeps a second such command away; `folder` takes the ledger's export and a manifest at a time.
@@ -61,7 +61,7 @@ class Chunks:
     work: Workplace
     lease: Lease
     folder: Path
-    watcher: Watcher
+    reporter: ProgressReporter
     located: Path = field(init=False)
     rows: LocatedRows = field(init=False)
     unread: dict[str, str] = field(default_factory=dict)
@@ -87,9 +87,9 @@ class Chunks:
             return 0, 0
         self._export()
         total = sum(chunk.stored_size_bytes for chunk in unread)
-        self.watcher.tell(f"reading back {_counted(len(unread))}, {total} bytes; each is read once, and a later run goes on")
+        self.reporter.tell(f"reading back {_counted(len(unread))}, {total} bytes; each is read once, and a later run goes on")
         done = [0, 0]
-        with self.watcher.progress("reading back", total) as advance:
+        with self.reporter.progress("reading back", total) as advance:
             for chunk in unread:
                 self.lease.check()
                 try:
@@ -115,7 +115,7 @@ class Chunks:
             wrong = [finding for finding in findings if finding.fault]
             if wrong:
                 said = mark_wrong(self.work, lease, chunk, findings)
-                self.watcher.tell(f"chunk {name} is damaged: {said}")
+                self.reporter.tell(f"chunk {name} is damaged: {said}")
                 return said
             if not findings or not findings[-1].good:
                 return f"nobody gives it back: {described(findings)}"
@@ -147,21 +147,21 @@ class Chunks:
             return CopyFinding(copy, fault=str(error), whole=True), 0
         return CopyFinding(copy, whole=True), differing
 
-    # verdicts
+    # assessments
 
-    def verdicts(self) -> Mapping[str, tuple[Chunk, Verdict]]:
-        """Look at every chunk in good standing now; return by name what is to be said of its objects."""
+    def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
+        """Look at every chunk in good standing now; return, by name, whether its objects are safe as far as the chunk goes."""
         chunks = self._chunks()
         self._export()
-        self.watcher.tell(f"looking at {_counted(len(chunks))}: what the chain lists, pieces of each copy, manifests")
+        self.reporter.tell(f"looking at {_counted(len(chunks))}: what the chain lists, pieces of each copy, manifests")
         problems = self._looked_at([chunk.name for chunk in chunks])
-        verdicts = {}
+        assessments = {}
         for before in chunks:
             self.lease.check()
             chunk = self.work.ledger.chunk(before.name)
-            reason, detail = self._judged(chunk, problems.get(chunk.name, ""))
-            verdicts[chunk.name] = chunk, Verdict(chunk.caf_file_id, chunk.name, reason, detail)
-        return verdicts
+            reason, detail = self._assessed(chunk, problems.get(chunk.name, ""))
+            assessments[chunk.name] = chunk, ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail)
+        return assessments
 
     def _looked_at(self, names: Sequence[str], *, again: bool = True) -> dict[str, str]:
         """Let the proof watch look at each chunk; return why it could not, by name. Held ones are tried once more."""
@@ -183,9 +183,9 @@ class Chunks:
             problems |= self._looked_at(held, again=False)
         return problems
 
-    def _judged(self, chunk: Chunk, problem: str) -> tuple[Unsafe | None, str]:
-        """Say why the chunk's objects are not safe, by the first thing that is amiss; (None, "") where nothing is."""
-        found = self._judged_by_copies(chunk, problem)
+    def _assessed(self, chunk: Chunk, problem: str) -> tuple[Unsafe | None, str]:
+        """Say why the chunk's objects are not safe, by the first fault found; (None, "") where there is none."""
+        found = self._assessed_by_copies(chunk, problem)
         if found:
             return found
         if chunk.name in self.differing:
@@ -194,7 +194,7 @@ class Chunks:
             return Unsafe.NOT_READ_BACK, self.unread.get(chunk.name, "")
         return self._manifest_compared(chunk)
 
-    def _judged_by_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
+    def _assessed_by_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
         required = self.work.store.required_copies
         copies = [copy for copy in self.work.ledger.known_copies(chunk.name) if copy.listed]
         right = [copy for copy in copies if not copy.fault]
@@ -206,9 +206,9 @@ class Chunks:
             return Unsafe.NOT_LOOKED_AT, problem
         if len(right) < required:
             return Unsafe.TOO_FEW_COPIES, f"{len(right)} of {required} copies of chunk {chunk.name} are right"
-        return self._judged_by_windows(chunk, right)
+        return self._assessed_by_windows(chunk, right)
 
-    def _judged_by_windows(self, chunk: Chunk, right: Sequence[KnownCopy]) -> tuple[Unsafe, str] | None:
+    def _assessed_by_windows(self, chunk: Chunk, right: Sequence[KnownCopy]) -> tuple[Unsafe, str] | None:
         """Say how many windows are known of as many copies as required; None where they are enough."""
         store, posting = self.work.store, posting_of(chunk)
         now = store.current_window(posting)
@@ -282,15 +282,15 @@ def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str
     fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)
 
 
-def as_they_are_now(work: Workplace, verdicts: Mapping[str, tuple[Chunk, Verdict]]) -> Iterator[Verdict]:
-    """Yield the verdicts, against those chunks that are no longer what they were when they were looked at."""
+def recheck(work: Workplace, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]) -> Iterator[ChunkAssessment]:
+    """Yield the assessments; of chunks that changed since they were assessed, that they are not safe."""
     now = {chunk.name: chunk for chunk in work.ledger.chunks(work.source, [ChunkState.LOCATED])}
-    for name, (before, verdict) in verdicts.items():
+    for name, (before, assessment) in assessments.items():
         chunk = now.get(name)
         same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (before.merkle_root, before.owner, before.start)
-        if verdict.reason is None and not (same and chunk and chunk.read_back_at):
+        if assessment.reason is None and not (same and chunk and chunk.read_back_at):
             yield replace(
-                verdict, reason=Unsafe.NOT_LOOKED_AT, detail=f"chunk {name} changed while this command ran: run it again"
+                assessment, reason=Unsafe.NOT_LOOKED_AT, detail=f"chunk {name} changed while this command ran: run it again"
             )
         else:
-            yield verdict
+            yield assessment
