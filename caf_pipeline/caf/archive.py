@@ -19,7 +19,7 @@ from typing_extensions import Buffer
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 SUFFIX_BYTES: Final = 64 * 1024
 """The first read of an archive: holds the index of about a thousand members, and a small archive whole."""

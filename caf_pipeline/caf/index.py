@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from caf_pipeline.errors import ArchiveLimitReached, MalformedArchive, MemberRefused
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 FORMAT_VERSION: Final = "1.0"
 

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from caf_pipeline.errors import UsageError, one_line
-from caf_pipeline.system.plurals import counted as counted  # noqa: PLC0414  what commands show comes from this module
+from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  what commands show comes from this module
+from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
@@ -32,18 +33,6 @@ def parse_size(text: str, *, decimal: bool = False) -> int:
         also = " (or KB, MB, GB, TB)" if decimal else ""
         raise UsageError(f"{text!r} is not a size.", hint=f"Give bytes, or a whole number of KiB, MiB, GiB or TiB{also}: 30GiB.")
     return int(match[1]) * units[match[2]]
-
-
-def show_size(size_bytes: int) -> str:
-    """Return a size for people: exact below 1 KiB, else in the unit that keeps it below 1,024."""
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
-        if size < 1024:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1024:.1f} TiB"
 
 
 def show_time(moment: datetime) -> str:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from caf_pipeline.chunk_state import UNDER_WAY
-from caf_pipeline.defs.metadata import size
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import Wait
 
 BAR_WIDTH: Final = 16
@@ -181,14 +181,14 @@ class ChunkProgress:
         return separator.join(
             part
             for part in (
-                f"{size(size_bytes)} of {size(all_bytes)}",
-                f"{size(round(rate))}/s" if rate else "",
+                f"{show_size(size_bytes)} of {show_size(all_bytes)}",
+                f"{show_size(round(rate))}/s" if rate else "",
                 f"{objects:,}/{all_objects:,} objects",
                 f"{self._skipped:,} skipped" if self._skipped else "",
                 f"{self._done[2]}/{len(self._planned)} chunks",
                 f"{self._failed} failed" if self._failed else "",
                 f"{self._held} held by other runs" if self._held else "",
-                f"{size(self._sent_bytes)} sent" if self._sent_bytes else "",
+                f"{show_size(self._sent_bytes)} sent" if self._sent_bytes else "",
             )
             if part
         )

@@ -37,7 +37,7 @@ from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRe
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
-from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING, size
+from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, archive_job, audit_job, plan_job, plan_op
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import RunResource, SharedLedger
@@ -57,7 +57,7 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import planning
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import UNANSWERED_SECONDS, Announcer, Waits
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
 
@@ -507,7 +507,7 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
 
 def _sentence(summary: Summary) -> str:
     chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
-    located = size(summary.size_bytes)
+    located = show_size(summary.size_bytes)
     done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
     if not summary.chunks:
         done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"

@@ -6,7 +6,6 @@ from typing import Final
 
 import pyarrow as pa
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
-from pydantic import ByteSize
 
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
@@ -19,6 +18,7 @@ from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import Outlook
 from caf_pipeline.store.protocol import Copy
+from caf_pipeline.system.quantities import show_size
 
 Metadata = dict[str, MetadataValue | TableSchema | str | int | float]
 
@@ -84,16 +84,11 @@ def _columns(schema: pa.Schema) -> TableSchema:
 # --- what a run made -------------------------------------------------------------------------------------------------
 
 
-def size(size_bytes: int) -> str:
-    """Return a size for people, e.g. "29.8 GiB"; shown beside the exact one."""
-    return ByteSize(size_bytes).human_readable(separator=" ")
-
-
 def sizes(**sizes_bytes: int) -> Metadata:
     """Return each size twice: `stored_size_bytes=n` as that, and as `stored_size` for people."""
     shown: Metadata = {}
     for name, size_bytes in sizes_bytes.items():
-        shown |= {name.removesuffix("_bytes"): size(size_bytes), name: size_bytes}
+        shown |= {name.removesuffix("_bytes"): show_size(size_bytes), name: size_bytes}
     return shown
 
 
@@ -164,7 +159,7 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
 
 
 def _planned(chunks: Sequence[PlannedChunk]) -> MetadataValue:
-    rows = [(chunk.name, chunk.object_count, size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]]
+    rows = [(chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]]
     return table({"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"}, rows)
 
 
@@ -200,7 +195,7 @@ def seal_metadata(report: SealReport, staged: Path) -> Metadata:
         "released": chunk.released_count,
         **skips(report.skipped),
         "largest_members": table(
-            {"key": "string", "size": "string", "size_bytes": "int"}, [(key, size(its), its) for key, its in report.largest]
+            {"key": "string", "size": "string", "size_bytes": "int"}, [(key, show_size(its), its) for key, its in report.largest]
         ),
     }
 

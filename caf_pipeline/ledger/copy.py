@@ -19,7 +19,7 @@ from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.ledger.database import driver_connection
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 

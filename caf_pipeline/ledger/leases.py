@@ -9,17 +9,17 @@ Source: "A chunk" in docs/design.md.
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import Holder, chunk_of_lease
+from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
@@ -28,10 +28,9 @@ run after a crash on another machine is ready to wait."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
-_SELECT = text(
-    "SELECT epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
-    " FROM leases WHERE name = :name FOR UPDATE"
-)
+_COLUMNS: Final = "name, epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
+_LOCK = text(f"SELECT {_COLUMNS} FROM leases WHERE name = :name FOR UPDATE")
+_TAKEN = text(f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name")
 _TAKE = text(
     """
     INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
@@ -47,17 +46,28 @@ _SET_CHUNK_EPOCH = text("UPDATE caf_files SET epoch = :epoch WHERE name = :chunk
 _RENEW = text(
     "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => :seconds) WHERE name = :name AND epoch = :epoch"
 )
-# The row stays: its epoch must go on growing.
+# The row stays: its epoch must go on growing. It expires at 0, by which a lease that was given back is known.
 _RELEASE = text("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = :name AND epoch = :epoch")
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A lease's row as it was found."""
+_GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
 
-    epoch: int
-    holder: Holder
-    expires_at: datetime
+
+def leases(connection: Connection) -> Sequence[LeaseRecord]:
+    """Return all leases that were not given back, by name."""
+    return [_record(row) for row in connection.execute(_TAKEN)]
+
+
+def end_lease(connection: Connection, name: str, epoch: int) -> bool:
+    """Release a lease, unless a live run may still hold it; its row and epoch stay. Returns whether it was released now."""
+    row = connection.execute(_LOCK, {"name": name}).one_or_none()
+    lease = _record(row) if row else None
+    if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
+        return False
+    alive = _is_alive(lease)
+    if alive or (lease.live and alive is None):
+        return False
+    return connection.execute(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
 
 
 class HeldLease:
@@ -92,7 +102,7 @@ class HeldLease:
         self._renewing.start()
         return self
 
-    def _taken(self) -> _Held | None:
+    def _taken(self) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
         asked_at = time.monotonic()
         with self._database.transaction() as connection:
@@ -100,9 +110,9 @@ class HeldLease:
         self._good_until = asked_at + self._seconds
         return found
 
-    def _outlast(self, first: _Held) -> None:
+    def _outlast(self, first: LeaseRecord) -> None:
         """Take the lease once it has run out or was given back; raise HeldByOther where its holder is seen to live."""
-        found: _Held | None = first
+        found: LeaseRecord | None = first
         while found is not None:
             if (found.epoch, found.expires_at) != (first.epoch, first.expires_at):
                 raise HeldByOther(
@@ -129,13 +139,13 @@ class HeldLease:
         if lost:
             raise LeaseLost(f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes")
 
-    def _try(self, connection: Connection) -> _Held | None:
+    def _try(self, connection: Connection) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
-        row = connection.execute(_SELECT, {"name": self.name}).one_or_none()
+        row = connection.execute(_LOCK, {"name": self.name}).one_or_none()
         if row is not None:
-            other = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
-            if row.live and is_alive(other.boot_id, other.pid, other.process_started) is not False:
-                return _Held(row.epoch, other, row.expires_at)
+            found = _record(row)
+            if found.live and _is_alive(found) is not False:
+                return found
         holder = self._holder
         taken = connection.execute(
             _TAKE,
@@ -175,3 +185,12 @@ class HeldLease:
                 return
             self._good_until = asked_at + self._seconds
             wait = self._seconds / RENEWALS_PER_LEASE
+
+
+def _record(row: Row[tuple[object, ...]]) -> LeaseRecord:
+    holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
+    return LeaseRecord(row.name, row.epoch, holder, row.expires_at.astimezone(UTC), row.live)
+
+
+def _is_alive(lease: LeaseRecord) -> bool | None:
+    return is_alive(lease.holder.boot_id, lease.holder.pid, lease.holder.process_started)

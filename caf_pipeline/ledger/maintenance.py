@@ -1,27 +1,17 @@
-"""What the doctor reads and removes in a ledger: leases, reservations, unsettled transactions, and rows without a chunk.
+"""What the doctor reads and removes in a ledger: reservations, unsettled transactions, and rows without a chunk.
 
 Functions over the caller's transaction; each that writes looks again under a lock, and may be called at any moment, by any
 number.
 """
 
 from collections.abc import Sequence
-from datetime import UTC
-from typing import Final
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
-from caf_pipeline.ledger.processes import is_alive
-from caf_pipeline.ledger.records import ChunkRows, Holder, LeaseRecord, Reservation
+from caf_pipeline.ledger.records import ChunkRows, Reservation
 from caf_pipeline.store.protocol import SignedTransaction
 
-# A lease that was given back has expiry 0.
-_LEASES: Final = """
-    SELECT name, epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live
-    FROM leases WHERE expires_at > to_timestamp(0)
-"""
-_LEASE_TO_END = text(f"{_LEASES} AND name = :name AND epoch = :epoch FOR UPDATE")
-_GIVE_BACK = text("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = :name AND epoch = :epoch")
 _RESERVATIONS = text(
     "SELECT caf_files.name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN caf_files USING (caf_file_id)"
     " ORDER BY caf_files.name"
@@ -52,22 +42,6 @@ _DROP_CLAIMS = text("DELETE FROM claims WHERE caf_file_id = :id")
 _DROP_LOCATIONS = text("DELETE FROM file_locations WHERE caf_file_id = :id")
 
 
-def leases(connection: Connection) -> Sequence[LeaseRecord]:
-    """Return all leases that were not given back, by name."""
-    return [_lease(row) for row in connection.execute(text(f"{_LEASES} ORDER BY name"))]
-
-
-def end_lease(connection: Connection, name: str, epoch: int) -> bool:
-    """Release a lease, unless a live run may still hold it; its row and epoch stay. Returns whether it was released now."""
-    row = connection.execute(_LEASE_TO_END, {"name": name, "epoch": epoch}).one_or_none()
-    if row is None:
-        return False
-    alive = is_alive(row.boot_id, row.pid, row.process_started)
-    if alive or (row.live and alive is None):
-        return False
-    return connection.execute(_GIVE_BACK, {"name": name, "epoch": epoch}).rowcount == 1
-
-
 def reservations(connection: Connection) -> Sequence[Reservation]:
     """Return all reservations of staging folders, by chunk."""
     rows = connection.execute(_RESERVATIONS)
@@ -96,8 +70,3 @@ def drop_stray_rows(connection: Connection, caf_file_id: int) -> int:
     if state not in EVER_LOCATED:
         dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
     return dropped
-
-
-def _lease(row: Row[tuple[object, ...]]) -> LeaseRecord:
-    holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
-    return LeaseRecord(row.name, row.epoch, holder, row.expires_at.astimezone(UTC), row.live)

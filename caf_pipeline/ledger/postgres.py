@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Row, text
 from caf_pipeline.chunk_state import CLAIMING, ChunkState, require_move
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, LedgerError, NotLocated, StagingError
 from caf_pipeline.inventory.snapshot import CurrentException, SkipReason, is_supported
-from caf_pipeline.ledger import current_content
+from caf_pipeline.ledger import current_content, leases
 from caf_pipeline.ledger import maintenance as upkeep
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
@@ -69,7 +69,7 @@ from caf_pipeline.ledger.replicas import (
 from caf_pipeline.ledger.transactions import PostgresTransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import live_waits, record_waits
 from caf_pipeline.store.protocol import Copy, Lease, Posting, Sample, SignedTransaction
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Wait, Waits
 
 _S = ChunkState
@@ -653,7 +653,7 @@ class Ledger:
     def leases(self) -> Sequence[LeaseRecord]:
         """Return all leases that were not given back, by name."""
         with self._database.transaction() as connection:
-            return upkeep.leases(connection)
+            return leases.leases(connection)
 
     def end_lease(self, name: str, epoch: int) -> bool:
         """Give back a lease that its holder left.
@@ -662,7 +662,7 @@ class Ledger:
         by one that cannot be seen from here and has not let it run out.
         """
         with self._database.transaction() as connection:
-            return upkeep.end_lease(connection, name, epoch)
+            return leases.end_lease(connection, name, epoch)
 
     def reservations(self) -> Sequence[Reservation]:
         """Return all reservations of staging folders, by chunk."""

@@ -39,7 +39,7 @@ from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head
 from caf_pipeline.store.protocol import Copy, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 _PREFIX: Final = ".restoring-"
 

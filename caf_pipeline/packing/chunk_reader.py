@@ -23,7 +23,7 @@ from caf_pipeline.inventory.manifest import (
 from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES, SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.store.protocol import ChunkStore, Posting
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
 """One range read serves the small reads that a Parquet reader does for its footer and pages."""

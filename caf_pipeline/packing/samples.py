@@ -14,7 +14,7 @@ from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.store.protocol import ChunkStore, Copy, Posting, Sample
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16
 """Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in all."""

@@ -19,7 +19,7 @@ from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, read_c
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 ACCOUNT_COLUMNS: Final = ("member", "key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "skip_reason")
 REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")

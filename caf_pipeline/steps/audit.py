@@ -18,7 +18,7 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, AccountOfChunk, ChunkAccount
 from caf_pipeline.steps.chunk_steps import open_chunk
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from caf_pipeline.packing.staging import (
 )
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, AccountOfChunk, ManifestReport
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from caf_pipeline.context import Workplace, address_of, archive_id_of
 from caf_pipeline.errors import StoredAlready
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 
 def refuse_second_copy(work: Workplace) -> None:

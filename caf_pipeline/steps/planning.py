@@ -42,7 +42,7 @@ from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 SNAPSHOTS_KEPT: Final = 20
 """Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""

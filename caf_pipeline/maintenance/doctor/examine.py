@@ -29,7 +29,7 @@ from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftov
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.store.protocol import SignedTransaction
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 _S = ChunkState
 

@@ -22,7 +22,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     not_checked,
 )
 from caf_pipeline.maintenance.rebuild import FileKind
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
 """Files of our own that may be chunks: another look, later or of the whole file, may tell."""

@@ -16,7 +16,7 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.provider_http import PrivateAddress
 from caf_pipeline.store.jackal.provider_selection import Roster
 from caf_pipeline.store.jackal.upload import Uploads
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 ANSWER_COUNTS_SECONDS: Final = 60.0
 """How long a provider counts as one that answers. What it says of its room is as old at most."""

@@ -57,7 +57,7 @@ from caf_pipeline.store.jackal.messages import (
 )
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import ChunkToStore, Lease, Posting, SignedTransaction, TransactionLog, WaitingPost
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8

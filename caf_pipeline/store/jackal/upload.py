@@ -40,7 +40,7 @@ from caf_pipeline.store.jackal.messages import ChainFile
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, Roster
 from caf_pipeline.store.protocol import Posting
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 from caf_pipeline.throttle import Brake
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
 

@@ -19,7 +19,7 @@ from Crypto.Hash import RIPEMD160
 from mnemonic import Mnemonic
 
 from caf_pipeline.errors import MnemonicRefused, UsageError
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"

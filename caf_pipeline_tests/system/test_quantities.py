@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import caf_pipeline
-from caf_pipeline.system.plurals import counted
+from caf_pipeline.system.quantities import counted
 
 PACKAGE = Path(caf_pipeline.__file__).parent
 COUNTED = r"(chunks|objects|files|copies|locations|claims|members|providers|purchases|sources)"
