@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
+import zipfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -39,9 +39,10 @@ def history_has_it() -> bool:
 
 def extract(folder: Path) -> Path:
     """Put the old tree into a new folder, as if it were installed there; return the folder."""
-    archive = subprocess.run(["git", "-C", _REPOSITORY, "archive", COMMIT], capture_output=True, check=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as tree:
-        tree.extractall(folder, filter="data")
+    command = ["git", "-C", _REPOSITORY, "archive", "--format=zip", COMMIT]
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    with zipfile.ZipFile(BytesIO(archive)) as tree:
+        tree.extractall(folder)
     # 0.3.0 ran its migrations by yoyo, which is no longer installed; the present module leaves the same rows in the same table.
     shutil.copy(_REPOSITORY / "caf_pipeline" / "ledger" / "migrations.py", folder / "caf_pipeline")
     installed = folder / f"caf_pipeline-{VERSION}.dist-info"
