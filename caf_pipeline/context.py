@@ -11,7 +11,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Workplace:
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
-        brake: what the operator ordered; without one nothing is ever held up.
+        throttle: what the operator ordered; without one nothing is ever held up.
         waits: where it is said what the run waits for.
     """
 
@@ -46,7 +46,7 @@ class Workplace:
     holder: Holder
     progress: Callable[[int, int], None] = field(default=_no_progress)
     upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
-    brake: Brake | None = None
+    throttle: Throttle | None = None
     waits: Waits = field(default_factory=Waits)
 
     @property
@@ -70,10 +70,10 @@ class Workplace:
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
         """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
-        if self.brake is None:
+        if self.throttle is None:
             check()
         else:
-            self.brake.wait_while_paused(check)
+            self.throttle.wait_while_paused(check)
 
     def inventories(self) -> Path:
         """Return the folder of this source's snapshots, made if it is missing."""

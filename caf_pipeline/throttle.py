@@ -28,7 +28,7 @@ def _no_check() -> None:
     """Find nothing wrong."""
 
 
-class Brake:
+class Throttle:
     """Holds work up as the operator ordered. Safe for several threads, which share the bandwidth in the order they come.
 
     Orders that cannot be read now are those last read; where none ever were, the error is raised.

@@ -18,7 +18,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
         return Ledger(open_database(settings))
 
 
-def open_brake(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Brake:
+def open_throttle(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Throttle:
     """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
     jackal = settings.jackal
-    return Brake(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    return Throttle(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
@@ -133,7 +133,7 @@ def open_workplace(
         store=(store or partial(open_store, settings))(opened, holder, waits),
         ledger=opened,
         holder=holder,
-        brake=open_brake(settings, opened, waits),
+        throttle=open_throttle(settings, opened, waits),
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )

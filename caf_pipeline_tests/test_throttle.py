@@ -1,10 +1,10 @@
-"""The operator's brake, on a clock of its own."""
+"""The operator's throttle, on a clock of its own."""
 
 import pytest
 
 from caf_pipeline.errors import LeaseLost, LedgerUnreachable
 from caf_pipeline.ledger.records import Orders
-from caf_pipeline.throttle import LEAST_PIECE_BYTES, Brake
+from caf_pipeline.throttle import LEAST_PIECE_BYTES, Throttle
 
 MIB = 1 << 20
 
@@ -30,8 +30,8 @@ class Board:
         for time in [time for time in self.at if time <= self.now]:
             self.given = self.at.pop(time)
 
-    def brake(self, **settings):
-        return Brake(self, clock=lambda: self.now, sleep=self.sleep, **settings)
+    def throttle(self, **settings):
+        return Throttle(self, clock=lambda: self.now, sleep=self.sleep, **settings)
 
 
 @pytest.fixture
@@ -40,20 +40,20 @@ def board():
 
 
 def test_nothing_is_held_up_where_nothing_is_ordered(board):
-    board.brake().sent(1 << 40)
+    board.throttle().sent(1 << 40)
     assert board.now == 0
 
 
 def test_a_pause_holds_until_it_is_taken_back(board):
     board.given, board.at = Orders(paused="the line is needed"), {100: Orders()}
-    board.brake().wait_while_paused()
+    board.throttle().wait_while_paused()
     assert 100 <= board.now <= 103
 
 
 def test_a_pause_is_noticed_while_bytes_are_sent(board):
-    brake, board.at = board.brake(bandwidth=MIB), {5: Orders(paused="stop"), 50: Orders()}
+    throttle, board.at = board.throttle(bandwidth=MIB), {5: Orders(paused="stop"), 50: Orders()}
     for _ in range(10):
-        brake.sent(MIB)
+        throttle.sent(MIB)
     assert 50 <= board.now < 60
 
 
@@ -66,76 +66,76 @@ def test_what_is_held_up_notices_a_lost_lease(board):
             raise LeaseLost("gone")
 
     with pytest.raises(LeaseLost):
-        board.brake().wait_while_paused(check)
+        board.throttle().wait_while_paused(check)
     board.given, looks[:] = Orders(bandwidth=1), []
     with pytest.raises(LeaseLost):
-        board.brake().sent(MIB, check)
+        board.throttle().sent(MIB, check)
 
 
 def test_bytes_take_as_long_as_the_bandwidth_says(board):
-    brake = board.brake(bandwidth=2 * MIB)
+    throttle = board.throttle(bandwidth=2 * MIB)
     for _ in range(20):
-        brake.sent(MIB)
+        throttle.sent(MIB)
     assert board.now == pytest.approx(10)
 
 
 def test_uploads_share_the_bandwidth(board):
     board.given = Orders(bandwidth=4 * MIB, uploads=4)
-    brake = board.brake()
+    throttle = board.throttle()
     for _ in range(5):
-        brake.sent(MIB)
+        throttle.sent(MIB)
     assert board.now == pytest.approx(5)
 
 
 def test_an_order_wins_over_the_setting_and_no_limit_is_an_order_too(board):
     board.given = Orders(bandwidth=0, spend_cap=-1)
-    brake = board.brake(bandwidth=1, spend_cap=5)
-    brake.sent(MIB)
-    assert (board.now, brake.spend_cap()) == (0, None)
+    throttle = board.throttle(bandwidth=1, spend_cap=5)
+    throttle.sent(MIB)
+    assert (board.now, throttle.spend_cap()) == (0, None)
 
 
 def test_the_settings_hold_where_nothing_is_ordered(board):
-    assert board.brake(spend_cap=5).spend_cap() == 5
-    assert board.brake(bandwidth=7).bandwidth() == 7
+    assert board.throttle(spend_cap=5).spend_cap() == 5
+    assert board.throttle(bandwidth=7).bandwidth() == 7
 
 
 def test_a_limit_that_is_lifted_lets_what_waits_go_on(board):
     board.given, board.at = Orders(bandwidth=1), {10: Orders(bandwidth=0)}
-    board.brake().sent(MIB)
+    board.throttle().sent(MIB)
     assert 10 <= board.now <= 13
 
 
 def test_time_without_bytes_is_not_saved_up(board):
-    brake = board.brake(bandwidth=MIB)
-    brake.sent(MIB)
+    throttle = board.throttle(bandwidth=MIB)
+    throttle.sent(MIB)
     board.now += 1000
     before = board.now
     for _ in range(4):
-        brake.sent(MIB)
+        throttle.sent(MIB)
     assert board.now - before == pytest.approx(3, abs=1.1)
 
 
 def test_pieces_are_small_under_a_small_bandwidth(board):
-    assert board.brake().piece_bytes(MIB) == MIB
-    assert board.brake(bandwidth=400_000).piece_bytes(MIB) == 100_000
-    assert board.brake(bandwidth=1).piece_bytes(MIB) == LEAST_PIECE_BYTES
+    assert board.throttle().piece_bytes(MIB) == MIB
+    assert board.throttle(bandwidth=400_000).piece_bytes(MIB) == 100_000
+    assert board.throttle(bandwidth=1).piece_bytes(MIB) == LEAST_PIECE_BYTES
 
 
 def test_orders_are_read_at_most_every_two_seconds(board):
-    brake = board.brake(bandwidth=MIB)
+    throttle = board.throttle(bandwidth=MIB)
     for _ in range(10):
-        brake.sent(MIB)
+        throttle.sent(MIB)
     assert board.looks <= 6
 
 
 def test_the_last_orders_hold_while_the_ledger_is_away(board):
-    brake, board.given = board.brake(), Orders(paused="stop")
-    assert brake.paused() == "stop"
+    throttle, board.given = board.throttle(), Orders(paused="stop")
+    assert throttle.paused() == "stop"
     board.away, board.now = True, 1000
-    assert brake.paused() == "stop"
+    assert throttle.paused() == "stop"
 
 
 def test_orders_that_were_never_read_are_not_made_up(board):
     board.away = True
     with pytest.raises(LedgerUnreachable):
-        board.brake().paused()
+        board.throttle().paused()

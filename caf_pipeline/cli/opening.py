@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore, TransactionLog
-    from caf_pipeline.throttle import Brake
+    from caf_pipeline.throttle import Throttle
 
 RUN: Final = "caf"
 """Who holds what a command holds, as a run that meets it is told."""
@@ -31,7 +31,7 @@ class Network:
     ledger: "Ledger"
     store: "JackalStore"
     log: "TransactionLog"
-    brake: "Brake"
+    throttle: "Throttle"
     account: str
 
 
@@ -98,14 +98,14 @@ def opened_network(settings: Settings) -> Iterator[Network]:
     """
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
-    from caf_pipeline.wiring import open_brake, open_jackal  # noqa: PLC0415
+    from caf_pipeline.wiring import open_jackal, open_throttle  # noqa: PLC0415
 
     holder = this_process(RUN)
     with opened_ledger(settings) as ledger:
         store = open_jackal(settings, ledger, holder, Waits(Announcer(note)))
         try:
             account = f"{settings.jackal.chain_id}/{store.wallet.address}"
-            yield Network(settings, ledger, store, ledger.transactions(holder), open_brake(settings, ledger), account)
+            yield Network(settings, ledger, store, ledger.transactions(holder), open_throttle(settings, ledger), account)
         finally:
             store.close()
 

@@ -166,13 +166,13 @@ def _storage_plan_result(work: Workplace) -> AssetCheckResult:
     rate = charged_per_day(work.ledger.chunks(states=IN_GOOD_STANDING), copies, now)
     unposted = work.ledger.chunks(states=UNDER_WAY[: UNDER_WAY.index(ChunkState.POSTED)])
     waiting = copies * sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in unposted)
-    outlook = look_ahead(plan, rate, now)
-    warning = outlook.warning(plan, work.settings.jackal.warn_days, waiting)
+    forecast = look_ahead(plan, rate, now)
+    warning = forecast.warning(plan, work.settings.jackal.warn_days, waiting)
     return AssetCheckResult(
         passed=not warning,
         severity=warn,
         description=warning or None,
-        metadata=metadata.outlook_metadata(plan, outlook, waiting),
+        metadata=metadata.forecast_metadata(plan, forecast, waiting),
     )
 
 

@@ -16,7 +16,7 @@ from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
 from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.store.jackal.messages import StoragePlan
-from caf_pipeline.store.jackal.storage_forecast import Outlook
+from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline.system.quantities import show_size
 
@@ -285,7 +285,7 @@ def repair_metadata(report: RepairReport) -> Metadata:
     }
 
 
-def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) -> Metadata:
+def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_bytes: int) -> Metadata:
     """Return how much bought space is left, for how long; `waiting_bytes` are planned and not yet posted, every copy counted."""
     shown: Metadata = {
         **sizes(
@@ -293,14 +293,14 @@ def outlook_metadata(plan: StoragePlan, outlook: Outlook, waiting_bytes: int) ->
             used_bytes=plan.used_bytes,
             free_bytes=plan.free_bytes,
             waiting_bytes=waiting_bytes,
-            charged_per_day_bytes=round(outlook.charged_per_day),
+            charged_per_day_bytes=round(forecast.charged_per_day),
         ),
         "ends_at": MetadataValue.timestamp(plan.ends_at),
-        "days_left": round(outlook.days_left, 1),
-        "first": outlook.first,
+        "days_left": round(forecast.days_left, 1),
+        "first": forecast.first,
     }
-    if outlook.fills_in_days is not None:
-        shown["fills_in_days"] = round(outlook.fills_in_days, 1)
+    if forecast.fills_in_days is not None:
+        shown["fills_in_days"] = round(forecast.fills_in_days, 1)
     return shown
 
 

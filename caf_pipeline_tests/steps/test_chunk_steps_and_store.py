@@ -18,7 +18,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import Orders, chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -247,7 +247,7 @@ def test_a_chunk_that_does_not_fit_even_without_kept_files_is_refused(tmp_path, 
         archive_chunk(work, name)
 
 
-# --- reading the index, and the brake ---
+# --- reading the index, and the throttle ---
 
 
 def test_the_index_is_opened_once_while_sealing(work, monkeypatch):
@@ -264,12 +264,12 @@ def test_the_index_is_opened_once_while_sealing(work, monkeypatch):
 
 
 class Pausing:
-    """Controls whose pause ends when the brake has waited so often; `looks` has what `look` saw at each wait."""
+    """Controls whose pause ends when the throttle has waited so often; `looks` has what `look` saw at each wait."""
 
     def __init__(self, look, *, waits=1):
         self.paused, self.waits, self.looks, self.now = "", waits, [], 0.0
         self.look = look
-        self.brake = Brake(self, clock=lambda: self.now, sleep=self.sleep)
+        self.throttle = Throttle(self, clock=lambda: self.now, sleep=self.sleep)
 
     def orders(self):
         return Orders(paused=self.paused)
@@ -290,8 +290,8 @@ def test_a_step_does_not_begin_while_everything_is_paused(tmp_path, source, ledg
         archive_chunk(work, name, until=steps[state])
     pausing = Pausing(lambda: str(ledger.chunk(name).state), waits=3)
     pausing.paused = "the chain is being upgraded"
-    braked = a_workplace(tmp_path, source, ledger, store=store, brake=pausing.brake)
-    archive_chunk(braked, name)
+    throttled = a_workplace(tmp_path, source, ledger, store=store, throttle=pausing.throttle)
+    archive_chunk(throttled, name)
     assert pausing.looks == [state] * 3
     assert ledger.chunk(name).state is ChunkState.LOCATED
 
@@ -307,7 +307,7 @@ def test_a_packing_under_way_obeys_a_pause_in_the_middle_of_a_large_object(tmp_p
     source = Ordered({"large": os.urandom(40 * 65_536)})
     pausing = Pausing(lambda: str(ledger.chunk(name).state))
     packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 1}
-    work = a_workplace(tmp_path, source, ledger, store=store, target="8MiB", brake=pausing.brake, packing=packing)
+    work = a_workplace(tmp_path, source, ledger, store=store, target="8MiB", throttle=pausing.throttle, packing=packing)
     (name,) = [chunk.name for chunk in plan(work).chunks]
     archive_chunk(work, name)
     assert pausing.looks == ["packing"]

@@ -150,7 +150,7 @@ def test_a_chain_that_is_away_does_not_keep_a_known_file_from_being_read(opened,
 
 def test_a_file_whose_holders_are_not_known_is_read_from_anybody_while_the_chain_is_away(opened, kept, network):
     posting, _ = kept
-    opened.store._roster.listed()
+    opened.store._selection.listed()
     chain_away(network)
     assert read(opened, posting) == DATA
 

@@ -7,7 +7,7 @@ import pytest
 
 from caf_pipeline.errors import ChainUnreachable, NoStoragePlan
 from caf_pipeline.store.jackal.messages import Provider
-from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords
 
 
@@ -31,26 +31,26 @@ def provider(address, url="", total_bytes=0):
     return Provider(address, url or f"https://{address}.{address}-example", total_bytes)
 
 
-def roster(*providers, active=(), seed=1, **rates):
+def selection(*providers, active=(), seed=1, **rates):
     records = MemoryRecords()
     for address, rate in rates.items():
         records.set(address, upload_rate=rate, download_rate=rate)
-    return Roster(Lists(*providers, active=active), records, chance=random.Random(seed)), records
+    return ProviderSelection(Lists(*providers, active=active), records, chance=random.Random(seed)), records
 
 
 def test_fast_ones_come_first():
-    found, _ = roster(*map(provider, "abc"), a=1.0, b=3.0, c=2.0)
+    found, _ = selection(*map(provider, "abc"), a=1.0, b=3.0, c=2.0)
     assert list(found.to_upload(1)) == ["b", "c", "a"]
     assert list(found.to_read("abc")) == ["b", "c", "a"]
 
 
 def test_an_unmeasured_one_has_some_chance_of_coming_first():
-    first = [roster(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)]
+    first = [selection(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)]
     assert 0 < first.count("b") < first.count("a")
 
 
 def test_those_that_failed_of_late_come_last_and_come_back_after_a_while():
-    found, records = roster(*map(provider, "abc"), a=3.0, b=2.0, c=1.0)
+    found, records = selection(*map(provider, "abc"), a=3.0, b=2.0, c=1.0)
     records.failed("a")
     assert list(found.to_upload(1)) == ["b", "c", "a"]
     records.set("a", failed_at=datetime.now(UTC) - timedelta(hours=2))
@@ -58,18 +58,18 @@ def test_those_that_failed_of_late_come_last_and_come_back_after_a_while():
 
 
 def test_active_ones_come_before_the_others_and_not_instead_of_them():
-    found, _ = roster(*map(provider, "abc"), active="c", a=3.0, b=2.0, c=1.0)
+    found, _ = selection(*map(provider, "abc"), active="c", a=3.0, b=2.0, c=1.0)
     assert list(found.to_upload(1)) == ["c", "a", "b"]
 
 
 def test_hosts_are_spread_before_one_is_taken_twice():
     same = [provider(address, f"http://10.0.0.1:{port}") for port, address in enumerate("abc", 3333)]
-    found, _ = roster(*same, provider("d", "http://10.9.9.9:3333"), a=9.0, b=8.0, c=7.0, d=1.0)
+    found, _ = selection(*same, provider("d", "http://10.9.9.9:3333"), a=9.0, b=8.0, c=7.0, d=1.0)
     assert list(found.to_upload(1)) == ["a", "d", "b", "c"]
 
 
 def test_hosts_of_one_operator_come_after_those_of_others():
-    found, _ = roster(
+    found, _ = selection(
         provider("a", "https://one.big.example"),
         provider("b", "https://two.big.example"),
         provider("c", "https://small.other"),
@@ -81,24 +81,24 @@ def test_hosts_of_one_operator_come_after_those_of_others():
 
 
 def test_hosts_that_have_the_file_already_are_avoided():
-    found, _ = roster(
+    found, _ = selection(
         provider("a", "http://10.0.0.1:1"), provider("b", "http://10.0.0.1:2"), provider("c", "http://10.2.0.1"), b=9.0, c=1.0
     )
     assert list(found.to_upload(1, after=["a"])) == ["c", "b"]
 
 
 def test_those_that_are_smaller_than_the_file_are_left_out():
-    found, _ = roster(provider("a", total_bytes=99), provider("b", total_bytes=100), provider("c"))
+    found, _ = selection(provider("a", total_bytes=99), provider("b", total_bytes=100), provider("c"))
     assert set(found.to_upload(100)) == {"b", "c"}
 
 
 def test_what_fits_is_told_by_the_last_of_the_copies():
-    found, _ = roster(a=100.0, b=50.0, c=10.0)
+    found, _ = selection(a=100.0, b=50.0, c=10.0)
     assert [found.fitting_bytes(copies, 10) for copies in (1, 2, 3, 4)] == [900, 450, 90, None]
 
 
 def test_an_address_that_is_none_has_no_client():
-    found, _ = roster(provider("a", "ftp://a.example"), provider("b"))
+    found, _ = selection(provider("a", "ftp://a.example"), provider("b"))
     assert found.client("a") is None
     assert found.client("nobody") is None
     assert found.client("b").url == "https://b.b-example"
@@ -106,14 +106,14 @@ def test_an_address_that_is_none_has_no_client():
 
 
 def test_the_list_is_kept_while_the_chain_is_away():
-    found, _ = roster(*map(provider, "ab"))
+    found, _ = selection(*map(provider, "ab"))
     found.listed()
     found._chain.fault = ChainUnreachable("away")
     assert set(found.listed(fresh=True)) == {"a", "b"}
 
 
 def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
-    found, _ = roster(*map(provider, "ab"))
+    found, _ = selection(*map(provider, "ab"))
     found._chain.fault = ChainUnreachable("away")
     with pytest.raises(ChainUnreachable):
         found.listed()
@@ -125,7 +125,7 @@ def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
 
 
 def test_the_list_is_not_asked_for_each_time():
-    found, _ = roster(*map(provider, "ab"))
+    found, _ = selection(*map(provider, "ab"))
     for _ in range(5):
         found.client("a")
     assert found._chain.looks == 2

@@ -22,18 +22,18 @@ def test_the_rate_counts_every_copy_of_what_was_located_in_the_last_week():
 
 
 def test_a_plan_that_ends_before_it_is_full_ends_first():
-    outlook = look_ahead(plan(1_000, days=5), 100, NOW)
-    assert (outlook.first, outlook.days_left, outlook.fills_in_days) == ("ends", 5, 10)
+    forecast = look_ahead(plan(1_000, days=5), 100, NOW)
+    assert (forecast.first, forecast.days_left, forecast.fills_in_days) == ("ends", 5, 10)
 
 
 def test_a_plan_that_is_full_before_it_ends_fills_first():
-    outlook = look_ahead(plan(1_000, days=50), 100, NOW)
-    assert (outlook.first, outlook.days_left, outlook.ends_in_days) == ("fills", 10, 50)
+    forecast = look_ahead(plan(1_000, days=50), 100, NOW)
+    assert (forecast.first, forecast.days_left, forecast.ends_in_days) == ("fills", 10, 50)
 
 
 def test_a_plan_of_which_nothing_is_used_lately_only_ends():
-    outlook = look_ahead(plan(1_000, days=50), 0, NOW)
-    assert (outlook.first, outlook.fills_in_days) == ("ends", None)
+    forecast = look_ahead(plan(1_000, days=50), 0, NOW)
+    assert (forecast.first, forecast.fills_in_days) == ("ends", None)
 
 
 def test_a_full_plan_has_no_day_left_at_any_rate():

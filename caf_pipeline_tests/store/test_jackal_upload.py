@@ -150,10 +150,10 @@ def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
     rates = dict(zip(network.provider_addresses, (9e6, 1e5, 8e6, 7e6), strict=True))
     for address, rate in rates.items():
         opened.records.set(address, upload_rate=rate)
-    roster = opened.store._roster
-    asked = roster.to_upload(1000)
+    selection = opened.store._selection
+    asked = selection.to_upload(1000)
     # Who has proven something by now depends on the tests before: those are asked first, whatever their rate.
-    assert asked == sorted(rates, key=lambda address: (address not in roster._active, -rates[address]))
+    assert asked == sorted(rates, key=lambda address: (address not in selection._active, -rates[address]))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.store import JackalStore
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import Posting, ProviderRecord
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
 from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
 
@@ -58,12 +58,12 @@ class Opened:
     log: MemoryLog
     records: MemoryRecords
     board: Board
-    brake: Brake
+    throttle: Throttle
 
     def pause(self) -> None:
         """Order a pause, and return when it is known."""
         self.board.given = Orders(paused="maintenance")
-        while not self.brake.paused():
+        while not self.throttle.paused():
             time.sleep(0.1)
 
     def posted(self, path) -> Posting:
@@ -92,7 +92,7 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
     settings = jackal_settings(network, **changes)
     log, records, board = log or MemoryLog(), records or MemoryRecords(), Board()
     wallet = Wallet(words)
-    brake = Brake(board, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
+    throttle = Throttle(board, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
     chain = Chain(
         settings.lcd,
         settings.chain_id,
@@ -101,5 +101,5 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
         attempts=2,
         first_wait_seconds=0.1,
     )
-    poster = Poster(chain, wallet, settings, spend_cap=brake.spend_cap)
-    return Opened(JackalStore(settings, wallet, chain, poster, records, brake), network, log, records, board, brake)
+    poster = Poster(chain, wallet, settings, spend_cap=throttle.spend_cap)
+    return Opened(JackalStore(settings, wallet, chain, poster, records, throttle), network, log, records, board, throttle)

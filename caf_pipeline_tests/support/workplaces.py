@@ -36,7 +36,7 @@ def a_workplace(
     target="1MiB",
     public=True,
     store: ChunkStore | StoreMaker | None = None,
-    brake=None,
+    throttle=None,
     **settings,
 ) -> Workplace:
     """Open a workplace of the source `src`.
@@ -57,7 +57,7 @@ def a_workplace(
         store = DirectoryStore(described.store.folder)
     elif callable(store):
         store = store(described, ledger, holder)
-    work = Workplace("src", described, source, store, ledger, holder, brake=brake)
+    work = Workplace("src", described, source, store, ledger, holder, throttle=throttle)
     ledger.register_source(work.source, work.archive_id, work.address)
     return work
 

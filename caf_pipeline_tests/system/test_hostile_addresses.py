@@ -20,7 +20,7 @@ from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
-from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
@@ -243,13 +243,13 @@ class Lists:
     active_providers = providers
 
 
-def test_the_roster_hands_the_setting_to_its_clients():
+def test_the_selection_hands_the_setting_to_its_clients():
     with scripted(answer(200, '{"version":"1"}')) as script:
         for allowed in (True, False):
-            roster = Roster(Lists(script.url), MemoryRecords(), allow_private_addresses=allowed)
-            client = roster.client("jkl1bad")
+            selection = ProviderSelection(Lists(script.url), MemoryRecords(), allow_private_addresses=allowed)
+            client = selection.client("jkl1bad")
             assert client.may_be_private is allowed
-            roster.close()
+            selection.close()
 
 
 def test_providers_on_this_machine_are_passed_over_like_unreachable_ones(network, tmp_path):

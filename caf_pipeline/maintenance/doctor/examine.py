@@ -72,7 +72,7 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler:
     Raises:
         LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
     """
-    context = DoctorContext(replace(work, brake=None), alive)
+    context = DoctorContext(replace(work, throttle=None), alive)
     yield from _leases(context)
     yield from _transactions(context, settler)
     yield from _rows(context)

@@ -1,15 +1,17 @@
 """The ChunkStore on Jackal.
 
-    wallet     the key that pays, from its mnemonic
-    messages   the chain's messages and answers as bytes, no I/O
-    chain      REST servers of chain nodes
-    posting    a post is paid for once, whatever breaks
-    exchange   HTTP with a server that nobody vouches for
-    provider   one provider's HTTP
-    roster     the providers, and who is asked first
-    uploads    copies at several providers
-    reading    bytes from whoever holds them
-    store      the ChunkStore over these
+    wallet               the key that pays, from its mnemonic
+    messages             the chain's messages and answers as bytes, no I/O
+    chain                REST servers of chain nodes
+    posting              a post is paid for once, whatever breaks
+    provider_http        HTTP with a server that nobody vouches for
+    provider             one provider's HTTP
+    provider_selection   the providers, and which is asked first
+    accepting_providers  which of them would take a chunk, asked before a post is paid
+    upload, download     copies to several providers; bytes from whichever has them
+    chain_diff           what the chain lists beside what the ledger records
+    storage_forecast     when the bought space ends or is full
+    store                the ChunkStore over these
 
 Source: docs/jackal.md.
 """

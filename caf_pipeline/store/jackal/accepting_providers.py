@@ -14,7 +14,7 @@ from typing import Final
 from caf_pipeline.errors import NoProvider, StoreError, StoreUnreachable, UploadsRefused
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.provider_http import PrivateAddress
-from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.system.quantities import counted
 
@@ -40,7 +40,7 @@ class AcceptingProviders:
     """Asks providers whether a chunk would be taken. Safe for several threads."""
 
     settings: JackalSettings
-    roster: Roster
+    selection: ProviderSelection
     uploads: Uploads
     _room: dict[str, tuple[int | None, float]] = field(default_factory=dict)  # free bytes, until when that counts
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,14 +56,14 @@ class AcceptingProviders:
         required = self.settings.copies_required
         if len(self._known_to_accept(size_bytes)) >= required:
             return
-        listed = self.roster.listed(fresh=True)
+        listed = self.selection.listed(fresh=True)
         if len(listed) < required:
             raise UploadsRefused(
                 f"the chain lists {counted(len(listed), 'provider')}, and {counted(required, 'copy', 'copies')} of each chunk are"
                 " required, each at another provider: nothing was posted",
                 hint="lower jackal.copies, or jackal.required_copies",
             )
-        order = self.roster.to_upload(size_bytes)
+        order = self.selection.to_upload(size_bytes)
         takers, refusals = self._ask(order, size_bytes, required)
         if takers < required:
             small = [_Refusal(one, "offers less space than that in all") for one in listed.keys() - set(order)]
@@ -100,7 +100,7 @@ class AcceptingProviders:
     def _refusal(self, provider: str, size_bytes: int) -> _Refusal | None:
         # Nothing of the ledger in here: this thread may outlive the question, and the ledger would be closed under it.
         try:
-            client = self.roster.client(provider)
+            client = self.selection.client(provider)
             if client is None:
                 return _Refusal(provider, "has no usable address")
             client.version()
@@ -118,10 +118,10 @@ class AcceptingProviders:
     def _slowness(self, provider: str, size_bytes: int) -> _Refusal | None:
         if not self._too_slow(provider, size_bytes):
             return None
-        return _Refusal(provider, f"is too slow for this size: {self.roster.upload_rate(provider):.0f} bytes a second")
+        return _Refusal(provider, f"is too slow for this size: {self.selection.upload_rate(provider):.0f} bytes a second")
 
     def _too_slow(self, provider: str, size_bytes: int) -> bool:
-        rate = self.roster.upload_rate(provider)
+        rate = self.selection.upload_rate(provider)
         return bool(rate and size_bytes / rate > self.settings.upload_seconds)
 
     def _failure(self, refusals: Sequence[_Refusal], takers: int, listed: int, size_bytes: int) -> StoreError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -27,17 +27,19 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 class Downloads:
     """Reads posted files. Safe for several threads."""
 
-    def __init__(self, chain: Chain, records: "ProviderRecords", roster: Roster, waits: Waits | None = None) -> None:
+    def __init__(
+        self, chain: Chain, records: "ProviderRecords", selection: ProviderSelection, waits: Waits | None = None
+    ) -> None:
         self._chain = chain
         self._records = records
-        self._roster = roster
+        self._selection = selection
         self._waits = waits or Waits()
         self._lock = threading.Lock()
         self._remembered: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = OrderedDict()
 
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the providers that the chain lists, the best first; as last known while no chain node answers."""
-        return self._roster.to_read(self._holders(posting))
+        return self._selection.to_read(self._holders(posting))
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """See `ChunkStore.read`."""
@@ -60,7 +62,7 @@ class Downloads:
             raise _worst(posting, errors)
 
     def _from_one(self, address: str, posting: Posting, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        client = self._roster.client(address)
+        client = self._selection.client(address)
         if client is None:
             raise StoreUnreachable(f"provider {address} has no usable address")
         waited = 0.0
@@ -87,7 +89,7 @@ class Downloads:
         try:
             return self.holders(posting)
         except StoreUnreachable:
-            return self._roster.to_read(self._roster.listed())
+            return self._selection.to_read(self._selection.listed())
 
     def _holders(self, posting: Posting) -> Sequence[str]:
         key = (posting.merkle_root, posting.owner, posting.start)

@@ -149,7 +149,7 @@ class _Attempts:
 
 
 class Poster:
-    """Posts chunks and buys space for one wallet on one chain. While everything is paused, `hold` keeps it from signing."""
+    """Posts chunks and buys space for one wallet on one chain. `wait_while_paused` keeps it from signing during a pause."""
 
     def __init__(
         self,
@@ -158,14 +158,14 @@ class Poster:
         settings: JackalSettings,
         *,
         spend_cap: Callable[[], int | None],
-        hold: Callable[[Callable[[], None]], None] = lambda check: None,
+        wait_while_paused: Callable[[Callable[[], None]], None] = lambda check: None,
         waits: Waits | None = None,
     ) -> None:
         self._chain = chain
         self._wallet = wallet
         self._settings = settings
         self._spend_cap = spend_cap
-        self._hold = hold
+        self._wait_while_paused = wait_while_paused
         self._waits = waits or Waits()
 
     @property
@@ -319,7 +319,7 @@ class Poster:
         posts = self._batch(mine, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
-        self._hold(lease.check)
+        self._wait_while_paused(lease.check)
         transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
         try:
             log.commit(lease, transaction, [post.chunk for post in posts])
@@ -429,7 +429,7 @@ class Poster:
                 f"{size_bytes} bytes are fewer than the {plan.used_bytes} that are used",
                 hint="a purchase is the whole plan from then on, not an addition to the one before: buy at least what is used",
             )
-        self._hold(lease.check)
+        self._wait_while_paused(lease.check)
         transaction = self._signed([message], log, attempts, gas=gas, purpose="buy", price=price)
         log.commit(lease, transaction, [])
         fate = self._settled(transaction, lease, log, ours=True)

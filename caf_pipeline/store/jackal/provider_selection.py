@@ -33,7 +33,7 @@ RATE_MARGIN: Final = 0.9
 """Of what a measured rate would move in the time that providers give an upload, what is counted on."""
 
 
-class Roster:
+class ProviderSelection:
     """The providers, with a client for each. Safe for several threads."""
 
     def __init__(

@@ -15,7 +15,7 @@ DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class StorageForecast:
     """How long the plan lasts.
 
     Attributes:
@@ -58,7 +58,7 @@ def charged_per_day(chunks: Iterable[Chunk], copies: int, now: datetime) -> floa
     return stored * copies / (LATELY / DAY)
 
 
-def look_ahead(plan: StoragePlan, per_day: float, now: datetime) -> Outlook:
+def look_ahead(plan: StoragePlan, per_day: float, now: datetime) -> StorageForecast:
     """Return how long the plan lasts.
 
     Args:
@@ -71,5 +71,5 @@ def look_ahead(plan: StoragePlan, per_day: float, now: datetime) -> Outlook:
     if plan.free_bytes <= 0:
         fills_in = 0.0
     if fills_in is not None and fills_in < ends_in:
-        return Outlook(fills_in, "fills", ends_in, fills_in, per_day)
-    return Outlook(ends_in, "ends", ends_in, fills_in, per_day)
+        return StorageForecast(fills_in, "fills", ends_in, fills_in, per_day)
+    return StorageForecast(ends_in, "ends", ends_in, fills_in, per_day)

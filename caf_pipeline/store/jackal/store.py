@@ -18,11 +18,11 @@ from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
 from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
-from caf_pipeline.store.jackal.provider_selection import Roster
+from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class JackalStore:
         chain: Chain,
         poster: Poster,
         records: "ProviderRecords",
-        brake: Brake,
+        throttle: Throttle,
         waits: Waits | None = None,
     ) -> None:
         self.settings = settings
@@ -58,14 +58,14 @@ class JackalStore:
         self.poster = poster
         self.required_copies = settings.copies_required
         self.proof_type: int = settings.proof_type
-        self._roster = Roster(chain, records, allow_private_addresses=settings.allow_private_addresses)
-        self._uploads = Uploads(chain, settings, records, self._roster, brake, waits or Waits())
-        self._accepting = AcceptingProviders(settings, self._roster, self._uploads)
-        self._downloads = Downloads(chain, records, self._roster, waits)
+        self._selection = ProviderSelection(chain, records, allow_private_addresses=settings.allow_private_addresses)
+        self._uploads = Uploads(chain, settings, records, self._selection, throttle, waits or Waits())
+        self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
+        self._downloads = Downloads(chain, records, self._selection, waits)
 
     def close(self) -> None:
         """Close all connections."""
-        self._roster.close()
+        self._selection.close()
         self.chain.close()
 
     # --- before anything is sent ---------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class JackalStore:
 
     def largest_chunk_bytes(self) -> int | None:
         """Return what the slowest of the required copies is through with in time; None where fewer providers are measured."""
-        return self._roster.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
+        return self._selection.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
 
     def staging_hold_seconds(self) -> float:
         """Return how long the set number of proof windows is."""
@@ -233,7 +233,7 @@ def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, wait
     given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
     wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
     log = ledger.transactions(holder)
-    brake = Brake(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    throttle = Throttle(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
     chain = Chain(
         jackal.lcd,
         jackal.chain_id,
@@ -241,5 +241,7 @@ def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, wait
         see_height=lambda height: log.see_height(jackal.chain_id, height),
         waits=waits,
     )
-    poster = Poster(chain, wallet, jackal, spend_cap=brake.spend_cap, hold=brake.wait_while_paused, waits=waits)
-    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), brake, waits)
+    poster = Poster(
+        chain, wallet, jackal, spend_cap=throttle.spend_cap, wait_while_paused=throttle.wait_while_paused, waits=waits
+    )
+    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), throttle, waits)

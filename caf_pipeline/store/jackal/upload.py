@@ -38,10 +38,10 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import ChainFile
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
-from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, Roster
+from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.throttle import Brake
+from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class _UploadControl:
         self._started = time.monotonic()
         self._held = 0.0
         self.sent_bytes = 0
-        self.seconds = 0.0  # until the last piece was sent, the brake's not counted
+        self.seconds = 0.0  # until the last piece was sent, the throttle's not counted
 
     def check(self) -> None:
         self._upload.check()
@@ -122,7 +122,7 @@ class _UploadControl:
         self._upload.check()
 
     def piece_bytes(self) -> int:
-        return self._upload.brake.piece_bytes(PIECE_BYTES)
+        return self._upload.throttle.piece_bytes(PIECE_BYTES)
 
     def sent(self, size_bytes: int) -> None:
         now = time.monotonic()
@@ -130,7 +130,7 @@ class _UploadControl:
         self.sent_bytes += size_bytes
         self.seconds = now - self._started - self._held
         self._upload.count(self._address, self.sent_bytes)
-        self._upload.brake.sent(size_bytes, self._held_up)
+        self._upload.throttle.sent(size_bytes, self._held_up)
         self._held += time.monotonic() - now
 
     def stop(self) -> None:
@@ -150,8 +150,8 @@ class Uploads:
     chain: Chain
     settings: JackalSettings
     records: "ProviderRecords"
-    roster: Roster
-    brake: Brake
+    selection: ProviderSelection
+    throttle: Throttle
     waits: Waits = field(default_factory=Waits)
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
@@ -174,14 +174,14 @@ class Uploads:
         Raises:
             UploadsRefused: under the limit not even one would be. NoProvider: under this run's share of it.
         """
-        rate = self.brake.bandwidth()
+        rate = self.throttle.bandwidth()
         if not rate:
             return self.settings.copies
         seconds = self.settings.upload_seconds * RATE_MARGIN
         through = int(rate * seconds / size_bytes)
         if through:
             return min(through, self.settings.copies)
-        limit = self.brake.limit()
+        limit = self.throttle.limit()
         too_slow = (
             f"{size_bytes} bytes are not through in the {self.settings.upload_seconds:.0f} s that a provider reads: the bandwidth"
             f" limit is {limit} bytes a second"
@@ -199,12 +199,12 @@ class _Upload:
     """One file on its way to all its providers."""
 
     def __init__(self, uploads: Uploads, posting: Posting, staged: Path) -> None:
-        self.brake = uploads.brake
+        self.throttle = uploads.throttle
         self._waits = uploads.waits
         self._chain = uploads.chain
         self._settings = uploads.settings
         self._records = uploads.records
-        self._roster = uploads.roster
+        self._selection = uploads.selection
         self._side_by_side = uploads.side_by_side
         self._posting = posting
         self._staged = staged
@@ -221,7 +221,7 @@ class _Upload:
         progress(0)
         listed = self._listed()
         size_bytes = self._posting.stored_size_bytes
-        waiting = deque([*listed, *self._roster.to_upload(size_bytes, after=listed)])
+        waiting = deque([*listed, *self._selection.to_upload(size_bytes, after=listed)])
         copies = self._settings.copies
         threads = copies if len(listed) >= copies else self._side_by_side(size_bytes)
         pool = ThreadPoolExecutor(threads, thread_name_prefix="upload")
@@ -285,7 +285,7 @@ class _Upload:
             )
         if slow and len(good) + len(slow) >= required:
             size_bytes = self._posting.stored_size_bytes
-            fitting = self._roster.fitting_bytes(required, self._settings.upload_seconds) or size_bytes
+            fitting = self._selection.fitting_bytes(required, self._settings.upload_seconds) or size_bytes
             fitting = min(fitting, int(size_bytes * RATE_MARGIN))
             return ChunkTooLarge(
                 f"file {root} of {size_bytes} bytes was not uploaded in the {self._settings.upload_seconds:.0f} s that a provider"
@@ -352,10 +352,10 @@ class _Upload:
         """See to it that one provider has the file."""
         reached = False
         try:
-            client = self._roster.client(address)
+            client = self._selection.client(address)
             if client is None:
                 return Result(address, Outcome.UNREACHABLE, "it has no usable address")
-            self.brake.wait_while_paused(self.check)
+            self.throttle.wait_while_paused(self.check)
             file = self._file()
             if address not in file.providers:
                 with self._unanswered(client):
@@ -390,7 +390,7 @@ class _Upload:
             return Result(address, Outcome.NO_SLOT)
         if room is not None and room < size_bytes:
             return Result(address, Outcome.FULL, f"{room} bytes are free")
-        rate = self._roster.upload_rate(address)
+        rate = self._selection.upload_rate(address)
         if rate and size_bytes / rate > self._settings.upload_seconds:
             return Result(address, Outcome.TOO_SLOW, f"{rate:.0f} bytes a second were measured")
         return None
