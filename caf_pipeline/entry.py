@@ -3,11 +3,9 @@
 import os
 import signal
 from types import FrameType
-from typing import Final
 
-from caf_pipeline.errors import INTERRUPTED
-
-_SENTENCE: Final = b"caf: interrupted; the same command goes on where it stopped\n"
+_INTERRUPTED = 130  # `errors.INTERRUPTED`: while that module is loaded, or `typing`, Ctrl-C would still leave a traceback
+_SENTENCE = b"caf: interrupted; the same command goes on where it stopped\n"
 
 
 def main() -> int:
@@ -20,10 +18,10 @@ def main() -> int:
         return command()
     except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
         os.write(2, _SENTENCE)
-        return INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
+        return _INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End the process: nothing was begun."""
     os.write(2, _SENTENCE)
-    os._exit(INTERRUPTED)
+    os._exit(_INTERRUPTED)
