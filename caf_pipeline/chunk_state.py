@@ -17,7 +17,7 @@ from caf_pipeline.errors import IllegalMove
 
 
 class ChunkState(StrEnum):
-    """Where a chunk stands. The values are what the ledger stores."""
+    """How far a chunk is. The values are what the ledger stores."""
 
     PLANNED = "planned"
     PACKING = "packing"

@@ -47,7 +47,7 @@ class Throttle:
         """Set what holds while nothing is ordered.
 
         Args:
-            controls: where orders stand.
+            controls: has the orders.
             bandwidth: bytes a second of all uploads together, 0 for no limit.
             spend_cap: ujkl, None for no cap.
             waits: where it is said while work is held up.

@@ -16,7 +16,7 @@ app = typer.Typer(
     name="caf",
     invoke_without_command=True,
     add_completion=False,
-    rich_markup_mode=None,  # help is plain text: keys and brackets in it are meant as they stand
+    rich_markup_mode=None,  # help is plain text: keys and brackets in it are meant as they are
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

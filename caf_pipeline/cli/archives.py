@@ -92,7 +92,7 @@ def create(
     a file that changes while it is read. Empty folders, owners and times are not kept.
 
     Where one archive is not enough, OUT-00001.caf, OUT-00002.caf and so on are written instead of OUT; a file larger than
-    SIZE stands in one of its own. Archives appear whole and all together, or not at all.
+    SIZE has an archive of its own. Archives appear whole and all together, or not at all.
     """
     target_bytes = parse_size(target_size)
     if not 0 < target_bytes <= DEFAULT_LIMITS.max_bytes:

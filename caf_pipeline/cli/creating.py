@@ -115,14 +115,14 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
         if not stat.S_ISREG(status.st_mode):
             raise CafError(f"{path!r} is neither a file nor a folder.", hint="Only the bytes of files can be archived.")
         if identity in own and own[identity] == os.path.realpath(path):
-            note(f"left out: {path!r} stands where the archive is to be written")
+            note(f"left out: {path!r} is where the archive is to be written")
             continue
         _check_name(path, key)
         yield LocalFile(path, key, status.st_size, status.st_mtime_ns)
 
 
 def _names_in_key_order(path: str) -> list[str]:
-    """List a folder so that the keys of all that is below come in byte order: `a.b` stands before what is in `a`."""
+    """List a folder so that the keys of all that is below come in byte order: `a.b` comes before what is in `a`."""
     with os.scandir(path) as entries:
         named = [(os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry.name) for entry in entries]
     return [name for _, name in sorted(named)]
@@ -190,7 +190,7 @@ def cut_into_archives(
 ) -> list[Sequence[LocalFile]]:
     """Cut files, in their order, into archives of at most `target_bytes`; always at least one.
 
-    A file that is larger than the target stands alone in its archive.
+    A file that is larger than the target has an archive of its own.
 
     Raises:
         ArchiveLimitReached: a file does not fit any archive.
@@ -262,7 +262,7 @@ def _read(file: LocalFile, advance: Callable[[int], None]) -> Iterator[bytes]:
     """Yield a file's bytes; raise CafError where it is not what was found."""
     done = 0
     with _named(file.path):
-        # Something else may stand there by now: a pipe must not be waited for.
+        # Something else may be there by now: a pipe must not be waited for.
         descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             while piece := os.read(descriptor, min(PIECE_BYTES, file.size_bytes + 1 - done)):

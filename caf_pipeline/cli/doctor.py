@@ -37,7 +37,7 @@ def doctor(
 ) -> None:
     r"""Find what crashes left, and mend it.
 
-    Leases of dead runs, files and reservations in staging that nobody needs, transactions that were signed and not settled,
+    Leases of dead runs, files and reservations in staging that no chunk needs, transactions that were signed and not settled,
     chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
     killed inventories and plans left, chunks that no run goes on with. May be run at any moment, also beside runs: what a live
     one holds is left alone. Nothing is paid again, nothing is deleted on Jackal, S3 is not asked. What other wallets post under

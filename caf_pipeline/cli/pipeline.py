@@ -42,7 +42,7 @@ def run(
 ) -> int:
     r"""Take an inventory, plan what is new, and archive every planned chunk.
 
-    Runs through Dagster, in this process; each run stands on its job's page in the UI. What an earlier run left unfinished
+    Runs through Dagster, in this process; each run is on its job's page in the UI. What an earlier run left unfinished
     is finished, too. Whatever it waits for is said at once, with what ends the wait; without a terminal a line says every
     minute how far it is. A chunk that fails lets the others go on; after the same permanent error on three chunks the rest
     is not tried. Ctrl-C ends it; the same command goes on where it stopped.
@@ -124,7 +124,7 @@ def status(
 
     Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
 
-    What live runs wait for stands there, too, with what ends each wait. Works also while S3 and the store are away. With
+    It also shows what live runs wait for, and what ends each wait. Works also while S3 and the store are away. With
     --json a line is {"source": …} or {"chunk": …}.
 
     \b

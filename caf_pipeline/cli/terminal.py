@@ -59,7 +59,7 @@ def _escaped(character: str) -> str:
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as it stands."""
+    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as it is."""
     return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 
@@ -73,7 +73,7 @@ def note(text: str) -> None:
     print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
-def _tell_nobody(size_bytes: int) -> None:
+def _show_nothing(size_bytes: int) -> None:
     """Show no progress."""
 
 
@@ -81,7 +81,7 @@ def _tell_nobody(size_bytes: int) -> None:
 def progress(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done."""
     if total_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
-        yield _tell_nobody
+        yield _show_nothing
         return
     from rich.console import Console  # noqa: PLC0415  only where a bar is shown
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415

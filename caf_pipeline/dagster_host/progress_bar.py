@@ -19,7 +19,7 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import Wait
 
 BAR_WIDTH: Final = 16
-"""Columns: with all that stands beside it, the line still fits into a terminal of 100."""
+"""Columns: with all that is beside it, the line still fits into a terminal of 100."""
 
 LINE_SECONDS: Final = 60.0
 """Between two lines where there is no terminal."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _LEFT_OUT: Final = {
-    # It stands in the folder that is DAGSTER_HOME as a link to this very file (`home`).
+    # It is in the folder that is DAGSTER_HOME as a link to this very file (`home`).
     "dagster": ("Found a dagster instance configuration value (dagster.yaml) in the current folder",),
     # Of a chunk that another run holds: its checks have nothing to look at, and the steps after them do nothing.
     "dagster._core.execution.plan.active": ("Blocking asset check ",),

@@ -1,6 +1,6 @@
 """The run launcher: Dagster's default one, that can also tell whether a run's process is still there.
 
-The default launcher has no health check, so run monitoring lets a run whose process was killed stand as STARTED for ever, its
+The default launcher has no health check, so run monitoring leaves a run whose process was killed as STARTED for ever, its
 pool slots held.
 """
 

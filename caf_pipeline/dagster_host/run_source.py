@@ -1,6 +1,6 @@
 """`caf run`: inventory, plan and every chunk of a source in this process, through Dagster.
 
-Each step of it is a run of the job that the UI would launch, in the same storage, so it stands on the job's own page. One
+Each step of it is a run of the job that the UI would launch, in the same storage, so it is on the job's own page. One
 process for all of them, since a new one takes ten seconds a run.
 """
 
@@ -232,7 +232,7 @@ def run_source(
         done: where each source's summary is added as soon as there is one; a new list by default.
 
     Returns:
-        A summary for each source; errors of single chunks stand in it.
+        A summary for each source; it has the errors of single chunks.
 
     Raises:
         CafError: an inventory or a plan cannot be taken, or a setting is wrong: what every chunk would meet just the same.

@@ -141,7 +141,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
             description=(
                 "One **CAF file** a partition: the objects of its part of the plan, read from S3 and checked byte for byte, one "
-                "after the other, with an index and a manifest. It stands in staging until it is stored."
+                "after the other, with an index and a manifest. It is in staging until it is stored."
             ),
             kinds={"s3", "file"},
         ),

@@ -11,7 +11,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 LOCATION_NAME: Final = "caf-pipeline"
-"""The code location's name. Fixed, as in workspace.yaml: runs carry it, and stand under their job only while it is the same."""
+"""The code location's name. Fixed, as in workspace.yaml: runs carry it, and are under their job only while it is the same."""
 
 REPOSITORY_NAME: Final = "__repository__"
 """What Dagster calls the definitions of a code location that names none."""

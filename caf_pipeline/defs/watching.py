@@ -73,7 +73,7 @@ def _prove_job(source: str) -> JobDefinition:
         tags={SOURCE_TAG: source},
         description=(
             "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
-            "each copy. Hourly. The results stand at the check `chunk_is_proven` of each partition."
+            "each copy. Hourly. The results are those of the check `chunk_is_proven` of each partition."
         ),
     )
     def prove_chunks() -> None:

@@ -143,7 +143,7 @@ class LogReader:
 
 
 def is_begin(position: int) -> bool:
-    """Say whether an entry may begin there: not in the bytes of a meter, save on its first, which stands for its end."""
+    """Say whether an entry may begin there: not in the bytes of a meter, save on its first, which tells its end."""
     return 0 <= position <= MAX_POSITION and not 1 <= position % BLOCK_BYTES <= METER_BYTES
 
 

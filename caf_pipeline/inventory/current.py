@@ -35,7 +35,7 @@ KeyRange = tuple[bytes, bytes | None]
 """Keys greater than the first, up to and including the second; all that follow where that is None."""
 
 ROWS_READ: Final = 8_192
-"""Exceptions that stand in memory, where they are read one by one."""
+"""Exceptions that are in memory, where they are read one by one."""
 
 _WITH_TIME: Final = f"listed.object_version || ':' || strftime(make_timestamp(epoch_us(listed.last_modified)), '{TIME_FORMAT}')"
 

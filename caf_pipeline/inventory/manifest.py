@@ -38,7 +38,7 @@ were, byte for byte: one that an earlier version posted may have to be packed on
 FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT)
 
 ROWS_PER_GROUP: Final = 4_000
-"""Rows of the manifest that stand in memory at once: some 10 MB as Python has them."""
+"""Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
 """Upper bound of a manifest without rows: schema and key-value metadata; 2,884 bytes measured (pyarrow 26)."""
@@ -106,7 +106,7 @@ MAX_TEXT_BYTES: Final = 64 << 10
 """Of one value: keys have 1,024 bytes, headers 8 KiB in all, and why an object was skipped is a sentence."""
 
 MAX_GROUP_BYTES: Final = 256 << 20
-"""Of a row group as it stands in memory: 4,000 rows of two keys of 1 KiB, eight texts, and S3's 2 KiB of user metadata are
+"""Of a row group as it is in memory: 4,000 rows of two keys of 1 KiB, eight texts, and S3's 2 KiB of user metadata are
 below 100 MB."""
 
 

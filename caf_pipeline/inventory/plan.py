@@ -61,7 +61,7 @@ ROWS_PER_BATCH: Final = 65_536
 """Rows in memory at once, and of a row group: some 10 MB with keys of 100 bytes."""
 
 OBJECTS_PER_BATCH: Final = 2_048
-"""Objects that stand in memory as Python has them, where they are read one by one: some 3 MB."""
+"""Objects that are in memory as Python has them, where they are read one by one: some 3 MB."""
 
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"

@@ -39,7 +39,7 @@ _LOCATION: Final = (
 """The columns of `file_locations`: three that are the same for a whole chunk, then those of LOCATION_SCHEMA in its order."""
 
 _ESCAPED: Final = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
-"""What COPY's text form does not take as it stands, the backslash first."""
+"""What COPY's text form does not take as it is, the backslash first."""
 
 _CLAIM: Final = {
     "source_id": "int4",

@@ -1,7 +1,7 @@
 """The connection to the ledger's Postgres: opening it, transactions, and the one place where its errors become ours.
 
-Every transaction stands alone: no prepared statements, no session locks, no session settings, so that a transaction-pooling
-pgbouncer may stand between.
+Transactions share nothing of a session: no prepared statements, no session locks, no session settings. So a transaction-pooling
+pgbouncer may be between.
 Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's feature table for what pooling forbids.
 """
 
@@ -24,7 +24,7 @@ MAX_OVERFLOW: Final = 8  # steps in threads
 CONNECT_SECONDS: Final = 10
 
 STILL_SECONDS: Final = 30  # as long as a lease
-"""After which the server ends a transaction in whose middle its process stands still, suspended or swapped out: the locks that
+"""After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
 it holds would keep every other run waiting, for as long as its machine answers for it."""
 
 # For this transaction only: a session's settings do not belong to us behind a pooler.

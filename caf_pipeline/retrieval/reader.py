@@ -71,8 +71,8 @@ class Found:
         """Write the object to an empty file that can be sought and cut, from the first holder that gives it right.
 
         Raises:
-            IntegrityError: those who have it give other bytes; the message names them. StoredChunkMissing: nobody has it.
-            StoreUnreachable: nobody who could be asked gives it right, and somebody could not be asked.
+            IntegrityError: the providers that have it give other bytes; the message names them. StoredChunkMissing: none has it.
+            StoreUnreachable: no provider that answers gives it right, and one did not answer.
             After any of them the file holds nothing.
         """
         if not self.size_bytes:
@@ -106,7 +106,7 @@ class Found:
         if not errors:
             return StoredChunkMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
         said = "; ".join(f"{provider}: {error}" for provider, error in zip(providers, errors, strict=False)) or str(errors[0])
-        message = f"nobody gives {what} as it was archived: {said}"
+        message = f"no provider gives {what} as it was archived: {said}"
         if any(not error.permanent for error in errors):
             return StoreUnreachable(message, hint="try again later")
         if any(isinstance(error, IntegrityError) for error in errors):

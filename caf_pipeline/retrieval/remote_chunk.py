@@ -44,7 +44,7 @@ from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.store.protocol import ChunkStore, Copy, PostedFile, Posting, Sample
 
 PIECE_BYTES: Final = 4 << 20
-"""What is read from each copy before the next piece: two of them stand in memory at once."""
+"""What is read from each copy before the next piece: two of them are in memory at once."""
 
 JUDGED_BYTES: Final = 64 << 20
 """Objects up to this size are read whole, into memory, to find which of two copies is wrong; it is an eighth of a percent of a
@@ -199,7 +199,7 @@ class StoredChunk:
         wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
         plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell.
         samples: as a seal would take them.
-        manifest: where the manifest stands in the file.
+        manifest: where the manifest is in the file.
         manifest_sha256: of its bytes.
     """
 

@@ -3,7 +3,7 @@
     take_inventory → state_current → cut_plan → account_for
 
 A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between the
-two leaves a folder that nobody names, which the next plan removes.
+two leaves a folder that no plan names, which the next plan removes.
 """
 
 import shutil

@@ -252,7 +252,7 @@ class ChunkStore(Protocol):
         """Return who owns what this store posts.
 
         Raises:
-            MnemonicRefused: nobody, since there is no wallet.
+            MnemonicRefused: there is no wallet.
         """
         ...
 

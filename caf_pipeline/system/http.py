@@ -4,7 +4,7 @@ An HTTP client's own limits are for each read, so that a byte now and then keeps
 answer (interim answers without end, headers that drip) is read inside the client. So both limits are held at the sockets, which
 httpcore lets its user supply. A host is looked up once for each connection, and connected to at the addresses that were judged.
 
-Not here: what an answer means, and how long it may be. Source: httpcore's `NetworkBackend`; RFC 9110.
+What an answer means, and how long it may be, is its reader's to say. Source: httpcore's `NetworkBackend`; RFC 9110.
 """
 
 import math

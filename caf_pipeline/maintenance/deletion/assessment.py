@@ -118,7 +118,7 @@ class ChunkAssessor:
                 self.reporter.tell(f"chunk {name} is damaged: {said}")
                 return said
             if not findings or not findings[-1].good:
-                return f"nobody gives it back: {described(findings)}"
+                return f"no provider gives it back: {described(findings)}"
             if differing:
                 self.differing[name] = f"{differing} of its objects' rows have another SHA-256 than the bytes that are stored"
                 return self.differing[name]

@@ -1,6 +1,6 @@
 """The two files of a question what may be deleted: a manifest for S3 Batch Operations, and a report of everything else.
 
-Each is written under a temporary name beside its own and gets that only when it is complete. What stands there under its name
+Each is written under a temporary name beside its own and gets that only when it is complete. What is there under its name
 is replaced only where it is such a file itself.
 
 The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are percent-encoded, so that nothing in a

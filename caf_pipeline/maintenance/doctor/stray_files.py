@@ -33,7 +33,7 @@ from caf_pipeline.system.folder_lock import alone_in
 _S = ChunkState
 
 _OVER: Final = frozenset({_S.EMPTY, _S.WITHDRAWN, _S.ABANDONED, _S.EXPIRED})
-"""States of chunks that nobody packs, posts or repairs any more."""
+"""States of chunks that no run packs, posts or repairs any more."""
 
 _STAGED_SEALED: Final = frozenset({_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED})
 """States in which the sealed file is wanted, and what it was made of is not."""
@@ -123,7 +123,7 @@ def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
 
 
 def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold: timedelta) -> str:
-    """Say why nobody needs a file of a chunk that no run holds; "" where somebody may."""
+    """Say why a file of a chunk that no run holds is no longer needed; "" where it may be."""
     state = chunk.state
     if state in _OVER:
         return f"its chunk is '{state}'"
@@ -238,7 +238,7 @@ def home_leftovers(context: DoctorContext, *, all_known: bool) -> Iterator[Findi
 
 
 def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
-    """Return what has such a name in a folder that nobody writes into."""
+    """Return what has such a name in a folder that no process writes into."""
     if not folder.is_dir():
         return []
     with alone_in(folder) as alone:
@@ -253,7 +253,7 @@ def _remove_plan(context: DoctorContext, path: Path) -> Mended:
 
 
 def _remove_alone(path: Path) -> Mended:
-    """Remove a file or folder while nobody writes beside it."""
+    """Remove a file or folder while no process writes beside it."""
     with alone_in(path.parent) as alone:
         if not alone:
             return Mended("left: a run writes there now", Actor.NOBODY)

@@ -108,7 +108,7 @@ class OpenMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 
 
 class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True):
-    """What became of the plan's next objects, and where the file stands.
+    """What became of the plan's next objects, and how long the file is then.
 
     Attributes:
         outcomes: in plan order, from where the checkpoint before ended.

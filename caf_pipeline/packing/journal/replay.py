@@ -2,7 +2,7 @@
 
 Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256 of every member and of
 what is staged of an open one, the Merkle tree. The first that does not agree ends it; part and journal are cut behind the
-one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes stand there since.
+one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes are there since.
 Memory is one checkpoint's, and a number for each that was open.
 
 Source: docs/decisions/0010-the-packing-journal.md.

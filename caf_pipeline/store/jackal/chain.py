@@ -89,7 +89,7 @@ JSON of 4 MiB may stand for 100 MB in memory."""
 
 HALTED_SECONDS: Final = 300.0
 HALTED_BLOCKS: Final = 50
-"""A newest block older than both is one of a chain that stands still, or of a node that is far behind. Blocks take about six
+"""A newest block older than both is one of a chain that has stopped, or of a node that is far behind. Blocks take about six
 seconds; an upgrade of the network stops it for longer than five minutes, an ordinary delay does not."""
 
 BLOCK_SECONDS: Final = 6.0
@@ -118,7 +118,7 @@ LEAST_BYTES: Final = 10**9
 """The chain sells no less."""
 
 _HEIGHT_HEADER: Final = "Grpc-Metadata-X-Cosmos-Block-Height"
-"""Names the height of the state that an answer was read from; not every answer has it. Behind one address may stand several
+"""Names the height of the state that an answer was read from; not every answer has it. Behind one address may be several
 nodes, so that the height asked first need not be this one."""
 
 _STORAGE: Final = "/jackal/canine-chain/storage"
@@ -209,7 +209,7 @@ class Chain:
             answer_seconds: how long an exchange may take, to the answer's last byte.
             list_seconds: how long all pages of a list may be waited for.
             max_pages: how many pages a list may have.
-            halted_seconds: the age of a newest block from which on the chain may stand still.
+            halted_seconds: the age of a newest block from which on the chain may have stopped.
             waits: where it is said while no node answers.
 
         Raises:
@@ -460,7 +460,7 @@ class Chain:
             except _TooLong:
                 if size == 1:
                     raise
-                size = max(1, size // _SMALLER)  # somebody wrote long notes; they must not hide what stands beside them
+                size = max(1, size // _SMALLER)  # somebody wrote long notes; they must not hide what is beside them
                 continue
             size = min(_PAGE, 2 * size)
             waited += time.monotonic() - asked  # what is done with a page is not the chain's time
@@ -571,7 +571,7 @@ class Chain:
         if age > self._halted_seconds and age > HALTED_BLOCKS * self._measured_block_seconds(node, block):
             raise ChainHalted(
                 f"{node.url}: the newest block, {block.height}, is {age:.0f} s old",
-                hint="the network stands still, the node is far behind, or this machine's clock is wrong: wait, or name another",
+                hint="no block is made, the node is far behind, or this machine's clock is wrong: wait, or name another",
             )
         self._saw(block.height, seen)
         return block
@@ -695,7 +695,7 @@ def _behind(node: _Node, height: int, seen: int) -> ChainBehind:
 
 
 def _the_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
-    """Return the most telling fault: what a node refused, an answer that is too long, a chain that stands still, nodes behind."""
+    """Return the most telling fault: what a node refused, an answer that is too long, a chain that has stopped, nodes behind."""
     for kind in (_Refused, _TooLong, ChainHalted, ChainBehind):
         for fault in faults:
             if isinstance(fault, kind):

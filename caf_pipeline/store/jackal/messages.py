@@ -517,7 +517,7 @@ def parse_version(value: object, query: str) -> str:
 def verifies_type_3(version: str) -> bool:
     """Tell whether software of this version verifies proofs of type 3; False for one that is not readable.
 
-    What stands after the numbers makes it an earlier one (5.1.0-rc1), except where it names a build (5.1.0+1).
+    What follows the numbers makes it an earlier one (5.1.0-rc1), except where it names a build (5.1.0+1).
     """
     match = _VERSION.fullmatch(version.strip())
     if match is None:

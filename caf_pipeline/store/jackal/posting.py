@@ -114,7 +114,7 @@ class Purchase:
 
     Attributes:
         hash: of the transaction. cost: ujkl, fee included. height: of its block, or of the block by which it was found in effect.
-        earlier: it was sent by an earlier call whose end nobody saw; this call bought nothing.
+        earlier: it was sent by an earlier call whose end was not seen; this call bought nothing.
         cost_told: the cost is what the chain took, and not the list price, which is the most that it can have taken.
     """
 
@@ -587,7 +587,7 @@ class Poster:
         try:
             said = self._chain.broadcast(transaction.body)
         except ChainUnreachable:
-            return  # it may have been sent, which the next look tells; if nobody answers, that look raises
+            return  # it may have been sent, which the next look tells; if no node answers, that look raises
         if ours and said.code not in _WAITED_OUT:
             raise _failure(said.code, said.codespace, said.log, before_block=True)
 

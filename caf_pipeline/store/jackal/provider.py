@@ -210,7 +210,7 @@ class ProviderClient:
 
     Attributes:
         url: as the provider gave it to the chain.
-        may_be_private: whether its host may stand at an address that is not public.
+        may_be_private: whether its host may have an address that is not public.
     """
 
     url: str

@@ -41,8 +41,8 @@ class ProviderAddress:
     """Where a provider listens.
 
     Attributes:
-        path: what stands before every route: "" or "/prefix".
-        may_be_private: whether its host may stand at an address that is not public.
+        path: what comes before every route: "" or "/prefix".
+        may_be_private: whether its host may have an address that is not public.
     """
 
     scheme: str
@@ -69,7 +69,7 @@ class ProviderAddress:
         permitted = [one for one in addresses if self.may_be_private or is_public(one)]
         if not permitted:
             raise PrivateAddress(
-                f"provider {self} is not asked: it stands at {', '.join(addresses[:MAX_ADDRESSES])}, which is no public address,"
+                f"provider {self} is not connected to: {', '.join(addresses[:MAX_ADDRESSES])} is no public address,"
                 " and jackal.allow_private_addresses is false",
                 hint="set it to true only for a network of your own, whose providers are on this machine or beside it",
             )
@@ -77,7 +77,7 @@ class ProviderAddress:
 
 
 def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
-    """Return the address that a provider gave the chain. Where its host stands is seen when it is connected to.
+    """Return the address that a provider gave the chain. The host's address is looked up when it is connected to.
 
     Raises:
         StoreError: it is no plain http(s) address; credentials, control characters and the like are refused.

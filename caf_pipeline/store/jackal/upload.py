@@ -273,7 +273,7 @@ class _Upload:
         root = self._posting.merkle_root.hex()
         others = [one for one in self._results.values() if one.outcome is not Outcome.GOOD]
         why = "; ".join(f"{one.provider} {one.outcome.value}{f' ({one.detail})' if one.detail else ''}" for one in others)
-        has_it = ", ".join(good) or "nobody"
+        has_it = ", ".join(good) or "no provider"
         away = self._of(Outcome.UNREACHABLE, Outcome.FULL)
         slow, refused = self._of(Outcome.TOO_SLOW), self._of(Outcome.REFUSED)
         if unasked := self._of(Outcome.CHAIN):
