@@ -72,6 +72,16 @@ class CafError(Exception):
         self.hint = hint
 
 
+def interrupt_behind(error: BaseException | None) -> BaseException | None:
+    """Return the interrupt (KeyboardInterrupt, or Dagster's own) that an error is only a consequence of; None where none is.
+
+    A driver that an interrupt broke off in the middle of a statement raises an error of its own when it is closed.
+    """
+    while isinstance(error, Exception):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def one_line(text: str) -> str:
     """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

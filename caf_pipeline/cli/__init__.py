@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, one_line
+from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, interrupt_behind, one_line
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
         status = command().main(args=arguments, prog_name="caf", standalone_mode=False)
         sys.stdout.flush()
     except CafError as error:
-        if _is_of_an_interrupt(error):
+        if interrupt_behind(error):
             raise KeyboardInterrupt from error
         return _fail(str(error), error.hint, error.exit_code)
     except TyperException as error:
@@ -85,13 +85,6 @@ def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for eac
     if status == INTERRUPTED:  # what typer makes of Ctrl-C
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
-
-
-def _is_of_an_interrupt(error: BaseException | None) -> bool:
-    """Tell whether an error only says what an interrupt broke off: a driver's statement, say, that it did not finish."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
 
 
 def _say_interrupted(words: Sequence[str]) -> None:

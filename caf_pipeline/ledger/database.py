@@ -14,7 +14,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL, make_url
 
-from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable
+from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
 from caf_pipeline.ledger.migrations import migrate
 from caf_pipeline.settings import Settings
@@ -136,6 +136,8 @@ class Database:
         try:
             yield
         except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
+            if interrupt := interrupt_behind(error):  # else a step would be tried again, and the interrupt be lost
+                raise interrupt from None
             cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
             raise self._translate(cause) from error
         except sqlalchemy.exc.TimeoutError as error:

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
-from caf_pipeline.ledger.database import Database, open_database, parse_url
+from caf_pipeline.ledger.database import Database, driver_connection, open_database, parse_url
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.system.test_unreachable import answer_once
 
@@ -48,6 +48,18 @@ def test_a_transaction_that_fails_writes_nothing(database):
         insert_and_fail()
     with database.transaction() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
+
+
+def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database):
+    def interrupted():
+        with database.transaction() as connection:
+            driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
+            raise KeyboardInterrupt  # the roll-back then fails: a command is in progress
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
 
 
 def test_no_statement_is_prepared(database):
