@@ -112,7 +112,12 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     assert caf("jackal", "pause", "network maintenance").status == 0
     process = caf.start("run")
     lines_until(process, PAUSED)
-    shown, machine = caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
+    for _ in range(200):  # the terminal is told before the ledger, which may be what is waited for
+        machine = json.loads(caf("status", "--json").out.splitlines()[0])
+        if machine["waiting"]:
+            break
+        time.sleep(0.05)
+    shown = caf("status").out.decode()
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=120)
