@@ -119,7 +119,13 @@ class Database:
         """
         with self._translated(), self.engine.begin() as connection:
             connection.execute(_NOT_FOR_EVER)
-            yield connection
+            try:
+                yield connection
+            except Exception:
+                raise
+            except BaseException:  # a statement may be under way, so that a roll-back fails and the pool logs a traceback
+                connection.invalidate()
+                raise
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return the names of the migrations that were applied."""

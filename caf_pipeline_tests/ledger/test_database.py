@@ -50,7 +50,7 @@ def test_a_transaction_that_fails_writes_nothing(database):
         assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
 
 
-def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database):
+def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database, caplog):
     def interrupted():
         with database.transaction() as connection:
             driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
@@ -58,6 +58,7 @@ def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database):
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    assert not caplog.records
     with database.transaction() as connection:
         assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
 
