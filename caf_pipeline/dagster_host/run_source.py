@@ -38,7 +38,7 @@ from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING
-from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, archive_job, audit_job, plan_job, plan_op
+from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, job_name, op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import (
@@ -343,8 +343,8 @@ class _Command:
 
     def _plan(self) -> str:
         """Take an inventory and plan what is new of it; return its name."""
-        terms = {"ops": {plan_op(self._source): {"config": {"second_copy": self._second_copy}}}}
-        planned = self._execute(plan_job(self._source), config=terms)
+        terms = {"ops": {op_name(self._source, "chunk_plan"): {"config": {"second_copy": self._second_copy}}}}
+        planned = self._execute(job_name(self._source, "plan"), config=terms)
         self._summary.planning = self._holder(planned) or ""
         if self._summary.planning:
             self._say(f"run {self._summary.planning} is planning this source; going on with what is planned already")
@@ -400,7 +400,7 @@ class _Command:
     def _archive(self, chunk: Chunk) -> Chunk | None:
         """Archive a chunk; return it as it is then, or None where it failed or is held."""
         try:
-            result = self._execute(archive_job(self._source), partition_key=chunk.name)
+            result = self._execute(job_name(self._source, "archive"), partition_key=chunk.name)
         except SettingsError:
             raise
         except CafError as error:
@@ -421,7 +421,7 @@ class _Command:
 
     def _standing(self, snapshot: str) -> Standing:
         """Return what became of the objects of this command's own inventory; evaluates the check of the source, too."""
-        result = self._execute(audit_job(self._source))
+        result = self._execute(job_name(self._source, "audit"))
         seen = [{name: value.value for name, value in one.metadata.items()} for one in result.get_asset_check_evaluations()]
         latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)
         if latest is not None and latest.snapshot == snapshot:

@@ -10,11 +10,8 @@ from caf_pipeline.defs.naming import (
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
-    archive_job,
     asset_key,
-    audit_job,
-    plan_job,
-    storage_plan_job,
+    job_name,
 )
 
 _PLAN = ASSETS[:2]
@@ -28,7 +25,7 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefin
 
 def _storage_plan(source: str) -> UnresolvedAssetJobDefinition:
     return define_asset_job(
-        storage_plan_job(source),
+        job_name(source, "storage_plan"),
         selection=_check(source, "chunk_plan", STORAGE_PLAN_LASTS),
         tags={SOURCE_TAG: source},
         description="Ask the chain how long the bought space lasts. Daily.",
@@ -42,7 +39,7 @@ def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
     tags = {SOURCE_TAG: source}
     return [
         define_asset_job(
-            plan_job(source),
+            job_name(source, "plan"),
             selection=plan | complete,
             tags=tags,
             description=(
@@ -51,7 +48,7 @@ def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
             ),
         ),
         define_asset_job(
-            archive_job(source),
+            job_name(source, "archive"),
             selection=_assets(source, _CHUNK)
             | _check(source, "caf_chunk", "chunk_accounts_for_plan")
             | _check(source, "file_locations", "chunk_reads_back"),
@@ -61,7 +58,7 @@ def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
             ),
         ),
         define_asset_job(
-            audit_job(source),
+            job_name(source, "audit"),
             selection=complete,
             tags=tags,
             description="Only ask whether every object of the latest whole inventory is located; after the last chunk of a plan.",

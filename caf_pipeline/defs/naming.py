@@ -5,7 +5,7 @@ in them; keys of assets and names of partitions keep the source's name.
 Source: "Flow" in docs/design.md.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
@@ -44,6 +44,8 @@ STORE: Final = "store"
 RUN: Final = "run"
 """Keys of the resources that every step asks for; `s3_key` is that of a source."""
 
+JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
+
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
 STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
@@ -77,46 +79,11 @@ def source_of(chunk: str) -> str:
     return chunk_id.source
 
 
-def plan_job(source: str) -> str:
-    """Return the name of the job that takes an inventory, plans what is new and asks whether the source is complete."""
-    return f"plan_{identifier(source)}"
+def job_name(source: str, what: JobKind) -> str:
+    """Return the name of one of the source's jobs; `jobs` and `watching` say what each does."""
+    return f"{what}_{identifier(source)}"
 
 
-def archive_job(source: str) -> str:
-    """Return the name of the job that archives one chunk."""
-    return f"archive_{identifier(source)}"
-
-
-def audit_job(source: str) -> str:
-    """Return the name of the job that only asks whether the source is complete."""
-    return f"audit_{identifier(source)}"
-
-
-def prove_job(source: str) -> str:
-    """Return the name of the job that looks at stored chunks again."""
-    return f"prove_{identifier(source)}"
-
-
-def repair_job(source: str) -> str:
-    """Return the name of the job that repairs damaged chunks, some at a time."""
-    return f"repair_{identifier(source)}"
-
-
-def repair_chunk_job(source: str) -> str:
-    """Return the name of the job that repairs one chunk, a partition."""
-    return f"repair_chunk_{identifier(source)}"
-
-
-def storage_plan_job(source: str) -> str:
-    """Return the name of the job that asks how long the bought space lasts."""
-    return f"storage_plan_{identifier(source)}"
-
-
-def plan_op(source: str) -> str:
-    """Return the name of the op behind `chunk_plan`, the key of a run's config."""
-    return f"{identifier(source)}__chunk_plan"
-
-
-def inventory_op(source: str) -> str:
-    """Return the name of the op behind `s3_inventory`, the key of a run's config."""
-    return f"{identifier(source)}__s3_inventory"
+def op_name(source: str, what: str) -> str:
+    """Return the name of one of the source's ops, the key of its config. The op behind an asset is named after the asset."""
+    return f"{identifier(source)}__{what}"

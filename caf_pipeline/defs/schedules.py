@@ -10,7 +10,7 @@ from typing import Final
 
 from dagster import DefaultScheduleStatus, ScheduleDefinition
 
-from caf_pipeline.defs.naming import identifier, plan_job, prove_job, storage_plan_job
+from caf_pipeline.defs.naming import JobKind, identifier, job_name
 
 _HOUR: Final = 3
 
@@ -18,39 +18,34 @@ _HOUR: Final = 3
 def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition]:
     """Return the schedules of one source, at a minute of its own so that sources spread."""
     minute = zlib.crc32(source.encode()) % 60
-    schedules = [_reconcile(source, minute), _prove(source, minute, on_jackal)]
-    return [*schedules, _storage_plan(source, minute)] if on_jackal else schedules
 
+    def schedule(name: str, job: JobKind, hour: int | str, description: str, *, running: bool = True) -> ScheduleDefinition:
+        return ScheduleDefinition(
+            name=name,
+            job_name=job_name(source, job),
+            cron_schedule=f"{minute} {hour} * * *",
+            execution_timezone="UTC",
+            default_status=DefaultScheduleStatus.RUNNING if running else DefaultScheduleStatus.STOPPED,
+            description=description,
+        )
 
-def _reconcile(source: str, minute: int) -> ScheduleDefinition:
-    return ScheduleDefinition(
-        name=f"reconcile_{identifier(source)}_daily",
-        job_name=plan_job(source),
-        cron_schedule=f"{minute} {_HOUR} * * *",
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.RUNNING,
-        description="A whole inventory, a plan of what is not yet archived, and whether the source is complete.",
-    )
-
-
-def _prove(source: str, minute: int, on_jackal: bool) -> ScheduleDefinition:
-    return ScheduleDefinition(
-        name=f"prove_{identifier(source)}_hourly",
-        job_name=prove_job(source),
-        cron_schedule=f"{minute} * * * *",
-        execution_timezone="UTC",
-        # A folder proves nothing by itself; who keeps chunks in one may still want to have them read now and then.
-        default_status=DefaultScheduleStatus.RUNNING if on_jackal else DefaultScheduleStatus.STOPPED,
-        description="A look at the stored chunks that were looked at longest ago: proofs, and pieces read back.",
-    )
-
-
-def _storage_plan(source: str, minute: int) -> ScheduleDefinition:
-    return ScheduleDefinition(
-        name=f"storage_plan_{identifier(source)}_daily",
-        job_name=storage_plan_job(source),
-        cron_schedule=f"{minute} {_HOUR + 1} * * *",
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.RUNNING,
-        description="Whether the bought space ends, or will be full, within `jackal.warn_days`.",
-    )
+    schedules = [
+        schedule(
+            f"reconcile_{identifier(source)}_daily",
+            "plan",
+            _HOUR,
+            "A whole inventory, a plan of what is not yet archived, and whether the source is complete.",
+        ),
+        schedule(
+            f"prove_{identifier(source)}_hourly",
+            "prove",
+            "*",
+            "A look at the stored chunks that were looked at longest ago: proofs, and pieces read back.",
+            # A folder proves nothing by itself; who keeps chunks in one may still want to have them read now and then.
+            running=on_jackal,
+        ),
+    ]
+    if on_jackal:
+        said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
+        schedules.append(schedule(f"storage_plan_{identifier(source)}_daily", "storage_plan", _HOUR + 1, said))
+    return schedules

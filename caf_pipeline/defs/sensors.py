@@ -25,7 +25,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import UNFINISHED, audit_is_due, choose_chunks
-from caf_pipeline.defs.naming import PARKED_TAG, archive_job, audit_job, identifier, inventory_op, plan_job, s3_key
+from caf_pipeline.defs.naming import PARKED_TAG, identifier, job_name, op_name, s3_key
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, open_work
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, PlanTooSmall
@@ -58,7 +58,7 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
 
     @sensor(
         name=f"new_objects_{identifier(source)}",
-        job_name=plan_job(source),
+        job_name=job_name(source, "plan"),
         minimum_interval_seconds=settings.watch_interval_seconds or None,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
         default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
@@ -68,7 +68,7 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
         ),
     )
     def new_objects(context: SensorEvaluationContext) -> Tick:
-        busy = context.instance.get_runs(RunsFilter(job_name=plan_job(source), statuses=UNFINISHED), limit=1)
+        busy = context.instance.get_runs(RunsFilter(job_name=job_name(source, "plan"), statuses=UNFINISHED), limit=1)
         if busy:
             return SkipReason(f"Run {busy[0].run_id} is planning this source already.")
 
@@ -99,7 +99,7 @@ def write_cursor(after: bytes | None) -> str:
 
 def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]:
     window = {"after": quote_from_bytes(after)} | ({} if until is None else {"until": quote_from_bytes(until)})
-    return {"ops": {inventory_op(source): {"config": window}}}
+    return {"ops": {op_name(source, "s3_inventory"): {"config": window}}}
 
 
 def _paused(context: SensorEvaluationContext) -> str:
@@ -111,7 +111,7 @@ def _paused(context: SensorEvaluationContext) -> str:
 def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) -> SensorDefinition:
     @sensor(
         name=f"launch_chunks_{identifier(source)}",
-        jobs=[job for job in jobs if job.name in (archive_job(source), audit_job(source))],
+        jobs=[job for job in jobs if job.name in (job_name(source, "archive"), job_name(source, "audit"))],
         minimum_interval_seconds=LAUNCH_SECONDS,
         required_resource_keys=EVERY_STEP,
         default_status=DefaultSensorStatus.RUNNING,
@@ -132,13 +132,13 @@ def _launch_chunks(source: str, jobs: Sequence[UnresolvedAssetJobDefinition]) ->
                 _park(context, work, chunk, last.dagster_run.run_id)
             launch, refusal = _admitted(work, choice.launch)
             if not launch and not choice.waits and audit_is_due(context.instance, work.ledger, source):
-                return SensorResult([RunRequest(job_name=audit_job(source))])
+                return SensorResult([RunRequest(job_name=job_name(source, "audit"))])
             if not launch:
                 return SkipReason(
                     refusal
                     or f"{choice.active} under way, {choice.waiting} waiting, {len(choice.give_up)} parked now, none to launch."
                 )
-            return SensorResult([RunRequest(job_name=archive_job(source), partition_key=chunk) for chunk in launch])
+            return SensorResult([RunRequest(job_name=job_name(source, "archive"), partition_key=chunk) for chunk in launch])
 
         return _told(look)
 

@@ -15,13 +15,14 @@ from dagster import (
     AssetRecordsFilter,
     Config,
     DagsterInstance,
+    GraphDefinition,
     JobDefinition,
     Nothing,
     OpDefinition,
     OpExecutionContext,
     Out,
     Output,
-    job,
+    PartitionsDefinition,
     op,
 )
 from pydantic import Field
@@ -36,11 +37,10 @@ from caf_pipeline.defs.naming import (
     CHUNK_IS_PROVEN,
     SOURCE_TAG,
     UPLOAD_POOL,
+    JobKind,
     asset_key,
-    identifier,
-    prove_job,
-    repair_chunk_job,
-    repair_job,
+    job_name,
+    op_name,
     s3_key,
 )
 from caf_pipeline.defs.partitions import chunk_partitions
@@ -59,32 +59,39 @@ class Repairs(Config):
 
 def watching_jobs(source: str) -> list[JobDefinition]:
     """Return the jobs of one source that go through its stored chunks."""
-    return [_prove_job(source), _repair_job(source), _repair_chunk_job(source)]
+
+    def job(what: JobKind, op: OpDefinition, description: str, partitions: PartitionsDefinition | None = None) -> JobDefinition:
+        graph = GraphDefinition(name=job_name(source, what), node_defs=[op])
+        return graph.to_job(tags={SOURCE_TAG: source}, description=description, partitions_def=partitions)
+
+    return [
+        job(
+            "prove",
+            _prove_op(source),
+            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
+            "each copy. Hourly. The results are those of the check `chunk_is_proven` of each partition.",
+        ),
+        job(
+            "repair",
+            _repair_op(source),
+            "Store damaged chunks again: from staging, else from another provider, else packed again from S3. Some at a time; "
+            "the next run goes on with the rest.",
+        ),
+        job(
+            "repair_chunk",
+            _repair_chunk_op(source),
+            "Repair one chunk, a partition: whatever it lacks is stored again.",
+            chunk_partitions(source),
+        ),
+    ]
 
 
 # --- the proof watch -------------------------------------------------------------------------------------------------
 
 
-def _prove_job(source: str) -> JobDefinition:
-    prove = _prove_op(source)
-
-    @job(
-        name=prove_job(source),
-        tags={SOURCE_TAG: source},
-        description=(
-            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
-            "each copy. Hourly. The results are those of the check `chunk_is_proven` of each partition."
-        ),
-    )
-    def prove_chunks() -> None:
-        prove()
-
-    return prove_chunks
-
-
 def _prove_op(source: str) -> OpDefinition:
     @op(
-        name=f"{identifier(source)}__prove_chunks",
+        name=op_name(source, "prove_chunks"),
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
         required_resource_keys=EVERY_STEP,
@@ -125,26 +132,9 @@ def _prove_op(source: str) -> OpDefinition:
 # --- repairs ---------------------------------------------------------------------------------------------------------
 
 
-def _repair_job(source: str) -> JobDefinition:
-    repair_damaged = _repair_op(source)
-
-    @job(
-        name=repair_job(source),
-        tags={SOURCE_TAG: source},
-        description=(
-            "Store damaged chunks again: from staging, else from another provider, else packed again from S3. Some at a time; "
-            "the next run goes on with the rest."
-        ),
-    )
-    def repair_chunks() -> None:
-        repair_damaged()
-
-    return repair_chunks
-
-
 def _repair_op(source: str) -> OpDefinition:
     @op(
-        name=f"{identifier(source)}__repair_chunks",
+        name=op_name(source, "repair_chunks"),
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
@@ -173,24 +163,9 @@ def _repair_op(source: str) -> OpDefinition:
     return repair_chunks
 
 
-def _repair_chunk_job(source: str) -> JobDefinition:
-    repair_one = _repair_chunk_op(source)
-
-    @job(
-        name=repair_chunk_job(source),
-        partitions_def=chunk_partitions(source),
-        tags={SOURCE_TAG: source},
-        description="Repair one chunk, a partition: whatever it lacks is stored again.",
-    )
-    def repair_chunk() -> None:
-        repair_one()
-
-    return repair_chunk
-
-
 def _repair_chunk_op(source: str) -> OpDefinition:
     @op(
-        name=f"{identifier(source)}__repair_chunk",
+        name=op_name(source, "repair_chunk"),
         out=Out(Nothing, is_required=False),
         retry_policy=RETRY_TRANSIENT,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
