@@ -16,7 +16,7 @@ from caf_pipeline.defs.dagster_private import (
     LaunchRunContext,
     WorkerStatus,
 )
-from caf_pipeline.defs.dead_runs import Worker, worker_of
+from caf_pipeline.defs.dead_runs import process_lives
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 
 ASK_SECONDS: Final = 10
@@ -47,12 +47,12 @@ class CheckedRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         """Tell whether the run's process lives: by its tags where it ran on this machine, else by its code server's word."""
-        worker = worker_of(run)
-        if worker is Worker.ALIVE:
+        lives = process_lives(run)
+        if lives is None:
+            return self._ask_code_server(run)
+        if lives:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        if worker is Worker.DEAD:
-            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
-        return self._ask_code_server(run)
+        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
 
     def _ask_code_server(self, run: DagsterRun) -> CheckRunHealthResult:
         client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]

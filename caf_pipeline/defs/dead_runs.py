@@ -4,7 +4,6 @@ A run carries the tags of the process that works on it, written when it starts (
 """
 
 import json
-from enum import Enum
 from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
@@ -21,26 +20,15 @@ _GOING_ON: Final = [
 ]
 
 
-class Worker(Enum):
-    """What is known here of the process behind a run."""
-
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
-
-
 def process_tags(holder: Holder) -> dict[str, str]:
     """Return the run tag that says which process this holder is, and of which run: a re-execution inherits all tags."""
     return {PROCESS_TAG: json.dumps([holder.run, holder.boot_id, holder.pid, holder.process_started])}
 
 
-def worker_of(run: DagsterRun) -> Worker:
-    """Tell whether the process behind a run lives; UNKNOWN where the run has no mark or one of another machine or boot."""
+def process_lives(run: DagsterRun) -> bool | None:
+    """Tell whether the process behind a run lives; None where the run has no mark or one of another machine or boot."""
     mark = _mark(run)
-    alive = is_alive(*mark) if mark else None
-    if alive is None:
-        return Worker.UNKNOWN
-    return Worker.ALIVE if alive else Worker.DEAD
+    return is_alive(*mark) if mark else None
 
 
 def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
@@ -56,7 +44,7 @@ def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:
     """End every run whose process on this machine is dead, free its pool slots, and return the ids of those runs."""
-    dead = [run for run in instance.get_runs(RunsFilter(statuses=_GOING_ON)) if worker_of(run) is Worker.DEAD]
+    dead = [run for run in instance.get_runs(RunsFilter(statuses=_GOING_ON)) if process_lives(run) is False]
     for run in dead:
         if run.status is DagsterRunStatus.CANCELING:
             instance.report_run_canceled(run, message="The run's process was gone before it could say that it was canceled.")

@@ -32,20 +32,6 @@ LONGEST_WAIT_SECONDS: Final = 3_600
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A chunk's failed runs since it last succeeded or was parked, latest first."""
-
-    runs: Sequence[RunRecord]
-
-    def due_at(self) -> float:
-        """Return when the chunk may be launched again, in seconds since the epoch; 0 where nothing failed."""
-        if not self.runs:
-            return 0.0
-        wait: int = min(FIRST_WAIT_SECONDS << (len(self.runs) - 1), LONGEST_WAIT_SECONDS)
-        return (self.runs[0].end_time or 0.0) + wait
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """What a look at the ledger comes to.
 
@@ -92,17 +78,21 @@ def choose_chunks(instance: DagsterInstance, ledger: Ledger, source: str, settin
         if going + len(launch) >= settings.max_in_flight:
             break
         failed = failed_runs(instance, chunk.name, settings.attempts)
-        if chunk.state in UNDER_WAY and _is_spent(chunk, failed, settings):
-            give_up.append((chunk.name, failed.runs[0]))
-        elif failed.due_at() > time.time():
+        if chunk.state in UNDER_WAY and failed and max(chunk.attempts, len(failed)) >= settings.attempts:
+            give_up.append((chunk.name, failed[0]))
+        elif _due_at(failed) > time.time():
             waiting += 1
         else:
             launch.append(chunk.name)
     return Choice(launch, give_up, going, waiting)
 
 
-def _is_spent(chunk: Chunk, failed: Failed, settings: ChunkRunSettings) -> bool:
-    return bool(failed.runs) and max(chunk.attempts, len(failed.runs)) >= settings.attempts
+def _due_at(failed: Sequence[RunRecord]) -> float:
+    """Return when a chunk with these failed runs may be launched again, in seconds since the epoch; 0 where there are none."""
+    if not failed:
+        return 0.0
+    wait: int = min(FIRST_WAIT_SECONDS << (len(failed) - 1), LONGEST_WAIT_SECONDS)
+    return (failed[0].end_time or 0.0) + wait
 
 
 def active_partitions(instance: DagsterInstance) -> set[str]:
@@ -113,10 +103,8 @@ def active_partitions(instance: DagsterInstance) -> set[str]:
 
 def backfilled_partitions(instance: DagsterInstance, source: str) -> set[str]:
     """Return the source's partitions that an unfinished backfill has or will have runs for."""
-    names: set[str] = set()
-    for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
-        names |= _targets(backfill, source)
-    return names
+    requested = instance.get_backfills(status=BulkActionStatus.REQUESTED)
+    return {name for backfill in requested for name in _targets(backfill, source)}
 
 
 def _targets(backfill: PartitionBackfill, source: str) -> set[str]:
@@ -141,7 +129,7 @@ def audit_is_due(instance: DagsterInstance, ledger: Ledger, source: str) -> bool
     return any(at.timestamp() > last.create_timestamp for at in located)
 
 
-def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
+def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> list[RunRecord]:
     """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
     finished = RunsFilter(
         tags={PARTITION_TAG: chunk}, statuses=[DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
@@ -154,4 +142,4 @@ def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> Failed:
             break
         if run.status is DagsterRunStatus.FAILURE:
             failed.append(record)
-    return Failed(failed)
+    return failed
