@@ -6,7 +6,6 @@ Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.
 
 import logging
 import os
-from collections.abc import Sequence
 from typing import Final
 
 _LEFT_OUT: Final = {
@@ -21,40 +20,28 @@ _LEFT_OUT: Final = {
 _OUR_ERRORS: Final = "caf_pipeline.errors."
 
 
-class _LeaveOut(logging.Filter):
-    """Leaves out the records of one logger that begin with certain words."""
-
-    def __init__(self, beginnings: Sequence[str]) -> None:
-        super().__init__()
-        self._beginnings = tuple(beginnings)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(self._beginnings)
+def _is_said(record: logging.LogRecord) -> bool:
+    """Leave out the records of a logger that begin with certain words."""
+    return not record.getMessage().startswith(_LEFT_OUT[record.name])
 
 
-class _SayFailedTicks(logging.Filter):
-    """Lets a tick that failed by one of our errors be one sentence, where Dagster prints it twice with its tracebacks.
+def _say_failed_ticks(record: logging.LogRecord) -> bool:
+    """Let a tick that failed by one of our errors be one sentence, where Dagster prints it twice with its tracebacks.
 
     The error is the settings' or the bucket's. The tick fails all the same, and the UI has its traceback.
     """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        infos = getattr(record.exc_info[1], "user_code_process_error_infos", None) if record.exc_info else None
-        cause = infos[0].cause if infos else None
-        if cause is None or not cause.message.startswith(_OUR_ERRORS):
-            return True
-        record.msg, record.args = f"{record.getMessage()}: {cause.message.partition(': ')[2].strip()}", ()
-        record.exc_info = None
-        return not record.msg.startswith("Sensor tick caught an error")
+    infos = getattr(record.exc_info[1], "user_code_process_error_infos", None) if record.exc_info else None
+    cause = infos[0].cause if infos else None
+    if cause is None or not cause.message.startswith(_OUR_ERRORS):
+        return True
+    record.msg, record.args = f"{record.getMessage()}: {cause.message.partition(': ')[2].strip()}", ()
+    record.exc_info = None
+    return not record.msg.startswith("Sensor tick caught an error")
 
 
 def hush() -> None:
     """Leave them out in this process; and what gRPC says of every fork, in those that it starts as well. May be repeated."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    for name, beginnings in _LEFT_OUT.items():
-        logger = logging.getLogger(name)
-        if not any(isinstance(each, _LeaveOut) for each in logger.filters):
-            logger.addFilter(_LeaveOut(beginnings))
-    ticks = logging.getLogger("dagster.daemon.SensorDaemon")
-    if not ticks.filters:
-        ticks.addFilter(_SayFailedTicks())
+    for name in _LEFT_OUT:
+        logging.getLogger(name).addFilter(_is_said)
+    logging.getLogger("dagster.daemon.SensorDaemon").addFilter(_say_failed_ticks)
