@@ -29,6 +29,8 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.inventory.plan import PLAN_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 
@@ -74,7 +76,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
-        metadata=metadata.inventory_definition(),
+        metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryWindow) -> Results:
         after = unquote_to_bytes(config.after)
@@ -113,7 +115,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
-        metadata=metadata.plan_definition(),
+        metadata=metadata.file_definition(PLAN_SCHEMA),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanTerms) -> Results:
         def cut(work: Workplace) -> metadata.Metadata:

@@ -1,14 +1,14 @@
 """What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
 
-from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Accounting, SkipReason, Snapshot
+from caf_pipeline.inventory.plan import OBJECTS_FILE
+from caf_pipeline.inventory.snapshot import Accounting, SkipReason, Snapshot
 from caf_pipeline.ledger.records import Chunk, PlannedChunk, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
@@ -53,32 +53,21 @@ _LOCATION_COLUMNS: Final = {
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------
 
 
-def inventory_definition() -> Metadata:
-    """Return the columns of a snapshot."""
-    return {"dagster/column_schema": _columns(SNAPSHOT_SCHEMA)}
-
-
-def plan_definition() -> Metadata:
-    """Return the columns of a plan."""
-    return {"dagster/column_schema": _columns(PLAN_SCHEMA)}
+def file_definition(schema: pa.Schema) -> Metadata:
+    """Return the columns of a Parquet file."""
+    return {"dagster/column_schema": _columns((field.name, str(field.type), field.nullable) for field in schema)}
 
 
 def locations_definition() -> Metadata:
     """Return the table of locations and its columns."""
-    columns = [
-        TableColumn(name, type, constraints=TableColumnConstraints(nullable=name == "version_id"))
-        for name, type in _LOCATION_COLUMNS.items()
-    ]
-    return {"dagster/table_name": "public.file_locations", "dagster/column_schema": TableSchema(columns)}
+    columns = _columns((name, type, name == "version_id") for name, type in _LOCATION_COLUMNS.items())
+    return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
 
 
-def _columns(schema: pa.Schema) -> TableSchema:
-    return TableSchema(
-        [
-            TableColumn(field.name, str(field.type), constraints=TableColumnConstraints(nullable=field.nullable))
-            for field in schema
-        ]
-    )
+def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
+    """Return a schema of columns, each its name, its type and whether it may be null."""
+    constraints = {nullable: TableColumnConstraints(nullable=nullable) for nullable in (True, False)}
+    return TableSchema([TableColumn(name, type, constraints=constraints[nullable]) for name, type, nullable in columns])
 
 
 # --- what a run made -------------------------------------------------------------------------------------------------
