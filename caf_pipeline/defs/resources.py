@@ -31,20 +31,8 @@ EVERY_STEP: Final = {LEDGER, STORE, RUN}
 """What every step and every sensor asks for; who lists or reads the bucket asks for `s3_key(source)` besides."""
 
 
-def ignore_progress(objects: int, size_bytes: int) -> None:
-    """Ignore the progress of packing."""
-
-
-def ignore_upload(size_bytes: int) -> None:
-    """Ignore the progress of an upload."""
-
-
-def ignore_waits(waits: Sequence[Wait]) -> None:
-    """Show no waits but in Dagster and the ledger."""
-
-
-def ignore_error(error: CafError) -> None:
-    """Report an error to Dagster only."""
+def ignore(*_: object) -> None:
+    """Do no more with progress, waits and errors than Dagster and the ledger do."""
 
 
 class LedgerResource(ConfigurableResource[Ledger]):
@@ -166,10 +154,10 @@ def build_resources(settings: Settings) -> dict[str, Any]:
         STORE: StoreResource(settings=settings),
         RUN: RunResource(
             settings=settings,
-            progress=ignore_progress,
-            upload_progress=ignore_upload,
-            on_error=ignore_error,
-            waiting=ignore_waits,
+            progress=ignore,
+            upload_progress=ignore,
+            on_error=ignore,
+            waiting=ignore,
         ),
         **{s3_key(name): S3SourceResource.of(source) for name, source in settings.sources.items()},
     }

@@ -23,7 +23,7 @@ from dagster import (
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import S3_POOL
-from caf_pipeline.defs.resources import ignore_error
+from caf_pipeline.defs.resources import ignore
 
 BEGUN_VARIABLE = "CAF_TEST_BEGUN"
 """Names the file that the op adds a line to; in the environment, since that is what a daemon's runs inherit."""
@@ -38,7 +38,7 @@ def sleep_long(context: OpExecutionContext) -> None:
         if len(begun.read_text().split()) == 1:
             time.sleep(600)
 
-    attempt(context, sleep, ignore_error)
+    attempt(context, sleep, ignore)
 
 
 @job
