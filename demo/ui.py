@@ -22,9 +22,13 @@ import server
 import yaml
 from dagster import DagsterInstance
 
+# A code server with keys, beside a webserver and a daemon without. Read in the version that `dagster_private` names. Else: one
+# `dg dev`, which has the keys itself.
+from dagster._cli.proxy_server_manager import ProxyServerManager
+
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.quiet import hush
-from caf_pipeline.defs.dagster_private import ProxyServerManager, WorkspaceFileTarget
+from caf_pipeline.defs.dagster_private import WorkspaceFileTarget
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
 

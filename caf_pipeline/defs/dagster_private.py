@@ -7,9 +7,6 @@ the import, and set `READ_IN`. Where Dagster has a public name for it by then, i
 
 from typing import Final
 
-# `make ui`: a code server with keys, beside a webserver and a daemon without. Else: one `dg dev`, which has the keys itself.
-from dagster._cli.proxy_server_manager import ProxyServerManager
-
 # A check's result names the materialization it is of, or the partition does not show it. Else: leave the target out.
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 
@@ -59,36 +56,3 @@ from dagster._grpc.types import CanCancelExecutionRequest, CanCancelExecutionRes
 from dagster._serdes import ConfigurableClass, ConfigurableClassData
 
 READ_IN: Final = "1.13.27"
-
-__all__ = [
-    "RUN_FAILURE_REASON_TAG",
-    "AssetCheckEvaluationTargetMaterializationData",
-    "AssetCheckExecutionRecordStatus",
-    "BulkActionStatus",
-    "CanCancelExecutionRequest",
-    "CanCancelExecutionResult",
-    "CapturedLogContext",
-    "CheckRunHealthResult",
-    "ConfigurableClass",
-    "ConfigurableClassData",
-    "DagsterSqliteStorage",
-    "DagsterStorage",
-    "DagsterUserCodeUnreachableError",
-    "InMemoryJob",
-    "InstanceRef",
-    "LaunchRunContext",
-    "LocalComputeLogManager",
-    "NoOpComputeLogManager",
-    "PartitionBackfill",
-    "ProxyServerManager",
-    "RegisteredCodeLocationOrigin",
-    "RemoteJobOrigin",
-    "RemoteRepositoryOrigin",
-    "RunFailureReason",
-    "UnresolvedAssetJobDefinition",
-    "WorkerStatus",
-    "WorkspaceFileTarget",
-    "execute_run_iterator",
-    "merge_run_tags",
-    "redirect_to_file",
-]

@@ -11,20 +11,3 @@ from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._utils.error import SerializableErrorInfo
 from dagster._utils.interrupts import capture_interrupts
-
-__all__ = [
-    "GRPC_INFO_TAG",
-    "CachingStaleStatusResolver",
-    "ComputeIOType",
-    "DagsterUserCodeProcessError",
-    "LoadingContextForTest",
-    "RepositorySnap",
-    "SerializableErrorInfo",
-    "StaleStatus",
-    "TagType",
-    "WorkspaceProcessContext",
-    "capture_interrupts",
-    "get_tag_type",
-    "is_valid_owner",
-    "partition_loading_context",
-]
