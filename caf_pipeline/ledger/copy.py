@@ -6,7 +6,6 @@ Source: COPY in the PostgreSQL 18 manual.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Final
 
 import psycopg
@@ -241,15 +240,8 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
     """Write skips, a newer one in place of the older; end the claims that the chunk has on them. Returns their number."""
     count = load_skips(connection, skips)
     if count:
-        connection.execute(
-            _UPSERT_SKIPS,
-            {
-                "source_id": source_id,
-                "caf_file_id": caf_file_id,
-                "doublings": _DOUBLINGS,
-                "longest": MAX_RETRY_AFTER,
-            },
-        )
+        values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
+        connection.execute(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
     return count
@@ -272,11 +264,16 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
             skip.etag,
             skip.size_bytes,
             skip.last_modified,
-            _first_wait(skip),
+            RETRY_AFTER[skip.reason],
         )
         for skip in skips
     )
     return copy_rows(connection, "skipping", SKIP, rows)
+
+
+def end_claims(connection: Connection, caf_file_id: int) -> int:
+    """End all claims of a chunk; return their number."""
+    return connection.execute(text("DELETE FROM claims WHERE caf_file_id = :id"), {"id": caf_file_id}).rowcount
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> int:
@@ -288,10 +285,6 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
     if count:
         connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
     return count
-
-
-def _first_wait(skip: Skip) -> timedelta | None:
-    return RETRY_AFTER[skip.reason]
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:

@@ -1,21 +1,22 @@
 """What the ledger keeps of the bucket's current content: inventories that were planned, and exceptions to the LastModified.
 
-Functions over the caller's transaction.
 Source: "Which objects are to be archived" in docs/design.md.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import pyarrow as pa
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, CurrentException
+from caf_pipeline.inventory.snapshot import CurrentException
 from caf_pipeline.ledger.copy import GOOD, copy_rows
-from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
+
+KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
 _EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
 
@@ -39,9 +40,6 @@ _TAKE_EXCEPTIONS = text(
             THEN coalesce(excluded.last_modified, old.last_modified) ELSE excluded.last_modified END
     """
 )
-_EXPORTED: Final = """
-    SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
-"""
 _COUNT = text(
     """
     UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone, counted_at = now()
@@ -111,20 +109,64 @@ _LAST_SEEN = text(
 )
 
 
-def record_inventory(connection: Connection, source_id: int, inventory: InventoryRecord) -> None:
-    """Write an inventory that is planned; one that is there already stays."""
-    values = {
-        "source_id": source_id,
-        "name": inventory.name,
-        "taken_at": inventory.taken_at,
-        "after": inventory.after,
-        "until": inventory.until,
-    }
-    connection.execute(_NEW_INVENTORY, values)
+class CurrentContent(LedgerPart):
+    """What inventories said of the bucket's current content."""
+
+    def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
+        """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
+        with self._of_source(inventory.source) as (connection, source_id):
+            rows = connection.execute(_LATER, {**asdict(inventory), "source_id": source_id}).all()
+        return [(bytes(row.after_key), None if row.until_key is None else bytes(row.until_key)) for row in rows]
+
+    def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
+        """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
+        with self._of_source(inventory.source) as (connection, source_id):
+            connection.execute(_NEW_INVENTORY, {**asdict(inventory), "source_id": source_id})
+            _record_exceptions(connection, source_id, inventory, exceptions)
+
+    def record_exceptions(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
+        """Write exceptions that an inventory states; one of the same key and time is replaced."""
+        with self._of_source(inventory.source) as (connection, source_id):
+            _record_exceptions(connection, source_id, inventory, exceptions)
+
+    def record_content(self, inventory: InventoryRecord, *, current: int, older: int, gone: int) -> None:
+        """Write how many located objects were current, older and gone as of an inventory that is planned."""
+        with self._of_source(inventory.source) as (connection, source_id):
+            values = {"source_id": source_id, "name": inventory.name, "current": current, "older": older, "gone": gone}
+            connection.execute(_COUNT, values)
+
+    def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
+        """Return every identity without a version id that is located of these keys, in chunks in good standing."""
+        with self._of_source(source) as (connection, source_id):
+            rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).all()
+        return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
+
+    def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
+        """Of these, return (key, object version) of those of which a plan has nothing to do.
+
+        They are claimed, skipped and not due, or located and what a look-up of the key gives out, with the listed LastModified
+        or headers that were compared.
+        """
+        found: set[tuple[str, str]] = set()
+        with self._of_source(source) as (connection, source_id):
+            for at in range(0, len(listed), KEYS_PER_QUESTION):
+                some = listed[at : at + KEYS_PER_QUESTION]
+                values = {
+                    "source_id": source_id,
+                    "keys": [one.key for one in some],
+                    "versions": [one.object_version for one in some],
+                    "with_times": [one.rewritten_version for one in some],
+                    "times": [one.last_modified for one in some],
+                    "have_ids": [one.has_version_id for one in some],
+                    "good": GOOD,
+                }
+                found |= {(key, version) for key, version in connection.execute(_SETTLED, values)}
+        return found
 
 
-def record_exceptions(connection: Connection, source_id: int, inventory: str, exceptions: Iterable[CurrentException]) -> None:
-    """Write exceptions of an inventory."""
+def _record_exceptions(
+    connection: Connection, source_id: int, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
+) -> None:
     connection.execute(
         text(
             'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
@@ -133,32 +175,7 @@ def record_exceptions(connection: Connection, source_id: int, inventory: str, ex
     )
     rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
     if copy_rows(connection, "stating", _EXCEPTION, rows):
-        connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory})
-
-
-def later_inventories(
-    connection: Connection, source_id: int, taken_at: datetime, name: str
-) -> Sequence[tuple[bytes, bytes | None]]:
-    """Return the ranges of keys (greater than, up to and including) of inventories that were taken later."""
-    rows = connection.execute(_LATER, {"source_id": source_id, "taken_at": taken_at, "name": name})
-    return [(bytes(row.after_key), None if row.until_key is None else bytes(row.until_key)) for row in rows]
-
-
-def exception_batches(connection: Connection, source_id: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield all exceptions of a source, EXCEPTION_SCHEMA, in no order."""
-    with driver_connection(connection).cursor("exceptions", binary=True) as cursor:
-        cursor.execute(_EXPORTED, {"source_id": source_id})
-        while rows := cursor.fetchmany(batch_rows):
-            keys, *others = zip(*rows, strict=True)
-            columns = [pa.array(keys, pa.string()).cast(pa.binary())]
-            columns += [pa.array(values, one.type) for values, one in zip(others, list(EXCEPTION_SCHEMA)[1:], strict=True)]
-            yield pa.record_batch(columns, schema=EXCEPTION_SCHEMA)
-
-
-def record_content(connection: Connection, source_id: int, inventory: str, *, current: int, older: int, gone: int) -> None:
-    """Write how many located objects were current, older and gone as of an inventory; one that is not known stays unknown."""
-    values = {"source_id": source_id, "name": inventory, "current": current, "older": older, "gone": gone}
-    connection.execute(_COUNT, values)
+        connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory.name})
 
 
 def content(connection: Connection, source_id: int) -> Content | None:
@@ -174,26 +191,6 @@ def content(connection: Connection, source_id: int) -> Content | None:
         older_objects=int(row.older),
         gone_objects=int(row.gone),
     )
-
-
-def located_versions(connection: Connection, source_id: int, keys: Sequence[str]) -> Sequence[LocatedVersion]:
-    """Return every identity without a version id that is located of these keys."""
-    rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD})
-    return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
-
-
-def settled(connection: Connection, source_id: int, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
-    """Of these, return (key, object version) of those of which a plan has nothing to do."""
-    values = {
-        "source_id": source_id,
-        "keys": [one.key for one in listed],
-        "versions": [one.object_version for one in listed],
-        "with_times": [one.rewritten_version for one in listed],
-        "times": [one.last_modified for one in listed],
-        "have_ids": [one.has_version_id for one in listed],
-        "good": GOOD,
-    }
-    return {(key, version) for key, version in connection.execute(_SETTLED, values)}
 
 
 def currency(connection: Connection, source_id: int, key: str, row: Row[Any]) -> Currency:

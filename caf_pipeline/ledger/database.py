@@ -14,7 +14,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL, make_url
 
-from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, interrupt_behind
+from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
 from caf_pipeline.ledger.migrations import migrate
 from caf_pipeline.settings import Settings
@@ -172,6 +172,31 @@ class Database:
                 hint="check that it runs and can be reached from here",
             )
         return LedgerError(f"{self.description} refused a statement: {said}")
+
+
+class LedgerPart:
+    """The methods of the ledger on one topic: `Ledger` inherits all parts. Each method is one transaction."""
+
+    _database: Database
+
+    @contextlib.contextmanager
+    def _of_source(self, source: str, *, lock: str = "") -> Iterator[tuple[Connection, int]]:
+        """Give a transaction, and in it the source's id.
+
+        Raises:
+            NotLocated: there is no such source.
+        """
+        with self._database.transaction() as connection:
+            yield connection, source_id_of(connection, source, lock=lock)
+
+
+def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
+    """Return the id of a source; raises NotLocated where there is no such source."""
+    found = connection.execute(text(f"SELECT source_id FROM sources WHERE name = :name {lock}"), {"name": source})
+    source_id = found.scalar_one_or_none()
+    if source_id is None:
+        raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
+    return int(source_id)
 
 
 def open_database(settings: Settings) -> Database:

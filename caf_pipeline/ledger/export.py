@@ -1,11 +1,12 @@
-"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings, and locations in full.
+"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings, exceptions, locations in full.
 
 Streams by a server-side cursor in batches: memory does not grow with the number of objects. A binary cursor was faster than
 COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,70 +14,101 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Connection, text
 
-from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.ledger.current_content import exception_batches
-from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.ledger.database import LedgerPart, driver_connection, source_id_of
 
 BATCH_ROWS: Final = 50_000
-GOOD: Final = sorted(IN_GOOD_STANDING)
 
+# Each query gives the columns of its schema in order, without those that have one value in all rows.
 _LOCATED: Final = """
     SELECT file_path, object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
+_CLAIMED: Final = "SELECT file_path, object_version, last_modified FROM claims WHERE source_id = %(source_id)s"
+_SKIPPED: Final = """
+    SELECT file_path, object_version, reason, retry_at <= now(), last_modified FROM skipped_objects
+    WHERE source_id = %(source_id)s
+"""
+_NO_SKIP: Final = {"reason": None, "due": False}
+_STANDING: Final = (
+    (_LOCATED, {"standing": "located", **_NO_SKIP}),
+    (_CLAIMED, {"standing": "claimed", **_NO_SKIP}),
+    (_SKIPPED, {"standing": "skipped"}),
+)
 _LOCATIONS: Final = """
     SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256,
         last_modified
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND state = ANY(%(good)s)
 """
-_CLAIMED: Final = "SELECT file_path, object_version, last_modified FROM claims WHERE source_id = %(source_id)s"
-_SKIPPED: Final = """
-    SELECT file_path, object_version, last_modified, reason, retry_at <= now() FROM skipped_objects
-    WHERE source_id = %(source_id)s
+_EXCEPTIONS: Final = """
+    SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
 """
 
 
-def write_standing(connection: Connection, source_id: int, path: Path) -> int:
-    """Write the standings of one moment to `path`, which appears when it is complete; return the rows written.
+class Exports(LedgerPart):
+    """What is known of a source's objects, as Parquet. A file appears when it is complete, in place of an older one.
 
-    Args:
-        connection: at the beginning of a transaction.
-        source_id: of the source.
-        path: replaced where it exists.
-
-    Raises:
-        StagingError: the file cannot be written.
+    Each method returns the rows written, has constant memory, and raises StagingError where the file cannot be written.
     """
-    # One snapshot for all three statements: an object that becomes located meanwhile would be missing from both.
-    connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
-    return _write(connection, path, STANDING_SCHEMA, _batches(connection, source_id), dictionaries=["standing", "reason"])
+
+    def export_standing(self, source: str, path: Path) -> int:
+        """Write what is known of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
+
+        An object may have several rows, e.g. skipped by one chunk and claimed by the next.
+        """
+        return self._export(source, path, STANDING_SCHEMA, _STANDING, dictionaries=["standing", "reason"])
+
+    def export_exceptions(self, source: str, path: Path) -> int:
+        """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
+        return self._export(source, path, EXCEPTION_SCHEMA, [(_EXCEPTIONS, {})], dictionaries=["object_version"])
+
+    def export_located(self, source: str, path: Path) -> int:
+        """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
+
+        Rows come as they lie in the table, where those of a chunk lie together.
+        """
+        return self._export(source, path, LOCATED_SCHEMA, [(_LOCATIONS, {})], dictionaries=["object_version"])
+
+    def _export(
+        self,
+        source: str,
+        path: Path,
+        schema: pa.Schema,
+        queries: Iterable[tuple[str, Mapping[str, Any]]],
+        *,
+        dictionaries: list[str],
+    ) -> int:
+        with self._database.transaction() as connection:
+            # One snapshot for all queries: an object that becomes located meanwhile would be missing from both.
+            connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+            # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
+            connection.execute(text("SET LOCAL cursor_tuple_fraction = 1.0"))
+            source_id = source_id_of(connection, source)
+            batches = (_batches(connection, query, source_id, schema, same) for query, same in queries)
+            return _write(chain.from_iterable(batches), path, schema, dictionaries)
 
 
-def write_located(connection: Connection, source_id: int, path: Path) -> int:
-    """Write the locations in chunks in good standing to `path`, as `write_standing` does; return the rows written.
+def _batches(
+    connection: Connection, query: str, source_id: int, schema: pa.Schema, same: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query; `same` has the columns that it does not give."""
+    with driver_connection(connection).cursor("export", binary=True) as cursor:
+        cursor.execute(query, {"source_id": source_id, "good": GOOD})
+        while rows := cursor.fetchmany(BATCH_ROWS):
+            given = zip(*rows, strict=True)
+            columns = [
+                pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
+                if field.name in same
+                else pa.array(next(given), field.type)
+                for field in schema
+            ]
+            yield pa.record_batch(columns, schema=schema)
 
-    Rows come as they lie in the table, where those of a chunk lie together.
-    """
-    connection.execute(text("SET TRANSACTION READ ONLY"))
-    return _write(connection, path, LOCATED_SCHEMA, _located_batches(connection, source_id), dictionaries=["object_version"])
 
-
-def write_exceptions(connection: Connection, source_id: int, path: Path) -> int:
-    """Write the exceptions of a source to `path`, as `write_standing` does; return the rows written."""
-    connection.execute(text("SET TRANSACTION READ ONLY"))
-    batches = exception_batches(connection, source_id, BATCH_ROWS)
-    return _write(connection, path, EXCEPTION_SCHEMA, batches, dictionaries=["object_version"])
-
-
-def _write(
-    connection: Connection, path: Path, schema: pa.Schema, batches: Iterator[pa.RecordBatch], *, dictionaries: list[str]
-) -> int:
-    """Write the batches, which are not asked for before the transaction is set for a whole read."""
-    # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
-    connection.execute(text("SET LOCAL cursor_tuple_fraction = 1.0"))
+def _write(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema, dictionaries: list[str]) -> int:
     part = path.with_name(path.name + ".part")
     count = 0
     try:
@@ -90,40 +122,3 @@ def _write(
     finally:
         part.unlink(missing_ok=True)
     return count
-
-
-def _batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]:
-    for standing, query in (("located", _LOCATED), ("claimed", _CLAIMED), ("skipped", _SKIPPED)):
-        parameters = {"source_id": source_id, "good": GOOD}
-        with driver_connection(connection).cursor(f"standing_{standing}", binary=True) as cursor:
-            cursor.execute(query, parameters)
-            while rows := cursor.fetchmany(BATCH_ROWS):
-                yield _batch(standing, list(zip(*rows, strict=True)))
-
-
-def _located_batches(connection: Connection, source_id: int) -> Iterator[pa.RecordBatch]:
-    with driver_connection(connection).cursor("located", binary=True) as cursor:
-        cursor.execute(_LOCATIONS, {"source_id": source_id, "good": GOOD})
-        while rows := cursor.fetchmany(BATCH_ROWS):
-            keys, *others = zip(*rows, strict=True)
-            columns = [pa.array(keys, pa.string()).cast(pa.binary())]
-            columns += [pa.array(values, field.type) for values, field in zip(others, list(LOCATED_SCHEMA)[1:], strict=True)]
-            yield pa.record_batch(columns, schema=LOCATED_SCHEMA)
-
-
-def _batch(standing: str, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    """Return rows of (key, object version, last modified) and, of skips, (reason, whether it is due)."""
-    keys, versions, times, *skips = columns
-    count = len(keys)
-    reasons, due = skips or (None, None)
-    return pa.record_batch(
-        [
-            pa.array(keys, pa.string()).cast(pa.binary()),
-            pa.array(versions, pa.string()),
-            pa.repeat(standing, count),
-            pa.nulls(count, pa.string()) if reasons is None else pa.array(reasons, pa.string()),
-            pa.repeat(pa.scalar(False), count) if due is None else pa.array(due, pa.bool_()),
-            pa.array(times, STANDING_SCHEMA.field("last_modified").type),
-        ],
-        schema=STANDING_SCHEMA,
-    )

@@ -1,12 +1,13 @@
 """A chunk that only the store knew, written into the ledger: its row, its plan's, its locations, skips and copies.
 
-Functions over the caller's transaction, which has locked the source's row. Objects come in by COPY into a table of the
+Objects come in by COPY into a table of the
 transaction's own, and from there past what the ledger has already: memory does not grow with their number, and the order in
 which chunks are restored does not matter, except that of two chunks with the same object the first one keeps it.
 """
 
 import hashlib
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import psycopg
@@ -17,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
+from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import RestoredChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
@@ -104,33 +106,48 @@ _SKIP_NEW: Final = text(
 )
 
 
-class Superseded(Exception):
+class _Superseded(Exception):
     """Other chunks have every object of the chunk: nothing of it is to be written. Rolls the transaction back; no error."""
 
 
-def restore(
-    connection: Connection, source_id: int, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]
-) -> int:
-    """Write the chunk: see `Ledger.restore_chunk`. Returns the location rows written.
+class ChunkImport(LedgerPart):
+    """Restores chunks."""
 
-    Raises:
-        Superseded: there is none to be written, so that the transaction is to be rolled back.
-    """
-    state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
-    if state is not None:
-        raise LedgerError(f"the ledger has a chunk {chunk.name}, which is '{state}'", hint="nothing of it is to be restored")
-    plan_id = _plan_id(connection, source_id, chunk)
-    caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk)
-    connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
-    row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
-    _require_count(chunk, "members", chunk.member_count, row_count)
-    _refuse_claimed(connection, source_id, chunk)
-    written = _locate(connection, chunk)
-    connection.execute(_END_SKIPS)
-    _skip(connection, source_id, caf_file_id, chunk, skips)
-    record_verified(connection, caf_file_id, chunk.copies)
-    connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
-    return written
+    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]) -> int:
+        """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
+
+        Rows come in batches of LOCATION_SCHEMA.
+
+        It is `located`, or `damaged` where it has a fault. Objects that are located already in a chunk in good standing keep
+        that location, and are skipped no more. Returns the location rows written; 0 where other chunks have all of its objects:
+        then nothing at all was written.
+
+        Raises:
+            LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
+                object twice; nothing was written.
+            ClaimConflict: a chunk under way claims one of its objects; nothing was written.
+            IntegrityError: the plan that it names is another one in the ledger; nothing was written.
+        """
+        # The lock as for a new plan: the two must not take the same object, each unseen by the other.
+        with suppress(_Superseded), self._of_source(source, lock="FOR NO KEY UPDATE") as (connection, source_id):
+            state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
+            if state is not None:
+                raise LedgerError(
+                    f"the ledger has a chunk {chunk.name}, which is '{state}'", hint="nothing of it is to be restored"
+                )
+            plan_id = _plan_id(connection, source_id, chunk)
+            caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk)
+            connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
+            row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
+            _require_count(chunk, "members", chunk.member_count, row_count)
+            _refuse_claimed(connection, source_id, chunk)
+            written = _locate(connection, chunk)
+            connection.execute(_END_SKIPS)
+            _skip(connection, source_id, caf_file_id, chunk, skips)
+            record_verified(connection, caf_file_id, chunk.copies)
+            connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
+            return written
+        return 0
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RestoredChunk) -> int:
@@ -201,7 +218,7 @@ def _locate(connection: Connection, chunk: RestoredChunk) -> int:
             ) from error
         raise
     if chunk.member_count and not written:
-        raise Superseded
+        raise _Superseded
     return written
 
 

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
@@ -17,7 +18,7 @@ from typing import Final, Self
 from sqlalchemy import Connection, Row, text
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.database import Database, LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
 from caf_pipeline.waits import Waits
@@ -53,21 +54,29 @@ _RELEASE = text("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = :na
 _GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
 
 
-def leases(connection: Connection) -> Sequence[LeaseRecord]:
-    """Return all leases that were not given back, by name."""
-    return [_record(row) for row in connection.execute(_TAKEN)]
+class Leases(LedgerPart):
+    """Leases as the doctor sees them."""
 
+    def leases(self) -> Sequence[LeaseRecord]:
+        """Return all leases that were not given back, by name."""
+        with self._database.transaction() as connection:
+            return [_record(row) for row in connection.execute(_TAKEN)]
 
-def end_lease(connection: Connection, name: str, epoch: int) -> bool:
-    """Release a lease, unless a live run may still hold it; its row and epoch stay. Returns whether it was released now."""
-    row = connection.execute(_LOCK, {"name": name}).one_or_none()
-    lease = _record(row) if row else None
-    if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
-        return False
-    alive = _is_alive(lease)
-    if alive or (lease.live and alive is None):
-        return False
-    return connection.execute(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
+    def end_lease(self, name: str, epoch: int) -> bool:
+        """Give back a lease that its holder left; its row and epoch stay.
+
+        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
+        by one that cannot be seen from here and has not let it run out.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(_LOCK, {"name": name}).one_or_none()
+            lease = _record(row) if row else None
+            if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
+                return False
+            alive = _is_alive(lease)
+            if alive or (lease.live and alive is None):
+                return False
+            return connection.execute(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
 
 
 class HeldLease:
@@ -146,19 +155,8 @@ class HeldLease:
             found = _record(row)
             if found.live and _is_alive(found) is not False:
                 return found
-        holder = self._holder
-        taken = connection.execute(
-            _TAKE,
-            {
-                "name": self.name,
-                "run": holder.run,
-                "boot_id": holder.boot_id,
-                "pid": holder.pid,
-                "process_started": holder.process_started,
-                "seconds": self._seconds,
-                "seen": row.epoch if row else 0,
-            },
-        ).scalar_one_or_none()
+        facts = {**asdict(self._holder), "name": self.name, "seconds": self._seconds, "seen": row.epoch if row else 0}
+        taken = connection.execute(_TAKE, facts).scalar_one_or_none()
         if taken is None:  # another run made the row between our two statements
             return self._try(connection)
         self.epoch = taken

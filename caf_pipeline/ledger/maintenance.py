@@ -1,25 +1,24 @@
 """What the doctor reads and removes in a ledger: reservations, unsettled transactions, and rows without a chunk.
 
-Functions over the caller's transaction; each that writes looks again under a lock, and may be called at any moment, by any
-number.
+What writes looks again under a lock, and may be called at any moment, by any number.
 """
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
+from caf_pipeline.ledger.copy import end_claims
+from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkRows, Reservation
+from caf_pipeline.ledger.transactions import SIGNED, signed_transaction
 from caf_pipeline.store.protocol import SignedTransaction
 
 _RESERVATIONS = text(
     "SELECT caf_files.name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN caf_files USING (caf_file_id)"
     " ORDER BY caf_files.name"
 )
-_UNSETTLED = text(
-    "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions WHERE outcome IS NULL"
-    " ORDER BY account, sequence"
-)
+_UNSETTLED = text(f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence")
 # One statement sees one moment: a load of locations is in all of it or in none.
 _ROWS_BY_CHUNK = text(
     """
@@ -38,35 +37,43 @@ _ROWS_BY_CHUNK = text(
 )
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
 _CHUNK_STATE = text("SELECT state FROM caf_files WHERE caf_file_id = :id FOR NO KEY UPDATE")
-_DROP_CLAIMS = text("DELETE FROM claims WHERE caf_file_id = :id")
 _DROP_LOCATIONS = text("DELETE FROM file_locations WHERE caf_file_id = :id")
 
 
-def reservations(connection: Connection) -> Sequence[Reservation]:
-    """Return all reservations of staging folders, by chunk."""
-    rows = connection.execute(_RESERVATIONS)
-    return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
+class StrayRows(LedgerPart):
+    """What the doctor reads and removes."""
 
+    def reservations(self) -> Sequence[Reservation]:
+        """Return all reservations of staging folders, by chunk."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_RESERVATIONS).all()
+        return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
 
-def unsettled(connection: Connection) -> Sequence[SignedTransaction]:
-    """Return the transactions of every account whose fate is not known, by account and sequence."""
-    return [SignedTransaction(**{**row._asdict(), "body": bytes(row.body)}) for row in connection.execute(_UNSETTLED)]
+    def unsettled(self) -> Sequence[SignedTransaction]:
+        """Return the transactions of every account whose fate is not known, by account and sequence."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_UNSETTLED).all()
+        return [signed_transaction(row) for row in rows]
 
+    def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
+        """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.
 
-def rows_by_chunk(connection: Connection, source: str) -> Sequence[ChunkRows]:
-    """Count a source's location rows and claims by chunk, all at one moment. Reads both tables once."""
-    return [
-        ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)})
-        for row in connection.execute(_ROWS_BY_CHUNK, {"source": source})
-    ]
+        Empty for a source that is not known. Reads both tables once.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source}).all()
+        return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
+    def drop_stray_rows(self, caf_file_id: int) -> int:
+        """Remove claims of a chunk that claims nothing or is unknown, and locations of one that never was located or is unknown.
 
-def drop_stray_rows(connection: Connection, caf_file_id: int) -> int:
-    """Remove claims of a chunk that claims nothing and locations of one that was never located; return how many there were."""
-    state = connection.execute(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
-    dropped = 0
-    if state not in CLAIMING:
-        dropped += connection.execute(_DROP_CLAIMS, {"id": caf_file_id}).rowcount
-    if state not in EVER_LOCATED:
-        dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
-    return dropped
+        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
+        """
+        dropped = 0
+        with self._database.transaction() as connection:
+            state = connection.execute(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
+            if state not in CLAIMING:
+                dropped += end_claims(connection, caf_file_id)
+            if state not in EVER_LOCATED:
+                dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+        return dropped

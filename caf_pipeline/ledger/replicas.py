@@ -1,17 +1,22 @@
 """The copies of a chunk in the ledger, and what looks at them found over time.
 
-Functions over the caller's transaction, which has locked the chunk's row.
+The functions are over the caller's transaction, which has locked the chunk's row.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC
 
 from sqlalchemy import Connection, text
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove
+from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
-from caf_pipeline.store.protocol import Copy, Sample
+from caf_pipeline.store.protocol import Copy, Lease, Sample
 
 _VERIFIED = text(
     """
@@ -57,38 +62,67 @@ _KNOWN = text(
 )
 
 
+class Replicas(LedgerPart):
+    """The copies of chunks."""
+
+    def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
+        """Return the copies that were ever recorded of a chunk, by provider."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
+        return [KnownCopy(**{**row._asdict(), "checked_at": row.checked_at.astimezone(UTC)}) for row in rows]
+
+    def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
+        """uploading → verified, with the copies that proved it; others that were known are listed no more."""
+        with self._database.transaction() as connection:
+            moved = move_row(connection, lease, chunk, ChunkState.UPLOADING, ChunkState.VERIFIED, changes="verified_at = now()")
+            record_verified(connection, moved.caf_file_id, copies)
+
+    def record_checks(
+        self, lease: Lease, chunk: str, checks: Sequence[CopyCheck], *, again_in: float | None = None, enough: int = 0
+    ) -> None:
+        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more.
+
+        Args:
+            lease: on the chunk.
+            chunk: its name.
+            checks: one for each copy that is listed.
+            again_in: seconds after which a look can see the window after those that count; None where there are no windows.
+            enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
+        """
+        with self._database.transaction() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
+            unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
+            for check in checks:
+                facts = {**asdict(check.copy), "id": caf_file_id, "window": check.window, "fault": check.fault}
+                connection.execute(_LOOKED_AT, {**facts, "apart": check.apart})
+            facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
+            connection.execute(_SEEN, facts)
+
+    def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
+        """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
+
+        Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
+        """
+        with self._database.transaction() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
+            statement = text("UPDATE caf_files SET read_back_at = now(), read_back_from = :provider WHERE caf_file_id = :id")
+            connection.execute(statement, {"id": caf_file_id, "provider": provider})
+
+
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:
     """Write the copies that were read back; others that were known are listed no more."""
-    _unlist(connection, caf_file_id)
+    unlist(connection, caf_file_id)
     for copy in copies:
-        facts = {"id": caf_file_id, "provider": copy.provider, "proof": copy.proof, "last_proven": copy.last_proven}
-        connection.execute(_VERIFIED, facts)
+        connection.execute(_VERIFIED, {**asdict(copy), "id": caf_file_id})
 
 
-def record_look(
-    connection: Connection, caf_file_id: int, checks: Sequence[CopyCheck], *, again_in: float | None, enough: int
-) -> None:
-    """Write what a look found, and when the next one is due; copies that it did not find are listed no more."""
-    _unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
-    for check in checks:
-        connection.execute(
-            _LOOKED_AT,
-            {
-                "id": caf_file_id,
-                "provider": check.copy.provider,
-                "proof": check.copy.proof,
-                "last_proven": check.copy.last_proven,
-                "window": check.window,
-                "fault": check.fault,
-                "apart": check.apart,
-            },
-        )
-    connection.execute(_SEEN, {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED})
-
-
-def end_listing(connection: Connection, caf_file_id: int) -> None:
-    """List no copy any more: those that are known are of a post that the chain no longer has."""
-    _unlist(connection, caf_file_id)
+def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
+    """List no copy any more, except those of these providers."""
+    statement = text(
+        "UPDATE copies SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
+        " WHERE caf_file_id = :id AND provider <> ALL(CAST(:but AS text[]))"
+    )
+    connection.execute(statement, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
@@ -100,20 +134,6 @@ def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> 
         )
 
 
-def known_copies(connection: Connection, chunk: str) -> Sequence[KnownCopy]:
-    """Return the copies that were ever recorded of a chunk, by provider."""
-    rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
-    return [KnownCopy(**{**row._asdict(), "checked_at": row.checked_at.astimezone(UTC)}) for row in rows]
-
-
 def samples_as_json(samples: Sequence[Sample]) -> str:
     """Return what copies are compared with, as `caf_files.samples` holds it."""
     return json.dumps([{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in samples])
-
-
-def _unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
-    statement = text(
-        "UPDATE copies SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
-        " WHERE caf_file_id = :id AND provider <> ALL(CAST(:but AS text[]))"
-    )
-    connection.execute(statement, {"id": caf_file_id, "but": list(but)})

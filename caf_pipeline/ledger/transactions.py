@@ -9,6 +9,7 @@ Source: promise 3 in docs/design.md.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
@@ -59,10 +60,8 @@ _WAITING = text(
     ORDER BY asked_at, caf_file_id
     """
 )
-_PENDING = text(
-    "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
-    " WHERE account = :account AND outcome IS NULL ORDER BY sequence"
-)
+SIGNED: Final = "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
+_PENDING = text(f"{SIGNED} WHERE account = :account AND outcome IS NULL ORDER BY sequence")
 # In one order, so that two commits cannot wait for each other.
 _LOCK_CHUNKS = text(
     "SELECT caf_file_id, name, state FROM caf_files WHERE name = ANY(:chunks) ORDER BY caf_file_id FOR NO KEY UPDATE"
@@ -161,7 +160,7 @@ class PostgresTransactionLog:
         """Return the account's transactions whose fate is not known, by sequence."""
         with self._database.transaction() as connection:
             rows = connection.execute(_PENDING, {"account": account}).all()
-        return [SignedTransaction(**{**row._asdict(), "body": bytes(row.body)}) for row in rows]
+        return [signed_transaction(row) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
@@ -176,19 +175,7 @@ class PostgresTransactionLog:
             _require_lease_of(lease, transaction.account, f"sign for account {transaction.account}")
             _lock_lease(connection, lease)
             ids = _free_chunks(connection, transaction.account, chunks)
-            written = connection.execute(
-                _COMMIT,
-                {
-                    "hash": transaction.hash,
-                    "account": transaction.account,
-                    "sequence": transaction.sequence,
-                    "timeout_height": transaction.timeout_height,
-                    "body": transaction.body,
-                    "purpose": transaction.purpose,
-                    "cost": transaction.cost,
-                },
-            ).rowcount
-            if not written:
+            if not connection.execute(_COMMIT, asdict(transaction)).rowcount:
                 raise LedgerError(
                     f"sequence {transaction.sequence} of account {transaction.account} has a transaction already",
                     hint="settle that one first",
@@ -291,6 +278,11 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 
 
 # --- what the log's methods share ---------------------------------------------------------------------------------------
+
+
+def signed_transaction(row: Row[Any]) -> SignedTransaction:
+    """Return a row of `SIGNED` as its record."""
+    return SignedTransaction(**{**row._asdict(), "body": bytes(row.body)})
 
 
 def _require_lease_of(lease: Lease, account: str, what: str) -> None:

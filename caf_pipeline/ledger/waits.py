@@ -1,11 +1,13 @@
 """What live runs wait for, as rows of the ledger that every process sees."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
+from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, RunWait
 from caf_pipeline.waits import RENEW_SECONDS, Wait
@@ -26,25 +28,26 @@ _LIVE = text(
 )
 
 
-def record_waits(connection: Connection, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
-    """Put these waits in place of those that this process wrote for the run and source before."""
-    mine = {
-        "run": holder.run,
-        "boot_id": holder.boot_id,
-        "pid": holder.pid,
-        "process_started": holder.process_started,
-        "source": source,
-    }
-    connection.execute(_REMOVE, mine)
-    for wait in waits:
-        told = {"chunk": wait.chunk, "what": wait.what, "ends_by": wait.ends_by, "since": wait.since}
-        connection.execute(_INSERT, mine | told | {"seconds": _LIVE_SECONDS})
+class RunWaits(LedgerPart):
+    """What runs wait for."""
 
+    def record_waits(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
+        """Put these waits in place of those that this process wrote for the run and source before.
 
-def live_waits(connection: Connection) -> Sequence[RunWait]:
-    """Return what is waited for now, by source and beginning. What a dead process of this machine waited for is left out."""
-    return [
-        RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since.astimezone(UTC), row.chunk))
-        for row in connection.execute(_LIVE)
-        if is_alive(row.boot_id, row.pid, row.process_started) is not False
-    ]
+        To be repeated within 30 s while it waits.
+        """
+        mine = {**asdict(holder), "source": source}
+        with self._database.transaction() as connection:
+            connection.execute(_REMOVE, mine)
+            for wait in waits:
+                connection.execute(_INSERT, {**mine, **asdict(wait), "seconds": _LIVE_SECONDS})
+
+    def waits(self) -> Sequence[RunWait]:
+        """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_LIVE).all()
+        return [
+            RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since.astimezone(UTC), row.chunk))
+            for row in rows
+            if is_alive(row.boot_id, row.pid, row.process_started) is not False
+        ]

@@ -1,0 +1,200 @@
+"""Questions about chunks and objects: rows of chunks, where an object is, sums over a source. Nothing here writes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC
+from typing import Any, Final
+
+from sqlalchemy import Row, text
+
+from caf_pipeline.chunk_state import CLAIMING, ChunkState
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.inventory.snapshot import SkipReason, is_supported
+from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.ledger.current_content import content, currency
+from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.records import Chunk, Location, LocationRow, SourceAccount
+from caf_pipeline.store.protocol import Posting, Sample
+
+_CHUNK: Final = """
+    SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
+        number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
+        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
+        tail_start, tail_sha256
+    FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
+"""
+# The exception in force comes first. Else S3 tells times to the second: of two versions of one second that is current which was
+# listed later (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
+_LOCATE: Final = """
+    WITH found AS (
+        SELECT file_locations.source_id, file_path, object_version, version_id, start_byte, end_byte, etag, last_modified,
+            file_locations.sha256, part, caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes, snapshot,
+            max(last_modified) OVER () AS latest
+        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+        JOIN sources ON sources.source_id = file_locations.source_id
+        WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+    ), said AS (
+        SELECT stated_at, object_version, inventory FROM current_exceptions
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key
+        ORDER BY stated_at DESC LIMIT 1
+    )
+    SELECT found.*, said.stated_at AS said_at, said.object_version AS said_version, inventory
+    FROM found LEFT JOIN said ON said.stated_at >= latest {version}
+    ORDER BY coalesce(found.object_version = said.object_version, false) DESC, last_modified DESC, snapshot COLLATE "C" DESC,
+        found.object_version DESC LIMIT 1
+"""
+_WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
+    WHERE sources.name = :source AND state = :located AND look_again_at <= now()
+    ORDER BY look_again_at, caf_file_id LIMIT :waiting"""
+_ANY_OBJECT = text(
+    """
+    SELECT start_byte, end_byte, sha256 FROM file_locations
+    WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = :chunk) AND end_byte - start_byte BETWEEN 1 AND :most
+    ORDER BY random() LIMIT 1
+    """
+)
+_SUMS = text(
+    """
+    SELECT state, count(*) AS chunks, sum(member_count) AS members, sum(member_bytes) AS bytes,
+        sum(object_count - skipped_count - released_count) AS claimed
+    FROM caf_files WHERE source_id = :source_id GROUP BY state
+    """
+)
+_VERSIONS: Final = text(
+    """
+    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
+        count(*) OVER () AS versions
+    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+    WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+    ORDER BY last_modified DESC, object_version DESC LIMIT :limit
+    """
+)
+
+
+class Lookups(LedgerPart):
+    """What is known of chunks and objects."""
+
+    def chunk(self, name: str) -> Chunk:
+        """Return the chunk's row, or raise NotLocated."""
+        with self._database.transaction() as connection:
+            statement = text(f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = :name")
+            row = connection.execute(statement, {"name": name}).one_or_none()
+        if row is None:
+            raise NotLocated(f"the ledger has no chunk {name}", hint="caf status lists the chunks")
+        return _chunk(row)
+
+    def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
+        """Return chunks by name, without their samples."""
+        wanted = [*states] if states is not None else [*ChunkState]
+        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(:states)"
+        if source is not None:
+            statement += " AND sources.name = :source"
+        with self._database.transaction() as connection:
+            rows = connection.execute(text(f"{statement} ORDER BY caf_files.name"), {"states": wanted, "source": source})
+            return [_chunk(row) for row in rows]
+
+    def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
+        """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
+
+        Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
+        """
+        statement = text(
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located"
+            f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+        )
+        facts = {"source": source, "located": ChunkState.LOCATED, "limit": limit, "waiting": waiting}
+        with self._database.transaction() as connection:
+            return [_chunk(row) for row in connection.execute(statement, facts)]
+
+    def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
+        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
+
+        Reads the chunk's rows, some 0.5 s for a million.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
+        return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, bytes(row.sha256))
+
+    def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
+        """Return the current location of a key, or that of one version.
+
+        Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
+        is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
+        Only chunks in good standing count.
+        """
+        if not is_supported(key.encode("utf-8", "surrogatepass")):
+            return None
+        condition = "" if object_version is None else "WHERE found.object_version = :version"
+        with self._database.transaction() as connection:
+            row = connection.execute(
+                text(_LOCATE.format(version=condition)),
+                {"source": source, "key": key, "version": object_version, "good": GOOD},
+            ).one_or_none()
+            if row is None:
+                return None
+            known = None if object_version else currency(connection, row.source_id, key, row)
+        posting = Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes)
+        return Location(_location_row(row), row.chunk, posting, known)
+
+    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
+        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
+        if not is_supported(key.encode("utf-8", "surrogatepass")):
+            return [], 0
+        with self._database.transaction() as connection:
+            rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).all()
+        return [_location_row(row) for row in rows], rows[0].versions if rows else 0
+
+    def account(self, source: str) -> SourceAccount:
+        """Return the sums of a source, from its chunks' counts."""
+        with self._of_source(source) as (connection, source_id):
+            sums = connection.execute(_SUMS, {"source_id": source_id}).all()
+            skipped = connection.execute(
+                text("SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id GROUP BY reason"), {"id": source_id}
+            ).all()
+            counts = content(connection, source_id)
+        return SourceAccount(
+            source=source,
+            chunks={ChunkState(row.state): row.chunks for row in sums},
+            located_objects=sum(int(row.members) for row in sums if row.state in GOOD),
+            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD),
+            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING),
+            skipped={SkipReason(reason): count for reason, count in skipped},
+            content=counts,
+        )
+
+    def sources(self) -> Sequence[str]:
+        """Return the names of all sources ever registered."""
+        with self._database.transaction() as connection:
+            return list(connection.execute(text("SELECT name FROM sources ORDER BY name")).scalars())
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
+        with self._database.transaction() as connection:
+            return {row.archive_id: row.address for row in connection.execute(text("SELECT archive_id, address FROM sources"))}
+
+
+def _location_row(row: Row[Any]) -> LocationRow:
+    return LocationRow(
+        key=row.file_path,
+        object_version=row.object_version,
+        version_id=row.version_id,
+        start_byte=row.start_byte,
+        end_byte=row.end_byte,
+        etag=row.etag,
+        last_modified=row.last_modified.astimezone(UTC),
+        sha256=bytes(row.sha256),
+        part=row.part,
+    )
+
+
+def _chunk(row: Row[Any]) -> Chunk:
+    values = row._asdict()
+    values["state"] = ChunkState(row.state)
+    for name in ("merkle_root", "tail_sha256"):
+        values[name] = None if values[name] is None else bytes(values[name])
+    values["samples"] = tuple(
+        Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
+    )
+    for name in ("updated_at", "located_at", "checked_at", "read_back_at"):
+        values[name] = values[name] and values[name].astimezone(UTC)
+    return Chunk(**values)
