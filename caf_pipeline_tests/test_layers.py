@@ -25,6 +25,7 @@ TYPES = {
     "ledger.leases.HeldLease",
     "ledger.controls.Controls",
     "ledger.provider_stats.ProviderRecords",
+    "ledger.transactions.TransactionLog",
 }
 """Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
 

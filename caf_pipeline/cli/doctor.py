@@ -13,10 +13,11 @@ from caf_pipeline.settings import Settings, load_settings
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
     from caf_pipeline.store.jackal.store import JackalStore
-    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
+    from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
 """Who holds what the doctor holds for a moment, as a run that meets it is told."""

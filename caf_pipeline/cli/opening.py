@@ -15,8 +15,9 @@ from caf_pipeline.settings import Settings
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.store.jackal.store import JackalStore
-    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
+    from caf_pipeline.store.protocol import ChunkStore
     from caf_pipeline.throttle import Throttle
 
 RUN: Final = "caf"

@@ -37,7 +37,7 @@ from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, r
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlannedChunk, PlanRecord, Seal, Skip
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
-from caf_pipeline.ledger.transactions import PostgresTransactionLog, before_move, end_waiting
+from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
@@ -313,9 +313,9 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
 
     # --- what stores keep here ---
 
-    def transactions(self, holder: Holder) -> PostgresTransactionLog:
+    def transactions(self, holder: Holder) -> TransactionLog:
         """Return the log of what stores signed, for this holder."""
-        return PostgresTransactionLog(self._database, holder, lease_seconds=self._lease_seconds)
+        return TransactionLog(self._database, holder, lease_seconds=self._lease_seconds)
 
     def providers(self) -> ProviderRecords:
         """Return what was measured of providers."""

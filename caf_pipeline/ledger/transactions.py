@@ -119,8 +119,12 @@ _SEE_HEIGHT = text(
 )
 
 
-class PostgresTransactionLog:
-    """`TransactionLog` on Postgres, for one holder. Safe in threads."""
+class TransactionLog:
+    """The transactions of accounts, for one holder. Safe in threads.
+
+    A chunk's message is asked for first. Whoever owns the account's sequence takes those that wait, commits one transaction
+    of them, sends it, and settles it; the runs of the other chunks find their result here.
+    """
 
     def __init__(self, database: Database, holder: Holder, *, lease_seconds: float) -> None:
         self._database = database
@@ -128,11 +132,17 @@ class PostgresTransactionLog:
         self._lease_seconds = lease_seconds
 
     def lease(self, account: str) -> HeldLease:
-        """Hold the account's sequence while the context lasts."""
+        """Hold the account's sequence while the context lasts: one run at a time signs.
+
+        Raises:
+            HeldByOther: a live run has it.
+        """
         return HeldLease(self._database, account_lease(account), self._holder, seconds=self._lease_seconds)
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
-        """Let the chunk's message wait, in place of an earlier one; nothing changes where it has a live post.
+        """Let the chunk's message wait for the account's next transaction, in place of an earlier one.
+
+        Nothing changes where it has a live post.
 
         Asked for a damaged chunk, the post that its row knows counts as gone from the chain.
 
@@ -151,7 +161,10 @@ class PostgresTransactionLog:
             connection.execute(_ASK, facts)
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted."""
+        """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted.
+
+        That is one that is `posting`, or `damaged` and to be posted again.
+        """
         with self._database.transaction() as connection:
             rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).all()
         return [WaitingPost(row.name, bytes(row.message), row.charged_bytes) for row in rows]
@@ -186,6 +199,15 @@ class PostgresTransactionLog:
 
     def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         """Close a transaction; the same outcome again changes nothing.
+
+        Args:
+            lease: of the account.
+            hash: the transaction's.
+            outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
+                timeout height and not known) or "superseded" (another transaction has its sequence).
+            starts: of an included one, the start of each post in order.
+            cost: what it came to in ujkl, where that is known: a failed purchase costs its fee, and the chain takes what is left
+                of a running plan off a purchase's list price.
 
         Raises:
             LeaseLost. LedgerError: there is no such transaction, it was closed otherwise, or it has another number of posts

@@ -14,12 +14,15 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
-from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.transactions import TransactionLog
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
@@ -67,7 +70,7 @@ class DirectoryStore:
         """Return 0: nothing is proven again later."""
         return 0.0
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
         path = self._post_path(chunk.merkle_root)
         if not path.exists():
@@ -82,7 +85,7 @@ class DirectoryStore:
             self._write(path, iter([json.dumps(described).encode()]))
         return self._posting(chunk.merkle_root)
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         """Return the chunk's post, where the folder has one."""
         return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
 

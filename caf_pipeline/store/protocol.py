@@ -1,16 +1,18 @@
 """What a store of chunks is: it takes a chunk, says what that costs, proves that it has it, and gives ranges of it back.
 
-What a store must not forget is given to it: what it signed (`TransactionLog`), and how fast each provider is (the ledger's
-`ProviderRecords`); it knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the contract
-suite `caf_pipeline_tests/contracts/chunk_store.py`.
+The ledger gives it what it must not forget: what it signed (`TransactionLog`), and how fast each provider is
+(`ProviderRecords`); it knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the
+contract suite `caf_pipeline_tests/contracts/chunk_store.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.transactions import TransactionLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,86 +103,6 @@ class WaitingPost:
     charged_bytes: int
 
 
-class TransactionLog(Protocol):
-    """The transactions of an account, requested and signed: durable before they are sent, shared by all runs of the account.
-
-    A chunk's message is asked for first. Whoever owns the account's sequence takes those that wait, commits one transaction
-    of them, sends it, and settles it; the runs of the other chunks find their result here.
-    """
-
-    def lease(self, account: str) -> "AbstractContextManager[Lease]":
-        """Hold the account's sequence while the context lasts: one run at a time signs.
-
-        Raises:
-            HeldByOther: a live run has it.
-        """
-        ...
-
-    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
-        """Let the chunk's message wait for the account's next transaction.
-
-        Asked again with another message, that one waits, unless a transaction that is or may be included has the first.
-        """
-        ...
-
-    def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return, oldest first, the requested posts that are in no transaction that is or may be included.
-
-        Only of chunks that are still to be posted (`posting`, or `damaged` and to be posted again).
-        """
-        ...
-
-    def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return the account's transactions whose fate is not known, by sequence."""
-        ...
-
-    def commit(self, lease: "Lease", transaction: SignedTransaction, chunks: Sequence[str]) -> None:
-        """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
-
-        Raises:
-            LeaseLost: another run owns the sequence now. LedgerError: the sequence has a transaction that is or may be
-            included, or one of the chunks is in such a one. Nothing was written.
-        """
-        ...
-
-    def settle(self, lease: "Lease", hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
-        """Close a transaction; the same outcome again changes nothing.
-
-        Args:
-            lease: of the account.
-            hash: the transaction's.
-            outcome: "included", "failed" (included with a code, so that its sequence and fee are gone), "expired" (past its
-                timeout height and not known) or "superseded" (another transaction has its sequence).
-            starts: of an included one, the start of each post in order.
-            cost: what it came to in ujkl, where that is known: a failed purchase costs its fee, and the chain takes what is left
-                of a running plan off a purchase's list price.
-
-        Raises:
-            LeaseLost. LedgerError: there is no such transaction, or it was closed otherwise.
-        """
-        ...
-
-    def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the chunk's latest included post; None where it has none."""
-        ...
-
-    def spent(self, account: str) -> int:
-        """Return what the account's transactions came to in ujkl: those that were included, failed or may be included."""
-        ...
-
-    def at_list_price(self, account: str) -> int:
-        """Return how many purchases `spent` counts at their list price, since it is not known what the chain took for them."""
-        ...
-
-    def seen_height(self, chain_id: str) -> int:
-        """Return the greatest block height ever seen of a chain; 0 where none was."""
-        ...
-
-    def see_height(self, chain_id: str, height: int) -> None:
-        """Remember a height, where it is greater than the one known."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ProviderRecord:
     """What was measured of a provider: bytes a second or None, and failures in a row with the time of the last one."""
@@ -222,7 +144,7 @@ class ChunkStore(Protocol):
         """Return for how long a located chunk should stay in staging where space allows; 0 for not at all."""
         ...
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Announce the chunk; a root that the store already has from us is reused and costs nothing.
 
         Raises:
@@ -230,7 +152,7 @@ class ChunkStore(Protocol):
         """
         ...
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         """Return the chunk's post where the store has it; None where it was never posted, and no post of it is under way.
 
         Raises:

@@ -48,7 +48,7 @@ def log(ledger):
     return ledger.transactions(holder())
 
 
-class TestPostgresTransactionLog(TransactionLogContract):
+class TestTransactionLog(TransactionLogContract):
     """Passes the contract."""
 
     @pytest.fixture

@@ -25,7 +25,7 @@ from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
-from caf_pipeline.ledger.transactions import PostgresTransactionLog
+from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
 from caf_pipeline.steps.planning import take_inventory
@@ -107,7 +107,7 @@ def _kill_at(owner: object, name: str, *, before: bool) -> None:
 
 def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
     name, before = at
-    owner = PostgresTransactionLog if hasattr(PostgresTransactionLog, name) else Ledger
+    owner = TransactionLog if hasattr(TransactionLog, name) else Ledger
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(parse_url(url)))
     store = open_jackal_store if "jackal" in settings else None

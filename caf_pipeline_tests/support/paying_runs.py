@@ -21,12 +21,13 @@ from typing import Any, Self
 from mnemonic import Mnemonic
 
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms, sign_transaction
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Posting
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.loopback.wire import field
 from caf_pipeline_tests.support.memory_log import MemoryLog

@@ -21,13 +21,14 @@ from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Po
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, TransactionLog
+from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.provider_stats import ProviderRecords
+    from caf_pipeline.ledger.transactions import TransactionLog
 
 
 class JackalStore:
@@ -134,12 +135,12 @@ class JackalStore:
 
     # --- a chunk ---------------------------------------------------------------------------------------------------------
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
         return self.poster.post(chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes))
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
         return self.poster.found(chunk, log)
 
