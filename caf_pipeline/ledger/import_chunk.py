@@ -8,6 +8,7 @@ which chunks are restored does not matter, except that of two chunks with the sa
 import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 import psycopg
@@ -19,7 +20,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import RestoredChunk, Skip
+from caf_pipeline.ledger.records import Skip, StoredChunk
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
 UNKNOWN_PLAN: Final = b"restored"
@@ -49,8 +50,8 @@ _NEW_CHUNK: Final = text(
     INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
         proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at)
-    VALUES (:name, :source_id, :plan_id, :number, :state, :reason, :object_count, :object_bytes, :caf_size_bytes,
-        :caf_size_bytes, :stored_size_bytes, :member_count, :member_bytes, :skipped_count, :released_count, :merkle_root,
+    VALUES (:name, :source_id, :plan_id, :number, :state, :reason, :object_count, :object_bytes, :stored_size_bytes,
+        :stored_size_bytes, :stored_size_bytes, :member_count, :member_bytes, :skipped_count, :released_count, :merkle_root,
         :proof_type, :owner, :start, CAST(:samples AS jsonb), now(), now(), now(), now(), now())
     RETURNING caf_file_id
     """
@@ -113,14 +114,20 @@ class _Superseded(Exception):
 class ChunkImport(LedgerPart):
     """Restores chunks."""
 
-    def restore_chunk(self, source: str, chunk: RestoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip]) -> int:
+    def restore_chunk(
+        self, chunk: StoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, plan_folder: str, fault: str = ""
+    ) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
 
-        Rows come in batches of LOCATION_SCHEMA.
+        Objects that are located already in a chunk in good standing keep that location, and are skipped no more. Returns the
+        location rows written; 0 where other chunks have all of its objects: then nothing at all was written.
 
-        It is `located`, or `damaged` where it has a fault. Objects that are located already in a chunk in good standing keep
-        that location, and are skipped no more. Returns the location rows written; 0 where other chunks have all of its objects:
-        then nothing at all was written.
+        Args:
+            chunk: as it was read from the store.
+            rows: batches of LOCATION_SCHEMA.
+            skips: of the chunk.
+            plan_folder: where a plan that is missing is said to be.
+            fault: why the chunk is `damaged`; "" where it is `located`.
 
         Raises:
             LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
@@ -129,14 +136,14 @@ class ChunkImport(LedgerPart):
             IntegrityError: the plan that it names is another one in the ledger; nothing was written.
         """
         # The lock as for a new plan: the two must not take the same object, each unseen by the other.
-        with suppress(_Superseded), self._of_source(source, lock="FOR NO KEY UPDATE") as (connection, source_id):
+        with suppress(_Superseded), self._of_source(chunk.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
             state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
             if state is not None:
                 raise LedgerError(
                     f"the ledger has a chunk {chunk.name}, which is '{state}'", hint="nothing of it is to be restored"
                 )
-            plan_id = _plan_id(connection, source_id, chunk)
-            caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk)
+            plan_id = _plan_id(connection, source_id, chunk, plan_folder)
+            caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
             connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count)
@@ -150,7 +157,7 @@ class ChunkImport(LedgerPart):
         return 0
 
 
-def _plan_id(connection: Connection, source_id: int, chunk: RestoredChunk) -> int:
+def _plan_id(connection: Connection, source_id: int, chunk: StoredChunk, folder: str) -> int:
     """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
     names = {"source_id": source_id, "name": chunk.plan}
     found = connection.execute(_PLAN, names).one_or_none()
@@ -164,40 +171,32 @@ def _plan_id(connection: Connection, source_id: int, chunk: RestoredChunk) -> in
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
         )
     if found is None:
-        values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": chunk.plan_folder}
+        values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": folder}
         return int(connection.execute(_NEW_PLAN, values).scalar_one())
     connection.execute(_TELL_HASH, {"sha256": sha256, "plan_id": found.plan_id})
     return int(found.plan_id)
 
 
-def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RestoredChunk) -> int:
+def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: StoredChunk, fault: str) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
     values: dict[str, Any] = {
-        "name": chunk.name,
+        **asdict(chunk),
+        **asdict(chunk.file.posting),
         "source_id": source_id,
         "plan_id": plan_id,
-        "number": chunk.number,
-        "state": ChunkState.DAMAGED if chunk.fault else ChunkState.LOCATED,
-        "reason": chunk.fault,
+        "state": ChunkState.DAMAGED if fault else ChunkState.LOCATED,
+        "reason": fault,
         "object_count": object_count,
         "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
-        "caf_size_bytes": chunk.caf_size_bytes,
-        "stored_size_bytes": chunk.posting.stored_size_bytes,
-        "member_count": chunk.member_count,
-        "member_bytes": chunk.member_bytes,
-        "skipped_count": chunk.skipped_count,
         "released_count": object_count - here,
-        "merkle_root": chunk.posting.merkle_root,
-        "proof_type": chunk.proof_type,
-        "owner": chunk.posting.owner,
-        "start": chunk.posting.start,
+        "proof_type": chunk.file.proof_type,
         "samples": samples_as_json(chunk.samples),
     }
     return int(connection.execute(_NEW_CHUNK, values).scalar_one())
 
 
-def _refuse_claimed(connection: Connection, source_id: int, chunk: RestoredChunk) -> None:
+def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) -> None:
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     claimed = connection.execute(_CLAIMED).first()
@@ -208,7 +207,7 @@ def _refuse_claimed(connection: Connection, source_id: int, chunk: RestoredChunk
         )
 
 
-def _locate(connection: Connection, chunk: RestoredChunk) -> int:
+def _locate(connection: Connection, chunk: StoredChunk) -> int:
     try:
         written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
     except DBAPIError as error:
@@ -222,16 +221,16 @@ def _locate(connection: Connection, chunk: RestoredChunk) -> int:
     return written
 
 
-def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: RestoredChunk, skips: Iterable[Skip]) -> None:
+def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: StoredChunk, skips: Iterable[Skip]) -> None:
     count = load_skips(connection, skips)
     _require_count(chunk, "skipped objects", chunk.skipped_count, count)
     if count:
-        values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.posting.start, "good": GOOD}
+        values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.file.posting.start, "good": GOOD}
         connection.execute(_SKIP_LATER, values)
         connection.execute(_SKIP_EARLIER, values)
         connection.execute(_SKIP_NEW, values)
 
 
-def _require_count(chunk: RestoredChunk, what: str, said: int, found: int) -> None:
+def _require_count(chunk: StoredChunk, what: str, said: int, found: int) -> None:
     if said != found:
         raise LedgerError(f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found")

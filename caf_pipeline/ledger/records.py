@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.snapshot import SkipReason
-from caf_pipeline.store.protocol import Copy, Posting, Sample
+from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 
 
@@ -140,32 +141,42 @@ class Chunk:
     tail_sha256: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredChunk:
-    """A chunk as it was read from the store, to be written into a ledger that does not know it. Sizes in bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChunk:
+    """A posted file that is a chunk of ours, and what it says of itself. Sizes in bytes.
 
-    `plan_sha256`, `object_count` and `object_bytes` (what was planned for it) are None where the chunk's manifest does not
-    tell; then nothing counts as released: `object_count` is `member_count + skipped_count`. A `fault` says why the chunk is
-    `damaged`; "" where it is `located`.
+    Attributes:
+        file: what the store lists.
+        copies: those that are listed.
+        read_from: the providers that gave all that was read, the same.
+        silent: why other listed ones did not, by provider.
+        wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
+        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell. Then
+            nothing counts as released: `object_count` is `member_count + skipped_count`.
+        samples: as a seal would take them.
+        manifest: where the manifest is in the file.
+        manifest_sha256: of its bytes.
     """
 
+    file: PostedFile
+    copies: Sequence[Copy]
+    read_from: Sequence[str]
+    silent: Mapping[str, str]
+    wrong: Mapping[str, str]
     name: str
-    number: int
+    source: str
     plan: str
-    plan_sha256: bytes | None
+    number: int
     snapshot: str
-    plan_folder: str
-    posting: Posting
-    proof_type: int
-    caf_size_bytes: int
+    plan_sha256: bytes | None
+    object_count: int | None
+    object_bytes: int | None
     member_count: int
     member_bytes: int
     skipped_count: int
     samples: Sequence[Sample]
-    copies: Sequence[Copy]
-    object_count: int | None = None
-    object_bytes: int | None = None
-    fault: str = ""
+    manifest: Member
+    manifest_sha256: bytes
 
 
 def chunk_lease(chunk: str) -> str:

@@ -34,9 +34,9 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import Chunk, RestoredChunk, plan_lease
+from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
-from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, StoredChunk, fetch_manifest, read_chunk, read_head
+from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, fetch_manifest, read_chunk, read_head
 from caf_pipeline.store.protocol import Copy, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.quantities import counted
@@ -290,28 +290,10 @@ def restore(work: Workplace, finding: ListedFile) -> int:
 
 
 def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
-    restored = RestoredChunk(
-        name=chunk.name,
-        number=chunk.number,
-        plan=chunk.plan,
-        plan_sha256=chunk.plan_sha256,
-        snapshot=chunk.snapshot,
-        plan_folder=str(work.plans() / chunk.plan),
-        posting=chunk.file.posting,
-        proof_type=chunk.file.proof_type,
-        caf_size_bytes=chunk.file.posting.stored_size_bytes,
-        member_count=chunk.member_count,
-        member_bytes=chunk.member_bytes,
-        skipped_count=chunk.skipped_count,
-        samples=chunk.samples,
-        copies=chunk.copies,
-        object_count=chunk.object_count,
-        object_bytes=chunk.object_bytes,
-        fault=fault_of(work, chunk),
-    )
     manifest = open_manifest(spool)
     skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
-    return work.ledger.restore_chunk(work.source, restored, manifest.locations(), skips)
+    plan_folder = str(work.plans() / chunk.plan)
+    return work.ledger.restore_chunk(chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault_of(work, chunk))
 
 
 def fault_of(work: Workplace, chunk: StoredChunk) -> str:

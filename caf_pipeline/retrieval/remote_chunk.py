@@ -38,6 +38,7 @@ from caf_pipeline.inventory.manifest import (
     row_identity,
 )
 from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.ledger.records import StoredChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
@@ -187,44 +188,6 @@ class Head:
     chunk: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
-    """A posted file that is a chunk of ours, and what it says of itself. Sizes in bytes.
-
-    Attributes:
-        file: what the store lists.
-        copies: those that are listed.
-        read_from: the providers that gave all that was read, the same.
-        silent: why other listed ones did not, by provider.
-        wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
-        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell.
-        samples: as a seal would take them.
-        manifest: where the manifest is in the file.
-        manifest_sha256: of its bytes.
-    """
-
-    file: PostedFile
-    copies: Sequence[Copy]
-    read_from: Sequence[str]
-    silent: Mapping[str, str]
-    wrong: Mapping[str, str]
-    name: str
-    source: str
-    archive_id: str
-    plan: str
-    number: int
-    snapshot: str
-    plan_sha256: bytes | None
-    object_count: int | None
-    object_bytes: int | None
-    member_count: int
-    member_bytes: int
-    skipped_count: int
-    samples: Sequence[Sample]
-    manifest: Member
-    manifest_sha256: bytes
-
-
 def read_head(source: AgreedSource, size_bytes: int) -> Head:
     """Read the first member of what may be a chunk.
 
@@ -288,7 +251,6 @@ def read_chunk(
         wrong=dict(source.wrong),
         name=head.chunk,
         source=of,
-        archive_id=head.archive_id,
         plan=chunk_id.plan,
         number=chunk_id.number,
         snapshot=described["snapshot"],

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import (
     ClaimConflict,
@@ -40,11 +41,11 @@ from caf_pipeline.ledger.records import (
     PlannedChunk,
     PlanRecord,
     Reservation,
-    RestoredChunk,
     Seal,
     Skip,
+    StoredChunk,
 )
-from caf_pipeline.store.protocol import Copy, Posting, Sample
+from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 
 SOURCE = "src"
 ROOT = b"\x01" * 32
@@ -149,15 +150,33 @@ def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, sou
     return chunk
 
 
-def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RestoredChunk:
+def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> StoredChunk:
     """A chunk of these keys as a store tells of it, posted in the block of its number."""
-    posting = replace(POSTING, start=number)
-    facts = {"number": number, "plan": "0a0b0c0d", "plan_sha256": None, "snapshot": "snap", "plan_folder": "plans/x"}
-    counts = {"caf_size_bytes": 1000, "member_count": len(keys), "member_bytes": 10 * len(keys), "skipped_count": skipped}
-    samples, copies = seal_facts(1).samples, [Copy("p", "proof")]
-    return RestoredChunk(
-        f"src-0a0b0c0d-{number:05d}", posting=posting, proof_type=3, samples=samples, copies=copies, **facts, **counts
+    return StoredChunk(
+        file=PostedFile(replace(POSTING, start=number), 3),
+        copies=[Copy("p", "proof")],
+        read_from=["p"],
+        silent={},
+        wrong={},
+        name=f"src-0a0b0c0d-{number:05d}",
+        source=SOURCE,
+        plan="0a0b0c0d",
+        number=number,
+        snapshot="snap",
+        plan_sha256=None,
+        object_count=None,
+        object_bytes=None,
+        member_count=len(keys),
+        member_bytes=10 * len(keys),
+        skipped_count=skipped,
+        samples=seal_facts(1).samples,
+        manifest=Member(".caf/manifest.parquet", 900, 950),
+        manifest_sha256=b"m" * 32,
     )
+
+
+def restore(ledger: Any, chunk: StoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
+    return ledger.restore_chunk(chunk, rows, skips, plan_folder="plans/x", fault=fault)
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
@@ -871,9 +890,7 @@ class LedgerContract:
 
     def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        assert (
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"], skipped=1), batches(map(location, ["a", "b"])), [skip("c")]) == 2
-        )
+        assert restore(ledger, restored(1, ["a", "b"], skipped=1), batches(map(location, ["a", "b"])), [skip("c")]) == 2
         chunk = ledger.chunk("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
         assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
@@ -886,8 +903,8 @@ class LedgerContract:
 
     def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50, "fault": "1 of 3 copies"}
-        ledger.restore_chunk(SOURCE, replace(restored(1, ["a"]), **told), batches([location("a")]), [])
+        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
+        restore(ledger, replace(restored(1, ["a"]), **told), batches([location("a")]), [], fault="1 of 3 copies")
         chunk = ledger.chunk("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
         assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
@@ -895,21 +912,21 @@ class LedgerContract:
 
     def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        ledger.restore_chunk(SOURCE, restored(1, ["a"]), batches([location("a")]), [])
+        restore(ledger, restored(1, ["a"]), batches([location("a")]), [])
         assert ledger.find_plan(b"h" * 32) is None
-        ledger.restore_chunk(SOURCE, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), [])
-        ledger.restore_chunk(SOURCE, restored(3, ["c"]), batches([location("c")]), [])
+        restore(ledger, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), [])
+        restore(ledger, restored(3, ["c"]), batches([location("c")]), [])
         found = ledger.find_plan(b"h" * 32)
         assert (found.object_count, found.object_bytes) == (3, 30)
         with pytest.raises(IntegrityError):
-            ledger.restore_chunk(SOURCE, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), [])
+            restore(ledger, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), [])
 
     def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
         (name,) = register(ledger, ["a", "b"])
         plan = name.split("-")[1]
         before = ledger.chunk(name)
         chunk = replace(restored(2, ["c"]), plan=plan, name=f"src-{plan}-00002")
-        assert ledger.restore_chunk(SOURCE, chunk, batches([location("c")]), []) == 1
+        assert restore(ledger, chunk, batches([location("c")]), []) == 1
         assert ledger.chunk(name) == before
         assert ledger.chunk(chunk.name).plan == plan
 
@@ -917,7 +934,7 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         before = ledger.chunk(chunk)
         with pytest.raises(LedgerError, match="located"):
-            ledger.restore_chunk(SOURCE, replace(restored(1, ["b"]), name=chunk), batches([location("b")]), [])
+            restore(ledger, replace(restored(1, ["b"]), name=chunk), batches([location("b")]), [])
         assert ledger.chunk(chunk) == before
         assert ledger.locate(SOURCE, "b") is None
 
@@ -925,7 +942,7 @@ class LedgerContract:
     def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
         ledger.register_source(SOURCE, "archive", "s3://src")
         with pytest.raises(LedgerError):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, keys)), [])
+            restore(ledger, restored(1, ["a", "b"]), batches(map(location, keys)), [])
         assert ledger.chunks() == []
         assert not ledger.plan_name_taken(SOURCE, "0a0b0c0d")
 
@@ -937,32 +954,32 @@ class LedgerContract:
             raise IntegrityError("other bytes")
 
         with pytest.raises(IntegrityError, match="other bytes"):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(rows()), [])
+            restore(ledger, restored(1, ["a", "b"]), batches(rows()), [])
         assert ledger.chunks() == []
         assert ledger.locate(SOURCE, "a") is None
 
     def test_an_object_that_is_claimed_is_not_restored(self, ledger):
         register(ledger, ["a"])
         with pytest.raises(ClaimConflict, match="'a'"):
-            ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
+            restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
         assert ledger.locate(SOURCE, "b") is None
 
     def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
         chunk = archive(ledger, ["a"])
-        assert ledger.restore_chunk(SOURCE, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
+        assert restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
         assert (ledger.locate(SOURCE, "a").chunk, ledger.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
-        assert ledger.restore_chunk(SOURCE, restored(2, ["a"]), batches([location("a")]), []) == 0
+        assert restore(ledger, restored(2, ["a"]), batches([location("a")]), []) == 0
         assert len(ledger.chunks()) == 2
 
     def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
-        assert ledger.restore_chunk(SOURCE, restored(1, ["a"]), batches([location("a")]), []) == 1
+        assert restore(ledger, restored(1, ["a"]), batches([location("a")]), []) == 1
         assert ledger.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
 
     def test_odd_keys_are_restored(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
-        ledger.restore_chunk(SOURCE, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
+        restore(ledger, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
         assert {key for key in ODD_KEYS if ledger.locate(SOURCE, key)} == set(ODD_KEYS)
 
     # --- leases ---
