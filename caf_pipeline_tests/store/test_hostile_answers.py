@@ -50,7 +50,7 @@ SENT = {"code": 0, "codespace": "", "raw_log": ""}
 QUERIES = {
     "height": ("blocks/latest", None, lambda chain: chain.height()),
     "block_seconds": ("blocks/1", None, lambda chain: chain.block_seconds()),
-    "params": ("params", {"params": {"proof_window": "9"}}, lambda chain: chain.params()),
+    "params": ("params", {"params": {"proof_window": "9"}}, lambda chain: chain.proof_window()),
     "account": (
         f"/cosmos/auth/v1beta1/accounts/{OWNER}",
         {"account": {"base_account": {"account_number": "1", "sequence": "2"}}},
@@ -180,7 +180,7 @@ def test_a_slow_node_is_passed_over_for_the_next(node):
     with scripted(SLOW["interim answers"]) as script:
         chain = Chain([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2)
         with chain:
-            assert chain.params().proof_window == 9
+            assert chain.proof_window() == 9
 
 
 # --- a chain node's JSON ---------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_r
 def test_a_name_that_comes_twice_is_taken_once(node):
     node.answers["params"] = Told(b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}')
     with opened(node.url) as chain:
-        assert chain.params().proof_window == 7
+        assert chain.proof_window() == 7
 
 
 # --- lists -----------------------------------------------------------------------------------------------------------
@@ -505,7 +505,7 @@ def ask_everything(folder):
                 opened(script.url, **SHORT) as chain,
                 contextlib.suppress(StoreError),
             ):
-                chain.params()
+                chain.proof_window()
             with scripted(hostile) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
                 for ask in (client.version, lambda: upload(client, staged), lambda: list(client.download(POSTING, 0, 2_000_000))):
                     with contextlib.suppress(StoreError, IntegrityError):

@@ -126,7 +126,7 @@ def test_a_node_that_failed_is_asked_last_for_a_while(open_chain, nodes):
     first.answers["params"] = Told(b"<html>Bad Gateway</html>", 502)
     second.answers["params"] = Told({"params": {"proof_window": "50"}})
     chain = open_chain(first.url, second.url)
-    assert [chain.params().proof_window for _ in range(3)] == [50] * 3
+    assert [chain.proof_window() for _ in range(3)] == [50] * 3
     assert first.asked.count("params") == 1
 
 
@@ -143,7 +143,7 @@ def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, 
 def test_a_failure_that_passes_is_not_seen(open_chain, node):
     answers = [Told({"code": 14, "message": "try again", "details": []}, 503), Told({"params": {"proof_window": "9"}})]
     node.answers["params"] = lambda _: answers.pop(0)
-    assert open_chain(node.url).params().proof_window == 9
+    assert open_chain(node.url).proof_window() == 9
 
 
 @pytest.mark.parametrize("urls", [[], [""], ["localhost:1317"], ["ftp://a"], ["http://"], ["http://a:b"]])
@@ -196,9 +196,9 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
 def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, node):
     node.answers["params"] = Told({"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"})
     with pytest.raises(ChainBehind, match="is at block 99; 100"):
-        chain.params()
+        chain.proof_window()
     node.answers["params"] = Told({"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"})
-    assert chain.params().proof_window == 9
+    assert chain.proof_window() == 9
 
 
 def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
@@ -257,7 +257,7 @@ def test_nonsense_is_no_answer(chain, node, told):
     node.answers["params"] = told
     node.answers["elsewhere"] = Told({"params": {"proof_window": "9"}})
     with pytest.raises(ChainUnreachable, match=r"params|broke its answer off"):
-        chain.params()
+        chain.proof_window()
     assert "elsewhere" not in node.asked
 
 
@@ -265,7 +265,7 @@ def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
     monkeypatch.setattr(chain_module, "ANSWER_BYTES", 100_000)
     node.answers["params"] = Told(b"[" + b" " * 200_000 + b"]")
     with pytest.raises(ChainUnreachable, match="longer than 100000 bytes"):
-        chain.params()
+        chain.proof_window()
 
 
 def test_an_answer_that_drips_is_given_up(open_chain):
@@ -540,7 +540,7 @@ def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
 def test_threads_share_a_chain(chain, node):
     node.answers["params"] = Told({"params": {"proof_window": "9"}})
     found = []
-    threads = [threading.Thread(target=lambda: found.extend(chain.params().proof_window for _ in range(20))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.extend(chain.proof_window() for _ in range(20))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -551,6 +551,6 @@ def test_threads_share_a_chain(chain, node):
 def test_an_error_names_the_query_and_holds_no_more_than_a_line_of_the_answer(chain, node):
     node.answers["params"] = Told(json.dumps({"params": {"proof_window": "x" * 10_000}}).encode())
     with pytest.raises(ChainUnreachable) as unreachable:
-        chain.params()
+        chain.proof_window()
     assert f"{node.url}/jackal/canine-chain/storage/params" in str(unreachable.value)
     assert len(str(unreachable.value)) < 300

@@ -291,7 +291,7 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
         node.answers[path] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
         chain = Chain([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1)
         with chain, pytest.raises(StoreUnreachable, match=str(status)):
-            chain.params()
+            chain.proof_window()
 
 
 @pytest.mark.parametrize("status", REDIRECTS)

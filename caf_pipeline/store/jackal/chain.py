@@ -38,8 +38,8 @@ from caf_pipeline.store.jackal.messages import (
     Account,
     Block,
     Broadcast,
+    ChainAnswer,
     ChainFile,
-    ChainParams,
     FileProof,
     IncludedTransaction,
     Provider,
@@ -47,20 +47,13 @@ from caf_pipeline.store.jackal.messages import (
     StoragePlan,
     archive_of,
     parse_account,
-    parse_active_providers,
-    parse_balance,
     parse_block,
     parse_broadcast,
-    parse_chain_id,
     parse_file,
-    parse_files,
     parse_next_key,
-    parse_params,
     parse_plan,
-    parse_price,
     parse_proof,
-    parse_proofs,
-    parse_providers,
+    parse_provider,
     parse_refusal,
     parse_transaction,
     parse_version,
@@ -268,9 +261,9 @@ class Chain:
         self._block_seconds = (seconds, time.monotonic() + _MEASURE_AGAIN_SECONDS)
         return seconds
 
-    def params(self) -> ChainParams:
-        """Return what the storage module is set to."""
-        return self._one(f"{_STORAGE}/params", parse_params)
+    def proof_window(self) -> int:
+        """Return the blocks of a window, as the storage module is set: a copy is proven once in each."""
+        return self._one(f"{_STORAGE}/params", lambda answer: answer.object("params").integer("proof_window"))
 
     def require_verified(self, proof_type: int) -> None:
         """Raise where the chain may not verify proofs of this type; called before anything is paid.
@@ -306,7 +299,7 @@ class Chain:
     def balance(self, address: str) -> int:
         """Return what an account has, in ujkl; 0 where the chain does not know it."""
         path = f"/cosmos/bank/v1beta1/balances/{_part(address)}/by_denom"
-        return self._one_or_none(path, parse_balance, {"denom": DENOM}) or 0
+        return self._one_or_none(path, lambda answer: answer.object("balance").integer("amount"), {"denom": DENOM}) or 0
 
     def plan(self, address: str) -> StoragePlan | None:
         """Return the space that an account bought; None where it never bought any. It may have ended."""
@@ -323,7 +316,7 @@ class Chain:
                 f"{size_bytes} bytes for {days} days are less than the chain sells",
                 hint=f"ask for at least {LEAST_BYTES} bytes and {LEAST_DAYS} days",
             )
-        return self._one(f"{_STORAGE}/price_check/{days}/{size_bytes}", parse_price)
+        return self._one(f"{_STORAGE}/price_check/{days}/{size_bytes}", lambda answer: answer.integer("price"))
 
     # files
 
@@ -333,7 +326,8 @@ class Chain:
         "Not found" is believed only where the list of its root says so, too: behind one address there may be several nodes,
         and one that lags answers 404 without saying how far it is.
         """
-        found = self._one_or_none(f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_file)
+        path = f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}"
+        found = self._one_or_none(path, lambda answer: parse_file(answer.object("file")))
         if found is not None:
             return found
         listed = (one for page in self._pages_of_root(merkle_root) for one in page)
@@ -347,7 +341,7 @@ class Chain:
     def _pages_of_root(self, merkle_root: bytes) -> Iterator[list[ChainFile]]:
         path = f"{_STORAGE}/files/merkle/{root_in_path(merkle_root)}"
         try:
-            for page in self._pages(path, parse_files):
+            for page in self._pages(path, parse_file, "files"):
                 yield [one for one in page if one.merkle_root == merkle_root]
         except _Refused as refused:
             if not refused.not_found:
@@ -356,32 +350,33 @@ class Chain:
     def files_of_archive(self, owner: str | None, archive_id: str) -> Iterator[ChainFile]:
         """Yield the files that an owner (None: whoever) posted for an archive; where a chain cannot look for notes, from all."""
         path = f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}"
-        pages = self._pages(path, parse_files)
+        pages = self._pages(path, parse_file, "files")
         try:
             first = next(pages, [])
         except _Refused as refused:
             # 400: a node whose routes take "note" for a root answers that the rest is no height.
             if refused.status not in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
                 raise
-            first, pages = [], self._pages(f"{_STORAGE}/files", parse_files)
+            first, pages = [], self._pages(f"{_STORAGE}/files", parse_file, "files")
         yield from _of_archive(first, owner, archive_id)
         for page in pages:
             yield from _of_archive(page, owner, archive_id)
 
     def files_of_owner(self, owner: str) -> Iterator[ChainFile]:
         """Yield all files of an owner: there is no query for that, so that the whole network's are gone through."""
-        for page in self._pages(f"{_STORAGE}/files", parse_files):
+        for page in self._pages(f"{_STORAGE}/files", parse_file, "files"):
             yield from (one for one in page if one.owner == owner)
 
     # providers
 
     def providers(self) -> Sequence[Provider]:
         """Return all providers that ever registered."""
-        return self._kept(self._pages(f"{_STORAGE}/providers", parse_providers))
+        return self._kept(self._pages(f"{_STORAGE}/providers", parse_provider, "providers"))
 
     def active_providers(self) -> Sequence[Provider]:
         """Return the providers that hold a proof; empty on a young chain."""
-        active = set(self._kept(self._pages(f"{_STORAGE}/active_providers", parse_active_providers)))
+        pages = self._pages(f"{_STORAGE}/active_providers", lambda one: one.text("address"), "providers")
+        active = set(self._kept(pages))
         return [one for one in self.providers() if one.address in active] if active else []
 
     def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
@@ -394,13 +389,15 @@ class Chain:
         path = f"{_STORAGE}/proofs/{_part(provider)}"
         if self._knows_single_proofs:
             try:
-                found = self._one(f"{path}/{root_in_path(merkle_root)}/{_part(owner)}/{start}", parse_proof)
+                single = f"{path}/{root_in_path(merkle_root)}/{_part(owner)}/{start}"
+                found = self._one(single, lambda answer: parse_proof(answer.object("proof")))
                 if asked_for(found):
                     return found
             except _Refused as refused:
                 # Read in the chain's source, not run. A provider has as many proofs as files, so that going through them is slow.
                 self._knows_single_proofs = refused.status != httpx.codes.NOT_IMPLEMENTED
-        return next((one for page in self._pages(path, parse_proofs) for one in page if asked_for(one)), None)
+        pages = self._pages(path, parse_proof, "proofs", "proof")  # a chain of version 4 calls the list by the singular
+        return next((one for page in pages for one in page if asked_for(one)), None)
 
     # transactions
 
@@ -410,7 +407,7 @@ class Chain:
         query = f"transaction {transaction_hash(body)[:12]}…"
         return self._asked(
             lambda node, _: parse_broadcast(
-                self._answer("POST", node, "/cosmos/tx/v1beta1/txs", content=message)[0], f"{node.url}: {query}"
+                self._answer("POST", node, "/cosmos/tx/v1beta1/txs", content=message, named=f"{node.url}: {query}")[0]
             )
         )
 
@@ -432,10 +429,10 @@ class Chain:
 
     # asking
 
-    def _one(self, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None = None) -> T:
+    def _one(self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None) -> T:
         return self._asked(lambda node, block: self._read(node, block, path, parse, params))
 
-    def _one_or_none(self, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None = None) -> T | None:
+    def _one_or_none(self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None) -> T | None:
         def ask(node: _Node, block: Block) -> T | None:
             try:
                 return self._read(node, block, path, parse, params)
@@ -446,8 +443,13 @@ class Chain:
 
         return self._asked(ask)
 
-    def _pages(self, path: str, parse: Callable[[object, str], list[T]]) -> Iterator[list[T]]:
-        """Yield the pages of a list; one may be empty and not the last."""
+    def _pages(self, path: str, parse: Callable[[ChainAnswer], T], *names: str) -> Iterator[list[T]]:
+        """Yield the pages of a list, which has one of these names; one may be empty and not the last."""
+
+        def read(answer: ChainAnswer) -> tuple[list[T], str | None]:
+            name = next(filter(answer.has, names), names[-1])
+            return [parse(one) for one in answer.objects(name)], parse_next_key(answer)
+
         key: str | None = None
         keys: set[bytes] = set()
         waited = 0.0
@@ -456,7 +458,7 @@ class Chain:
             params = {"pagination.limit": str(size)} | ({"pagination.key": key} if key else {})
             asked = time.monotonic()
             try:
-                page, key = self._one(path, lambda value, query: (parse(value, query), parse_next_key(value, query)), params)
+                page, key = self._one(path, read, params)
             except _TooLong:
                 if size == 1:
                     raise
@@ -540,8 +542,7 @@ class Chain:
             if found and node.avoid_until > now:
                 continue
             try:
-                info, query = self._info(node)
-                found.append((node.url, parse_version(info, query)))
+                found.append((node.url, parse_version(self._info(node))))
             except StoreUnreachable as error:
                 faults.append(error)
                 node.avoid_until = time.monotonic() + _AVOID_SECONDS
@@ -549,20 +550,18 @@ class Chain:
             raise _the_fault(faults)
         return found
 
-    def _info(self, node: _Node) -> tuple[object, str]:
-        """Return what a node of this chain says of itself, and what it was asked."""
-        query = f"{node.url}{_TENDERMINT}/node_info"
+    def _info(self, node: _Node) -> ChainAnswer:
+        """Return what a node of this chain says of itself."""
         info = self._answer("GET", node, f"{_TENDERMINT}/node_info")[0]
-        self._check_chain(node, parse_chain_id(info, query))
+        self._check_chain(node, info.object("default_node_info").text("network"))
         node.known = True
-        return info, query
+        return info
 
     def _newest_block(self, node: _Node) -> Block:
         """Return the node's newest block; raise where the node lags, halts or is of another chain."""
         if not node.known:
             self._info(node)
-        path = f"{_TENDERMINT}/blocks/latest"
-        block = parse_block(self._answer("GET", node, path)[0], f"{node.url}{path}")
+        block = parse_block(self._answer("GET", node, f"{_TENDERMINT}/blocks/latest")[0])
         self._check_chain(node, block.chain_id)
         seen = self._seen_height()
         if block.height < seen:
@@ -589,27 +588,33 @@ class Chain:
 
     def _measured_block_seconds(self, node: _Node, block: Block) -> float:
         earlier = max(1, block.height - _MEASURED_BLOCKS)
-        path = f"{_TENDERMINT}/blocks/{earlier}"
         # A node may have dropped its old blocks; then the figure is what the network aims at.
         with suppress(_Refused):
-            first = parse_block(self._answer("GET", node, path)[0], f"{node.url}{path}")
+            first = parse_block(self._answer("GET", node, f"{_TENDERMINT}/blocks/{earlier}")[0])
             if first.height < block.height and first.time < block.time:
                 return (block.time - first.time).total_seconds() / (block.height - first.height)
         return BLOCK_SECONDS
 
     def _read(
-        self, node: _Node, block: Block, path: str, parse: Callable[[object, str], T], params: Mapping[str, str] | None
+        self, node: _Node, block: Block, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None
     ) -> T:
         """Return a node's answer, from a state not below the block."""
-        value, height = self._answer("GET", node, path, params=params)
+        answer, height = self._answer("GET", node, path, params=params)
         if height is not None and height < block.height:
             raise _behind(node, height, block.height)
-        return parse(value, f"{node.url}{path}")
+        return parse(answer)
 
     def _answer(
-        self, method: str, node: _Node, path: str, *, params: Mapping[str, str] | None = None, content: bytes | None = None
-    ) -> tuple[object, int | None]:
-        """Return an answer as JSON, and the height of its state where the node tells it."""
+        self,
+        method: str,
+        node: _Node,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        named: str = "",
+    ) -> tuple[ChainAnswer, int | None]:
+        """Return an answer, which errors call `named`, and the height of its state where the node tells it."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
         limit = Limit(self._answer_seconds, silence=self._silence_seconds).extensions
@@ -637,7 +642,7 @@ class Chain:
         if response.status_code != httpx.codes.OK:
             raise _Refused(query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}"))
         told_height = response.headers.get(_HEIGHT_HEADER, "")
-        return value, int(told_height) if _HEIGHT.fullmatch(told_height) else None
+        return ChainAnswer(value, named or query), int(told_height) if _HEIGHT.fullmatch(told_height) else None
 
 
 def _unreachable(node: _Node, reason: Reason) -> ChainUnreachable:

@@ -294,13 +294,6 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainParams:
-    """What the chain's storage module is set to. A copy is proven once in each window of `proof_window` blocks."""
-
-    proof_window: int
-
-
-@dataclass(frozen=True, slots=True)
 class StoragePlan:
     """The space that an account bought, all copies counted."""
 
@@ -406,7 +399,7 @@ class ChainAnswer:
         if not isinstance(value, dict):
             raise _no_answer(query, f"an object was expected, not {_shown(value)}")
         self._value: Mapping[str, object] = value
-        self._query = query
+        self.query = query
 
     def has(self, name: str) -> bool:
         """Whether there is a member of that name that is not null."""
@@ -415,16 +408,16 @@ class ChainAnswer:
     def _member(self, name: str, kind: type, wanted: str) -> Any:  # noqa: ANN401 - of `kind`
         found = self._value.get(name)
         if not isinstance(found, kind) or isinstance(found, bool):
-            raise _no_answer(self._query, f"'{name}' should be {wanted}, not {_shown(found)}")
+            raise _no_answer(self.query, f"'{name}' should be {wanted}, not {_shown(found)}")
         return found
 
     def object(self, name: str) -> "ChainAnswer":
         """Return a member that is an object."""
-        return ChainAnswer(self._member(name, dict, "an object"), self._query)
+        return ChainAnswer(self._member(name, dict, "an object"), self.query)
 
     def objects(self, name: str) -> "list[ChainAnswer]":
         """Return a member that is a list of objects; a missing list is no empty one."""
-        return [ChainAnswer(one, self._query) for one in self._member(name, list, "a list")]
+        return [ChainAnswer(one, self.query) for one in self._member(name, list, "a list")]
 
     def text(self, name: str) -> str:
         """Return a member that is text."""
@@ -434,27 +427,27 @@ class ChainAnswer:
         """Return a member that is a list of texts."""
         found = self._member(name, list, "a list")
         if not all(isinstance(one, str) for one in found):
-            raise _no_answer(self._query, f"'{name}' should hold texts only")
+            raise _no_answer(self.query, f"'{name}' should hold texts only")
         return tuple(self._plain(name, one) for one in found)
 
     def _plain(self, name: str, text: str) -> str:
         # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text takes.
         if not text.isascii() and _HALF_PAIR.search(text):
-            raise _no_answer(self._query, f"'{name}' is no text: {_shown(text)}")
+            raise _no_answer(self.query, f"'{name}' is no text: {_shown(text)}")
         return text
 
     def number(self, name: str) -> int:
         """Return a 32-bit integer, which comes as a JSON number."""
         found = int(self._member(name, int, "a number"))
         if not 0 <= found < 1 << 32:
-            raise _no_answer(self._query, f"'{name}' should be a number of 32 bits, not {_shown(found)}")
+            raise _no_answer(self.query, f"'{name}' should be a number of 32 bits, not {_shown(found)}")
         return found
 
     def integer(self, name: str) -> int:
         """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it elsewhere."""
         found = self.text(name)
         if not _INTEGER.fullmatch(found) or abs(int(found)) > _LARGEST:
-            raise _no_answer(self._query, f"'{name}' should be an integer, not {_shown(found)}")
+            raise _no_answer(self.query, f"'{name}' should be an integer, not {_shown(found)}")
         return int(found)
 
     def data(self, name: str) -> bytes:
@@ -463,7 +456,7 @@ class ChainAnswer:
         try:
             return base64.b64decode(found, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise _no_answer(self._query, f"'{name}' should be base64, not {_shown(found)}") from error
+            raise _no_answer(self.query, f"'{name}' should be base64, not {_shown(found)}") from error
 
     def time(self, name: str) -> datetime:
         """Return a time, which comes in RFC 3339 with up to nine decimals."""
@@ -472,7 +465,7 @@ class ChainAnswer:
             time = datetime.fromisoformat(found)
             return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
         except (ValueError, OverflowError) as error:
-            raise _no_answer(self._query, f"'{name}' should be a time, not {_shown(found)}") from error
+            raise _no_answer(self.query, f"'{name}' should be a time, not {_shown(found)}") from error
 
 
 def quoted(text: str, most: int = 200) -> str:
@@ -500,14 +493,8 @@ def parse_refusal(value: object) -> Refusal | None:
     return Refusal(code, message)
 
 
-def parse_chain_id(value: object, query: str) -> str:
-    """Read `node_info`."""
-    return ChainAnswer(value, query).object("default_node_info").text("network")
-
-
-def parse_version(value: object, query: str) -> str:
+def parse_version(answer: ChainAnswer) -> str:
     """Read the version of the chain's software out of `node_info`; "" where it names none."""
-    answer = ChainAnswer(value, query)
     if not answer.has("application_version"):
         return ""
     software = answer.object("application_version")
@@ -526,53 +513,29 @@ def verifies_type_3(version: str) -> bool:
     return numbers > TYPE_3_SINCE or (numbers == TYPE_3_SINCE and not match["before"])
 
 
-def parse_block(value: object, query: str) -> Block:
+def parse_block(answer: ChainAnswer) -> Block:
     """Read a block, of which only the header matters here."""
-    header = ChainAnswer(value, query).object("block").object("header")
+    header = answer.object("block").object("header")
     return Block(header.text("chain_id"), header.integer("height"), header.time("time"))
 
 
-def parse_account(value: object, query: str) -> Account:
+def parse_account(answer: ChainAnswer) -> Account:
     """Read an account; those that vest or belong to a module wrap the plain one."""
-    account = ChainAnswer(value, query).object("account")
+    account = answer.object("account")
     for wrapping in ("base_vesting_account", "base_account"):
         if account.has(wrapping):
             account = account.object(wrapping)
     return Account(account.integer("account_number"), account.integer("sequence"))
 
 
-def parse_balance(value: object, query: str) -> int:
-    """Read a balance in one coin."""
-    return ChainAnswer(value, query).object("balance").integer("amount")
-
-
-def parse_params(value: object, query: str) -> ChainParams:
-    """Read the storage module's parameters."""
-    return ChainParams(ChainAnswer(value, query).object("params").integer("proof_window"))
-
-
-def parse_plan(value: object, query: str) -> StoragePlan:
+def parse_plan(answer: ChainAnswer) -> StoragePlan:
     """Read `payment_info`, whose members are in camel case."""
-    plan = ChainAnswer(value, query).object("storage_payment_info")
+    plan = answer.object("storage_payment_info")
     return StoragePlan(plan.integer("spaceAvailable"), plan.integer("spaceUsed"), plan.time("end"))
 
 
-def parse_price(value: object, query: str) -> int:
-    """Read `price_check`, in ujkl."""
-    return ChainAnswer(value, query).integer("price")
-
-
-def parse_file(value: object, query: str) -> ChainFile:
+def parse_file(one: ChainAnswer) -> ChainFile:
     """Read one file."""
-    return _file(ChainAnswer(value, query).object("file"))
-
-
-def parse_files(value: object, query: str) -> list[ChainFile]:
-    """Read a page of files."""
-    return [_file(one) for one in ChainAnswer(value, query).objects("files")]
-
-
-def _file(one: ChainAnswer) -> ChainFile:
     return ChainFile(
         merkle_root=one.data("merkle"),
         owner=one.text("owner"),
@@ -587,33 +550,14 @@ def _file(one: ChainAnswer) -> ChainFile:
     )
 
 
-def parse_providers(value: object, query: str) -> list[Provider]:
-    """Read a page of providers. What one of them registered as its space is its own text and need not be a number."""
-    found = []
-    for one in ChainAnswer(value, query).objects("providers"):
-        space = one.text("totalspace")
-        found.append(Provider(one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0))
-    return found
+def parse_provider(one: ChainAnswer) -> Provider:
+    """Read one provider. What it registered as its space is its own text and need not be a number."""
+    space = one.text("totalspace")
+    return Provider(one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0)
 
 
-def parse_active_providers(value: object, query: str) -> list[str]:
-    """Read the addresses of the providers that hold a proof."""
-    return [one.text("address") for one in ChainAnswer(value, query).objects("providers")]
-
-
-def parse_proof(value: object, query: str) -> FileProof:
+def parse_proof(one: ChainAnswer) -> FileProof:
     """Read one proof."""
-    return _proof(ChainAnswer(value, query).object("proof"))
-
-
-def parse_proofs(value: object, query: str) -> list[FileProof]:
-    """Read a page of a provider's proofs."""
-    answer = ChainAnswer(value, query)
-    # A chain of version 4 calls the list by the singular.
-    return [_proof(one) for one in answer.objects("proofs" if answer.has("proofs") else "proof")]
-
-
-def _proof(one: ChainAnswer) -> FileProof:
     return FileProof(
         one.data("merkle"),
         one.text("owner"),
@@ -624,27 +568,26 @@ def _proof(one: ChainAnswer) -> FileProof:
     )
 
 
-def parse_next_key(value: object, query: str) -> str | None:
+def parse_next_key(answer: ChainAnswer) -> str | None:
     """Read where the next page begins, in the form that the query takes back; None after the last page."""
-    answer = ChainAnswer(value, query)
     if not answer.has("pagination"):
         return None
     pagination = answer.object("pagination")
     return (pagination.text("next_key") or None) if pagination.has("next_key") else None
 
 
-def parse_broadcast(value: object, query: str) -> Broadcast:
+def parse_broadcast(answer: ChainAnswer) -> Broadcast:
     """Read the answer to a transaction that was sent."""
-    response = ChainAnswer(value, query).object("tx_response")
+    response = answer.object("tx_response")
     return Broadcast(response.number("code"), response.text("codespace"), response.text("raw_log"))
 
 
-def parse_transaction(value: object, query: str) -> IncludedTransaction:
+def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
     """Read a transaction that is in a block."""
-    response = ChainAnswer(value, query).object("tx_response")
+    response = answer.object("tx_response")
     height = response.integer("height")
     if height < 1:
-        raise _no_answer(query, f"height {height} is none of a block")
+        raise _no_answer(answer.query, f"height {height} is none of a block")
     return IncludedTransaction(
         height,
         response.number("code"),

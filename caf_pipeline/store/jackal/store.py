@@ -131,7 +131,7 @@ class JackalStore:
     def staging_hold_seconds(self) -> float:
         """Return how long the set number of proof windows is."""
         windows = self.settings.keep_staged_windows
-        return windows * self.chain.params().proof_window * self.chain.block_seconds() if windows else 0.0
+        return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
     # --- a chunk ---------------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class JackalStore:
     def _window_blocks(self, posting: Posting) -> int:
         """Return how long a window of this file is: it keeps the one that it was posted with."""
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
-        return (file.proof_interval if file else 0) or self.chain.params().proof_window
+        return (file.proof_interval if file else 0) or self.chain.proof_window()
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
