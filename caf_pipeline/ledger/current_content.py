@@ -116,7 +116,7 @@ class CurrentContent(LedgerPart):
         """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             rows = connection.execute(_LATER, {**asdict(inventory), "source_id": source_id}).all()
-        return [(bytes(row.after_key), None if row.until_key is None else bytes(row.until_key)) for row in rows]
+        return [(row.after_key, row.until_key) for row in rows]
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
         """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
@@ -185,8 +185,8 @@ def content(connection: Connection, source_id: int) -> Content | None:
         return None
     return Content(
         inventory=row.name,
-        taken_at=row.taken_at.astimezone(UTC),
-        counted_at=row.counted_at.astimezone(UTC),
+        taken_at=row.taken_at,
+        counted_at=row.counted_at,
         current_objects=int(row.current) + int(row.located_since),
         older_objects=int(row.older),
         gone_objects=int(row.gone),
@@ -214,16 +214,14 @@ def currency(connection: Connection, source_id: int, key: str, row: Row[Any]) ->
         return Currency(is_current=True)
     if row.said_version is not None:
         return Currency(is_current=False)
-    return Currency(is_current=False, gone_at=since.astimezone(UTC), last_seen=_last_seen(connection, source_id, key, row))
+    return Currency(is_current=False, gone_at=since, last_seen=_last_seen(connection, source_id, key, row))
 
 
 def _last_seen(connection: Connection, source_id: int, key: str, row: Row[Any]) -> datetime | None:
     """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
     values = {"source_id": source_id, "inventory": row.inventory, "key": key.encode()}
     seen: datetime | None = connection.execute(_LAST_SEEN, values).scalar_one_or_none()
-    planned = _time_of(row.snapshot)
-    times = [time.astimezone(UTC) for time in (seen, planned) if time is not None]
-    return max(times, default=None)
+    return max(filter(None, (seen, _time_of(row.snapshot))), default=None)
 
 
 _SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")

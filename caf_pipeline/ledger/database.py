@@ -27,8 +27,8 @@ STILL_SECONDS: Final = 30  # as long as a lease
 """After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
 it holds would keep every other run waiting, for as long as its machine answers for it."""
 
-# For this transaction only: a session's settings do not belong to us behind a pooler.
-_NOT_FOR_EVER: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}")
+# For this transaction only: a session's settings do not belong to us behind a pooler. Times come in the zone that is set here.
+_SETTINGS: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; SET LOCAL TIME ZONE 'UTC'")
 
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
@@ -118,7 +118,7 @@ class Database:
             LedgerError: it refused a statement.
         """
         with self._translated(), self.engine.begin() as connection:
-            connection.execute(_NOT_FOR_EVER)
+            connection.execute(_SETTINGS)
             try:
                 yield connection
             except Exception:

@@ -162,11 +162,11 @@ def _plan_id(connection: Connection, source_id: int, chunk: StoredChunk, folder:
     names = {"source_id": source_id, "name": chunk.plan}
     found = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
-    sha256 = chunk.plan_sha256 or (unknown if found is None else bytes(found.sha256))
-    if found is not None and sha256 == bytes(found.sha256):
+    sha256 = chunk.plan_sha256 or (unknown if found is None else found.sha256)
+    if found is not None and sha256 == found.sha256:
         return int(found.plan_id)
     other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).first()
-    if other is not None or (found is not None and bytes(found.sha256) != unknown):
+    if other is not None or (found is not None and found.sha256 != unknown):
         raise IntegrityError(
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
         )

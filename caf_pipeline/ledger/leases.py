@@ -187,7 +187,7 @@ class HeldLease:
 
 def _record(row: Row[tuple[object, ...]]) -> LeaseRecord:
     holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
-    return LeaseRecord(row.name, row.epoch, holder, row.expires_at.astimezone(UTC), row.live)
+    return LeaseRecord(row.name, row.epoch, holder, row.expires_at, row.live)
 
 
 def _is_alive(lease: LeaseRecord) -> bool | None:

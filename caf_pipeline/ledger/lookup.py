@@ -1,7 +1,7 @@
 """Questions about chunks and objects: rows of chunks, where an object is, sums over a source. Nothing here writes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC
+from dataclasses import fields
 from typing import Any, Final
 
 from sqlalchemy import Row, text
@@ -27,7 +27,7 @@ _CHUNK: Final = """
 # listed later (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
 _LOCATE: Final = """
     WITH found AS (
-        SELECT file_locations.source_id, file_path, object_version, version_id, start_byte, end_byte, etag, last_modified,
+        SELECT file_locations.source_id, file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified,
             file_locations.sha256, part, caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes, snapshot,
             max(last_modified) OVER () AS latest
         FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
@@ -62,7 +62,7 @@ _SUMS = text(
 )
 _VERSIONS: Final = text(
     """
-    SELECT file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
+    SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
         count(*) OVER () AS versions
     FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
     WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
@@ -113,7 +113,7 @@ class Lookups(LedgerPart):
         """
         with self._database.transaction() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
-        return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, bytes(row.sha256))
+        return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
 
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
         """Return the current location of a key, or that of one version.
@@ -133,7 +133,7 @@ class Lookups(LedgerPart):
             if row is None:
                 return None
             known = None if object_version else currency(connection, row.source_id, key, row)
-        posting = Posting(bytes(row.merkle_root), row.owner, row.start, row.stored_size_bytes)
+        posting = Posting(row.merkle_root, row.owner, row.start, row.stored_size_bytes)
         return Location(_location_row(row), row.chunk, posting, known)
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
@@ -174,27 +174,9 @@ class Lookups(LedgerPart):
 
 
 def _location_row(row: Row[Any]) -> LocationRow:
-    return LocationRow(
-        key=row.file_path,
-        object_version=row.object_version,
-        version_id=row.version_id,
-        start_byte=row.start_byte,
-        end_byte=row.end_byte,
-        etag=row.etag,
-        last_modified=row.last_modified.astimezone(UTC),
-        sha256=bytes(row.sha256),
-        part=row.part,
-    )
+    return LocationRow(**{field.name: getattr(row, field.name) for field in fields(LocationRow)})
 
 
 def _chunk(row: Row[Any]) -> Chunk:
-    values = row._asdict()
-    values["state"] = ChunkState(row.state)
-    for name in ("merkle_root", "tail_sha256"):
-        values[name] = None if values[name] is None else bytes(values[name])
-    values["samples"] = tuple(
-        Sample(offset=one["offset"], length=one["length"], sha256=bytes.fromhex(one["sha256"])) for one in row.samples or ()
-    )
-    for name in ("updated_at", "located_at", "checked_at", "read_back_at"):
-        values[name] = values[name] and values[name].astimezone(UTC)
-    return Chunk(**values)
+    samples = [Sample(one["offset"], one["length"], bytes.fromhex(one["sha256"])) for one in row.samples or ()]
+    return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "samples": tuple(samples)})

@@ -11,7 +11,7 @@ from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
 from caf_pipeline.ledger.copy import end_claims
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkRows, Reservation
-from caf_pipeline.ledger.transactions import SIGNED, signed_transaction
+from caf_pipeline.ledger.transactions import SIGNED
 from caf_pipeline.store.protocol import SignedTransaction
 
 _RESERVATIONS = text(
@@ -53,7 +53,7 @@ class StrayRows(LedgerPart):
         """Return the transactions of every account whose fate is not known, by account and sequence."""
         with self._database.transaction() as connection:
             rows = connection.execute(_UNSETTLED).all()
-        return [signed_transaction(row) for row in rows]
+        return [SignedTransaction(**row._asdict()) for row in rows]
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
         """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.

@@ -66,9 +66,9 @@ def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequ
 
 def require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
     """Raise IntegrityError where a posting is of other bytes than those of the row, which were sealed."""
-    if (bytes(row.merkle_root), row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
+    if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(
-            f"chunk {chunk} was sealed as {bytes(row.merkle_root).hex()} ({row.stored_size_bytes} bytes), but"
+            f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), but"
             f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
         )
 

@@ -135,7 +135,7 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
         """Return the plan of this full hash."""
         with self._database.transaction() as connection:
             row = connection.execute(text(f"{_PLAN} WHERE sha256 = :sha256"), {"sha256": sha256}).one_or_none()
-        return None if row is None else PlanRecord(**{**row._asdict(), "sha256": bytes(row.sha256)})
+        return None if row is None else PlanRecord(**row._asdict())
 
     def plan_name_taken(self, source: str, short: str) -> bool:
         """Tell whether another plan of the source already has this short name."""

@@ -5,7 +5,6 @@ Source: "Server limits" in the notes on Jackal's protocol: what fits an upload f
 """
 
 from collections.abc import Mapping
-from datetime import UTC
 
 from sqlalchemy import text
 
@@ -38,16 +37,7 @@ class ProviderRecords:
             rows = connection.execute(
                 text("SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider")
             ).all()
-        return {
-            row.provider: ProviderRecord(
-                row.provider,
-                row.upload_rate,
-                row.download_rate,
-                row.failures,
-                None if row.failed_at is None else row.failed_at.astimezone(UTC),
-            )
-            for row in rows
-        }
+        return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""

@@ -6,7 +6,6 @@ The functions are over the caller's transaction, which has locked the chunk's ro
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC
 
 from sqlalchemy import Connection, text
 
@@ -69,7 +68,7 @@ class Replicas(LedgerPart):
         """Return the copies that were ever recorded of a chunk, by provider."""
         with self._database.transaction() as connection:
             rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
-        return [KnownCopy(**{**row._asdict(), "checked_at": row.checked_at.astimezone(UTC)}) for row in rows]
+        return [KnownCopy(**row._asdict()) for row in rows]
 
     def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
         """uploading → verified, with the copies that proved it; others that were known are listed no more."""

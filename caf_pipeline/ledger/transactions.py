@@ -53,7 +53,7 @@ _ASK = text(
 )
 _WAITING = text(
     """
-    SELECT name, message, charged_bytes FROM posts JOIN caf_files USING (caf_file_id)
+    SELECT name AS chunk, message, charged_bytes FROM posts JOIN caf_files USING (caf_file_id)
     WHERE account = :account AND state = ANY(:states) AND NOT EXISTS (
         SELECT FROM transaction_posts AS known
         WHERE known.caf_file_id = posts.caf_file_id AND known.account = posts.account AND live)
@@ -167,13 +167,13 @@ class TransactionLog:
         """
         with self._database.transaction() as connection:
             rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).all()
-        return [WaitingPost(row.name, bytes(row.message), row.charged_bytes) for row in rows]
+        return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions whose fate is not known, by sequence."""
         with self._database.transaction() as connection:
             rows = connection.execute(_PENDING, {"account": account}).all()
-        return [signed_transaction(row) for row in rows]
+        return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns.
@@ -300,11 +300,6 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 
 
 # --- what the log's methods share ---------------------------------------------------------------------------------------
-
-
-def signed_transaction(row: Row[Any]) -> SignedTransaction:
-    """Return a row of `SIGNED` as its record."""
-    return SignedTransaction(**{**row._asdict(), "body": bytes(row.body)})
 
 
 def _require_lease_of(lease: Lease, account: str, what: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC
 from typing import Final
 
 from sqlalchemy import text
@@ -47,7 +46,7 @@ class RunWaits(LedgerPart):
         with self._database.transaction() as connection:
             rows = connection.execute(_LIVE).all()
         return [
-            RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since.astimezone(UTC), row.chunk))
+            RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
             for row in rows
             if is_alive(row.boot_id, row.pid, row.process_started) is not False
         ]

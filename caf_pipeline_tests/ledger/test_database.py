@@ -210,7 +210,7 @@ def test_the_number_of_connections_is_bounded(database):
 
 
 def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(database, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.ledger.database._NOT_FOR_EVER", text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+    monkeypatch.setattr("caf_pipeline.ledger.database._SETTINGS", text("SET LOCAL idle_in_transaction_session_timeout = 50"))
     with pytest.raises(LedgerUnreachable):
         stand_still(database)
 
