@@ -55,9 +55,6 @@ IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
 EVER_LOCATED: Final = frozenset({_S.LOCATED, _S.DAMAGED, _S.EXPIRED, _S.WITHDRAWN})
 """States in which a chunk may have location rows; those of an expired or withdrawn one are history that no look-up finds."""
 
-FINAL: Final = frozenset(_S) - CLAIMING
-"""States in which no run has work to do."""
-
 _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
     # A move to itself is a step begun again after a crash: it is written so that the epoch is checked.
     _S.PLANNED: frozenset({_S.PACKING, _S.WITHDRAWN, _S.PARKED}),

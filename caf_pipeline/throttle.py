@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.records import Orders
+from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 if TYPE_CHECKING:
@@ -142,3 +143,8 @@ class Throttle:
             if error.permanent or self._orders is None:
                 raise
             return self._orders
+
+
+def open_throttle(settings: JackalSettings, controls: "Controls", waits: Waits | None = None) -> Throttle:
+    """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
+    return Throttle(controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits)

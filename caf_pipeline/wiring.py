@@ -18,7 +18,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.throttle import Throttle
+from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
         describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
     ):
         return Ledger(open_database(settings))
-
-
-def open_throttle(settings: Settings, ledger: Ledger, waits: Waits | None = None) -> Throttle:
-    """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
-    jackal = settings.jackal
-    return Throttle(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
@@ -133,7 +127,7 @@ def open_workplace(
         store=(store or partial(open_store, settings))(opened, holder, waits),
         ledger=opened,
         holder=holder,
-        throttle=open_throttle(settings, opened, waits),
+        throttle=open_throttle(settings.jackal, opened.controls(), waits),
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )

@@ -17,18 +17,14 @@ from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_networ
 from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.store.jackal.chain_diff import Held, Holdings
     from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
 
-LEAST_DAYS: Final = 30
 MOST_DAYS: Final = 36_500
-LEAST_BYTES: Final = 1_000_000_000
-"""The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
-
-"""States whose space is still to be taken."""
 
 DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]

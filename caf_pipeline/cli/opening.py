@@ -98,15 +98,17 @@ def opened_network(settings: Settings) -> Iterator[Network]:
         SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
     """
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
+    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
-    from caf_pipeline.wiring import open_jackal, open_throttle  # noqa: PLC0415
+    from caf_pipeline.wiring import open_jackal  # noqa: PLC0415
 
     holder = this_process(RUN)
     with opened_ledger(settings) as ledger:
         store = open_jackal(settings, ledger, holder, Waits(Announcer(note)))
         try:
             account = f"{settings.jackal.chain_id}/{store.wallet.address}"
-            yield Network(settings, ledger, store, ledger.transactions(holder), open_throttle(settings, ledger), account)
+            throttle = open_throttle(settings.jackal, ledger.controls())
+            yield Network(settings, ledger, store, ledger.transactions(holder), throttle, account)
         finally:
             store.close()
 

@@ -47,6 +47,7 @@ from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, HeldByOther, NotProven
 from caf_pipeline.maintenance import repair, scrub
+from caf_pipeline.packing import staging
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
 
@@ -102,7 +103,7 @@ def _prove_op(source: str) -> OpDefinition:
             if reason := work.ledger.controls().orders().paused:
                 context.log.info(f"paused: {reason}")
                 return None
-            scrub.sweep_staging(work)
+            list(staging.sweep(work))
             return work
 
         work = attempt_step(context, source, begin)

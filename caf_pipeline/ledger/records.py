@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Self
 
 from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported, percent_encode
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 
@@ -64,6 +64,16 @@ class Skip:
     etag: str
     size_bytes: int
     last_modified: datetime | None = None
+
+    @classmethod
+    def of(cls, obj: S3Object, reason: SkipReason, detail: str) -> Self:
+        """Return the skip of an object of a snapshot."""
+        return cls(recorded_key(obj), obj.object_version, reason, detail, obj.etag, obj.size_bytes, obj.last_modified)
+
+
+def recorded_key(obj: S3Object) -> str:
+    """Return the key of an object as the ledger's tables have it."""
+    return obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnrea
 from caf_pipeline.ledger.records import Chunk, CopyCheck
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
-from caf_pipeline.packing.staging import sweep
 from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 
@@ -148,11 +147,6 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
         yield report
     if unanswered:
         raise unanswered
-
-
-def sweep_staging(work: Workplace) -> Sequence[str]:
-    """Remove the staged files of located chunks whose hold is over; return the names of these chunks."""
-    return list(sweep(work))
 
 
 def located_or_damaged(work: Workplace, name: str) -> Chunk:

@@ -113,7 +113,7 @@ def _stands_for(inventory: InventoryRecord, obj: S3Object, identity: str) -> Cur
 
 def _skip(obj: S3Object, why: Exception) -> Skip:
     reason = SkipReason(why.reason) if isinstance(why, ObjectUnavailable) else SkipReason.NOT_COMPARED
-    return Skip(obj.key.decode(), obj.object_version, reason, str(why), obj.etag, obj.size_bytes, obj.last_modified)
+    return Skip.of(obj, reason, str(why))
 
 
 def _same(archived: Sequence[tuple[str, _Headers | Exception]], said: ObjectHeaders) -> tuple[str | None, Exception | None]:

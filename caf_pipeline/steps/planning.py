@@ -27,16 +27,14 @@ from caf_pipeline.inventory.snapshot import (
     SkipReason,
     Snapshot,
     SnapshotWriter,
-    is_supported,
     not_yet_archived,
-    percent_encode,
     read_objects,
     read_snapshot,
     require_whole,
     rewritten_version,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip, plan_lease
+from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip, plan_lease, recorded_key
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
@@ -85,7 +83,6 @@ class Look:
     """A bounded look at a listing. `next_after` is where the next look begins; None where the listing's end was reached."""
 
     new_objects: int
-    new_bytes: int
     next_after: bytes | None
 
 
@@ -175,7 +172,7 @@ def _prune(work: Workplace) -> None:
 
 def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take."""
-    new_objects = new_bytes = pages = 0
+    new_objects = pages = 0
     last = after
     for page in work.objects.list_pages(after=after, max_pages=max_pages):
         if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
@@ -183,20 +180,13 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
         pages += 1
         last = page[-1].key
         settled = work.ledger.settled_objects(work.source, [_listed_identity(obj) for obj in page])
-        new = [obj for obj in page if (_recorded_key(obj), obj.object_version) not in settled]
-        new_objects += len(new)
-        new_bytes += sum(obj.size_bytes for obj in new)
-    return Look(new_objects, new_bytes, last if pages == max_pages else None)
-
-
-def _recorded_key(obj: S3Object) -> str:
-    """Return the key as the ledger's tables have it."""
-    return obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
+        new_objects += sum((recorded_key(obj), obj.object_version) not in settled for obj in page)
+    return Look(new_objects, last if pages == max_pages else None)
 
 
 def _listed_identity(obj: S3Object) -> ListedIdentity:
     return ListedIdentity(
-        key=_recorded_key(obj),
+        key=recorded_key(obj),
         object_version=obj.object_version,
         rewritten_version=rewritten_version(obj.object_version, obj.last_modified),
         last_modified=obj.last_modified,
@@ -394,27 +384,11 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanReco
 
 
 def _unsupported(obj: S3Object) -> Skip:
-    return Skip(
-        key=percent_encode(obj.key),
-        object_version=obj.object_version,
-        reason=SkipReason.UNSUPPORTED_KEY,
-        detail="the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
-        etag=obj.etag,
-        size_bytes=obj.size_bytes,
-        last_modified=obj.last_modified,
-    )
+    return Skip.of(obj, SkipReason.UNSUPPORTED_KEY, "the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes")
 
 
 def _too_large(obj: S3Object) -> Skip:
-    return Skip(
-        key=obj.key.decode(),
-        object_version=obj.object_version,
-        reason=SkipReason.TOO_LARGE,
-        detail=f"{obj.size_bytes} bytes are more than a chunk can hold",
-        etag=obj.etag,
-        size_bytes=obj.size_bytes,
-        last_modified=obj.last_modified,
-    )
+    return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than a chunk can hold")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
-from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import ChunkStore, ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
 _ROOT: Final = re.compile(r"(?:[0-9a-f]{2})+")
 
 
-class DirectoryStore:
+class DirectoryStore(ChunkStore):
     """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole."""
 
     name = "directory"
@@ -61,14 +61,6 @@ class DirectoryStore:
                 f"the store's folder {self.folder} has {free_bytes} bytes free: too few for {stored_size_bytes} bytes{beside}",
                 hint="make room there, or set store.folder to a folder on a larger disk",
             )
-
-    def largest_chunk_bytes(self) -> int | None:
-        """Return None: a copy takes the time it takes."""
-        return None
-
-    def staging_hold_seconds(self) -> float:
-        """Return 0: nothing is proven again later."""
-        return 0.0
 
     def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
@@ -153,18 +145,6 @@ class DirectoryStore:
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the folder, where it has the chunk."""
         return [copy.provider for copy in self.copies(posting)]
-
-    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
-        """Return None: a folder proves nothing over time."""
-        return None
-
-    def current_window(self, posting: Posting) -> int | None:
-        """Return None: a folder has no windows."""
-        return None
-
-    def window_ends_in(self, posting: Posting) -> float | None:
-        """Return None: a folder has no windows."""
-        return None
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield the range from the file."""

@@ -115,7 +115,10 @@ class ProviderRecord:
 
 
 class ChunkStore(Protocol):
-    """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did."""
+    """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did.
+
+    What has a body here is what a store answers that measures nothing and proves nothing over time.
+    """
 
     name: str
     required_copies: int
@@ -138,11 +141,11 @@ class ChunkStore(Protocol):
 
     def largest_chunk_bytes(self) -> int | None:
         """Return the largest stored size that enough providers take in the time they give; None where nothing is measured."""
-        ...
+        return None
 
     def staging_hold_seconds(self) -> float:
         """Return for how long a located chunk should stay in staging where space allows; 0 for not at all."""
-        ...
+        return 0.0
 
     def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Announce the chunk; a root that the store already has from us is reused and costs nothing.
@@ -205,15 +208,15 @@ class ChunkStore(Protocol):
 
         None where the store tells of no proofs over time.
         """
-        ...
+        return None
 
     def current_window(self, posting: Posting) -> int | None:
         """Return the number of the proof window that the chunk is in now; None where the store has none."""
-        ...
+        return None
 
     def window_ends_in(self, posting: Posting) -> float | None:
         """Return about how many seconds the present proof window of the chunk still lasts; None where the store has none."""
-        ...
+        return None
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.

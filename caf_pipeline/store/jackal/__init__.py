@@ -15,3 +15,9 @@
 
 Source: docs/jackal.md.
 """
+
+from typing import Final
+
+LEAST_DAYS: Final = 30
+LEAST_BYTES: Final = 10**9
+"""The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""

@@ -29,6 +29,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.messages import (
     DENOM,
     NOT_FOUND,
@@ -105,10 +106,6 @@ MAX_KEPT_PAGES: Final = 16
 
 _MAX_KEY: Final = 4096  # characters of where a page begins; the chain's are a root, an address and a height
 _HEIGHT: Final = re.compile(r"[0-9]{1,18}")  # below 2^63
-
-LEAST_DAYS: Final = 30
-LEAST_BYTES: Final = 10**9
-"""The chain sells no less."""
 
 _HEIGHT_HEADER: Final = "Grpc-Metadata-X-Cosmos-Block-Height"
 """Names the height of the state that an answer was read from; not every answer has it. Behind one address may be several

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import JackalSettings, Settings
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
-from caf_pipeline.store.jackal.chain import LEAST_BYTES, LEAST_DAYS, Chain
+from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.messages import DENOM, ChainFile, archive_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
@@ -22,7 +23,7 @@ from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting
-from caf_pipeline.throttle import Throttle
+from caf_pipeline.throttle import Throttle, open_throttle
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, wait
     given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
     wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
     log = ledger.transactions(holder)
-    throttle = Throttle(ledger.controls(), bandwidth=jackal.bandwidth, spend_cap=jackal.spend_cap, waits=waits)
+    throttle = open_throttle(jackal, ledger.controls(), waits)
     chain = Chain(
         jackal.lcd,
         jackal.chain_id,
