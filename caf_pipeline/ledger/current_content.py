@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline.inventory.snapshot import CurrentException
+from caf_pipeline.inventory.snapshot import CurrentException, S3Object, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, ListedIdentity, LocatedVersion
+from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, LocatedVersion, recorded_key
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
@@ -141,8 +141,8 @@ class CurrentContent(LedgerPart):
             rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).all()
         return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
 
-    def settled_objects(self, source: str, listed: Sequence[ListedIdentity]) -> set[tuple[str, str]]:
-        """Of these, return (key, object version) of those of which a plan has nothing to do.
+    def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
+        """Of these, return (key as recorded, object version) of those of which a plan has nothing to do.
 
         They are claimed, skipped and not due, or located and what a look-up of the key gives out, with the listed LastModified
         or headers that were compared.
@@ -153,11 +153,11 @@ class CurrentContent(LedgerPart):
                 some = listed[at : at + KEYS_PER_QUESTION]
                 values = {
                     "source_id": source_id,
-                    "keys": [one.key for one in some],
+                    "keys": [recorded_key(one) for one in some],
                     "versions": [one.object_version for one in some],
-                    "with_times": [one.rewritten_version for one in some],
+                    "with_times": [rewritten_version(one.object_version, one.last_modified) for one in some],
                     "times": [one.last_modified for one in some],
-                    "have_ids": [one.has_version_id for one in some],
+                    "have_ids": [one.version_id is not None for one in some],
                     "good": GOOD,
                 }
                 found |= {(key, version) for key, version in connection.execute(_SETTLED, values)}

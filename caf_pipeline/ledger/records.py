@@ -317,17 +317,6 @@ class InventoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedIdentity:
-    """An object as a listing has it, under the identities that it may be known by."""
-
-    key: str
-    object_version: str
-    rewritten_version: str
-    last_modified: datetime
-    has_version_id: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LocatedVersion:
     """A located identity of a key, and the chunk that it is in."""
 

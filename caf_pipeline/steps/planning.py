@@ -31,10 +31,9 @@ from caf_pipeline.inventory.snapshot import (
     read_objects,
     read_snapshot,
     require_whole,
-    rewritten_version,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import InventoryRecord, ListedIdentity, PlannedChunk, PlanRecord, Skip, plan_lease, recorded_key
+from caf_pipeline.ledger.records import InventoryRecord, PlannedChunk, PlanRecord, Skip, plan_lease, recorded_key
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
@@ -179,19 +178,9 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
             continue
         pages += 1
         last = page[-1].key
-        settled = work.ledger.settled_objects(work.source, [_listed_identity(obj) for obj in page])
+        settled = work.ledger.settled_objects(work.source, page)
         new_objects += sum((recorded_key(obj), obj.object_version) not in settled for obj in page)
     return Look(new_objects, last if pages == max_pages else None)
-
-
-def _listed_identity(obj: S3Object) -> ListedIdentity:
-    return ListedIdentity(
-        key=recorded_key(obj),
-        object_version=obj.object_version,
-        rewritten_version=rewritten_version(obj.object_version, obj.last_modified),
-        last_modified=obj.last_modified,
-        has_version_id=obj.version_id is not None,
-    )
 
 
 # --- what is current -----------------------------------------------------------------------------------------------

@@ -30,12 +30,11 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, SkipReason, rewritten_version
+from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, S3Object, SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,
     Holder,
-    ListedIdentity,
     LocationRow,
     Orders,
     PlannedChunk,
@@ -97,7 +96,7 @@ def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: 
 
 def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
     """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
-    listed = [ListedIdentity(key, version, rewritten_version(version, modified), modified, False) for key, version in asked]
+    listed = [S3Object(key.encode(), None if version == VERSION else version, "abc", 10, modified) for key, version in asked]
     return ledger.settled_objects(SOURCE, listed)
 
 
