@@ -2,6 +2,8 @@
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +12,7 @@ import pyarrow.compute as pc
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import CafReader, Member, RangeSource
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.errors import MalformedArchive, StagingError
 from caf_pipeline.inventory.manifest import (
     HEAD_MEMBER,
@@ -115,7 +118,7 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 
 
 class ChunkFile:
-    """A chunk's members and manifest.
+    """A chunk's members and manifest. Its index is read when it is first asked for: that of a million members takes seconds.
 
     Raises MalformedArchive where it is no chunk of this pipeline, StagingError where a staged file cannot be read.
     """
@@ -123,14 +126,29 @@ class ChunkFile:
     def __init__(self, source: RangeSource, name: str) -> None:
         self.name = name
         self._source = source
-        try:
-            self.reader = CafReader.open(source, name=name)
-        except OSError as error:
-            raise StagingError(f"the staged chunk {name} cannot be read: {error.strerror}") from error
 
-    def manifest(self) -> OpenedManifest:
-        """Open the manifest, whose rows are in plan order."""
-        return open_manifest(io.BufferedReader(_MemberFile(self._source, self.manifest_member()), MANIFEST_BUFFER_BYTES))
+    @cached_property
+    def reader(self) -> CafReader:
+        """The file by its index."""
+        with self._reading():
+            return CafReader.open(self._source, name=self.name)
+
+    def manifest(self, start_byte: int | None = None) -> OpenedManifest:
+        """Open the manifest, whose rows are in plan order. Where the seal kept its `start_byte`, no index is read."""
+        if start_byte is None:
+            member = self.manifest_member()
+        else:
+            with self._reading():
+                footer, size_bytes = self._source.read_suffix(FOOTER_SIZE_BYTES)
+            member = Member(MANIFEST_MEMBER, start_byte, size_bytes - FOOTER_SIZE_BYTES - parse_footer(footer))
+        return open_manifest(io.BufferedReader(_MemberFile(self._source, member), MANIFEST_BUFFER_BYTES))
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StagingError(f"the staged chunk {self.name} cannot be read: {error.strerror}") from error
 
     def misplaced(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
         """Say how the index contradicts the manifest's range of a member; "" where both agree."""

@@ -451,7 +451,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
-            work.ledger.load_locations(lease, name, open_chunk(work, chunk).manifest().locations())
+            work.ledger.load_locations(lease, name, open_chunk(work, chunk).manifest(chunk.tail_start).locations())
         return work.ledger.chunk(name)
 
 

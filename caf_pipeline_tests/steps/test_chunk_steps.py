@@ -117,6 +117,13 @@ def test_no_location_exists_before_the_store_was_verified(work):
     assert work.ledger.locate("src", "empty") is not None
 
 
+def test_locations_are_loaded_without_reading_the_index(work, monkeypatch):
+    (name, *_) = [chunk.name for chunk in plan(work).chunks]
+    archive_chunk(work, name, until=chunk_steps.verify_stored)
+    monkeypatch.setattr("caf_pipeline.packing.chunk_reader.CafReader.open", lambda *_, **__: pytest.fail("the index was read"))
+    assert chunk_steps.load_locations(work, name).state is ChunkState.LOCATED
+
+
 def test_a_copy_with_other_bytes_is_not_verified(work):
     (name, *_) = [chunk.name for chunk in plan(work).chunks]
     archive_chunk(work, name, until=chunk_steps.upload_chunk)
