@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.records import Orders
+from caf_pipeline.ledger.records import OperatorOrders
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -62,7 +62,7 @@ class Throttle:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._orders: Orders | None = None
+        self._orders: OperatorOrders | None = None
         self._read_at = 0.0
         self._asked = 0  # bytes that were sent and asked for, since the beginning
         self._granted = 0.0  # of these, what the bandwidth allowed up to `_granted_at`
@@ -128,7 +128,7 @@ class Throttle:
             self._granted_at = now
             return (mine - self._granted) / rate if rate and mine > self._granted else 0.0
 
-    def _known(self) -> Orders:
+    def _known(self) -> OperatorOrders:
         with self._lock:
             now = self._clock()
             if self._orders is None or now - self._read_at >= ORDERS_SECONDS:
@@ -136,7 +136,7 @@ class Throttle:
                 self._read_at = now
             return self._orders
 
-    def _read(self) -> Orders:
+    def _read(self) -> OperatorOrders:
         try:
             return self._controls.orders()
         except CafError as error:

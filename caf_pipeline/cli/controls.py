@@ -11,11 +11,11 @@ from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.controls import Controls
-    from caf_pipeline.ledger.records import Orders
+    from caf_pipeline.ledger.records import OperatorOrders
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
-_NO_BANDWIDTH_LIMIT: Final = "0"  # as `Orders` counts
+_NO_BANDWIDTH_LIMIT: Final = "0"  # as `OperatorOrders` counts
 _NO_SPEND_CAP: Final = "-1"
 
 
@@ -131,12 +131,12 @@ def _whose(ordered: int | None) -> str:
     return " (settings)" if ordered is None else " (ordered)"
 
 
-def bandwidth_in_force(settings: Settings, orders: "Orders") -> int | None:
+def bandwidth_in_force(settings: Settings, orders: "OperatorOrders") -> int | None:
     """Return the limit in bytes a second; None for none."""
     return (int(settings.jackal.bandwidth) if orders.bandwidth is None else orders.bandwidth) or None
 
 
-def spend_cap_in_force(settings: Settings, orders: "Orders") -> int | None:
+def spend_cap_in_force(settings: Settings, orders: "OperatorOrders") -> int | None:
     """Return the cap in ujkl; None for none."""
     if orders.spend_cap is None:
         return settings.jackal.spend_cap

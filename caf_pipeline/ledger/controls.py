@@ -7,7 +7,7 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.records import Orders, chunk_lease
+from caf_pipeline.ledger.records import OperatorOrders, chunk_lease
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
 """The least value of each order that is a number: no limit, and no cap."""
@@ -37,12 +37,12 @@ class Controls:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def orders(self) -> Orders:
+    def orders(self) -> OperatorOrders:
         """Return the orders in force, and how many runs upload now (by state and live lease); at least 1."""
         with self._database.transaction() as connection:
             row = connection.execute(_ORDERS, {"prefix": chunk_lease(""), "states": _SENDING}).one()
         given = row.given
-        return Orders(
+        return OperatorOrders(
             paused=given.get("paused", ""),
             bandwidth=int(given["bandwidth"]) if "bandwidth" in given else None,
             spend_cap=int(given["spend_cap"]) if "spend_cap" in given else None,

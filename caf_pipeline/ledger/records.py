@@ -13,7 +13,7 @@ from caf_pipeline.waits import Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class OperatorOrders:
     """What the operator ordered, as it is now. None: nothing ordered, the settings hold.
 
     Attributes:

@@ -36,7 +36,7 @@ from caf_pipeline.ledger.records import (
     CopyCheck,
     Holder,
     LocationRow,
-    Orders,
+    OperatorOrders,
     PlannedChunk,
     PlanRecord,
     Reservation,
@@ -584,15 +584,15 @@ class LedgerContract:
 
     def test_orders_hold_until_they_are_taken_back(self, ledger):
         board = ledger.controls()
-        assert board.orders() == Orders()
+        assert board.orders() == OperatorOrders()
         board.order("paused", "the bill")
         board.order("bandwidth", "1000")
         board.order("bandwidth", "0")
         board.order("spend_cap", "-1")
-        assert ledger.controls().orders() == Orders("the bill", 0, -1)
+        assert ledger.controls().orders() == OperatorOrders("the bill", 0, -1)
         for name in ("paused", "bandwidth", "spend_cap"):
             board.order(name, None)
-        assert board.orders() == Orders()
+        assert board.orders() == OperatorOrders()
 
     @pytest.mark.parametrize(
         ("name", "value"), [("speed", "1"), ("speed", None), ("paused", " "), ("bandwidth", "-1"), ("spend_cap", "a few")]
@@ -600,7 +600,7 @@ class LedgerContract:
     def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
         with pytest.raises(UsageError):
             ledger.controls().order(name, value)
-        assert ledger.controls().orders() == Orders()
+        assert ledger.controls().orders() == OperatorOrders()
 
     def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"])

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from caf_pipeline.ledger.records import Orders
+from caf_pipeline.ledger.records import OperatorOrders
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.store import JackalStore
@@ -43,7 +43,7 @@ class MemoryRecords:
 class Board:
     """Controls."""
 
-    given: Orders = field(default_factory=Orders)
+    given: OperatorOrders = field(default_factory=OperatorOrders)
 
     def orders(self):
         return self.given
@@ -62,7 +62,7 @@ class Opened:
 
     def pause(self) -> None:
         """Order a pause, and return when it is known."""
-        self.board.given = Orders(paused="maintenance")
+        self.board.given = OperatorOrders(paused="maintenance")
         while not self.throttle.paused():
             time.sleep(0.1)
 
