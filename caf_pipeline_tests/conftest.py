@@ -10,6 +10,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 
 pytest_plugins = [
     "caf_pipeline_tests.support.dagster_storage",
+    "caf_pipeline_tests.support.duckdb_storage",
     "caf_pipeline_tests.support.scheduling",
     "caf_pipeline_tests.support.shuffling",
     "caf_pipeline_tests.support.s3_server",

@@ -123,11 +123,10 @@ def tamper(database, change: str, key: str = "key-000") -> None:
 def flip_between_samples(work, name, *providers) -> None:
     """Change a byte that no sample of the chunk has."""
     chunk = work.ledger.chunk(name)
-    at = max(
-        start
-        for start in range(chunk.stored_size_bytes)
-        if not any(s.offset <= start < s.offset + s.length for s in chunk.samples)
-    )
+    at = chunk.stored_size_bytes - 1
+    for sample in sorted(chunk.samples, key=lambda sample: sample.offset, reverse=True):
+        if at < sample.offset + sample.length:
+            at = sample.offset - 1
     for provider in providers:
         with work.store.file(provider, posting(work, name)).open("r+b") as file:
             file.seek(at)
