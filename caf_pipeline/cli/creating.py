@@ -7,14 +7,11 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
-
-DEFAULT_TARGET_BYTES: Final = 30 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +22,6 @@ class LocalFile:
     key: str
     size_bytes: int
     modified_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenArchive:
-    """One finished archive."""
-
-    path: Path
-    member_count: int
-    size_bytes: int
 
 
 # --- which files ---------------------------------------------------------------------------------------------------
@@ -234,28 +222,28 @@ def _stem(out: Path) -> str:
 
 def write_archives(
     volumes: Sequence[Sequence[LocalFile]], paths: Sequence[Path], advance: Callable[[int], None]
-) -> list[WrittenArchive]:
-    """Write all archives under temporary names, then give all their names. `advance` is told bytes of bodies.
+) -> list[CafWriter]:
+    """Write all archives under temporary names, then give all their names; return their writers, which are done.
+
+    `advance` is told bytes of bodies.
 
     Raises:
         CafError: a file cannot be read, or changed since it was found. StagingError: an archive cannot be written.
     """
-    written: list[WrittenArchive] = []
+    writers: list[CafWriter] = []
     with contextlib.ExitStack() as stack:
         try:
-            writers = []
             for path, files in zip(paths, volumes, strict=True):
                 writer = stack.enter_context(CafWriter(path))
                 for file in files:
                     writer.add(file.key, file.size_bytes, _read(file, advance))
                 writer.seal()
                 writers.append(writer)
-                written.append(WrittenArchive(path, writer.member_count, writer.size_bytes))
             for writer in writers:
                 writer.publish()
         except OSError as error:
             raise StagingError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
-    return written
+    return writers
 
 
 def _read(file: LocalFile, advance: Callable[[int], None]) -> Iterator[bytes]:
