@@ -1,15 +1,16 @@
-"""The commands of `caf` put together.
+"""The commands of `caf` put together."""
 
-A command is added by a module's `add_to(app)`.
-"""
-
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli import archives, doctor, jackal, pipeline, rebuild
-from caf_pipeline.cli import safe_to_delete as deletion
+from caf_pipeline.cli import archives, controls, jackal, pipeline, prove
+from caf_pipeline.cli.doctor import doctor
+from caf_pipeline.cli.rebuild import rebuild
+from caf_pipeline.cli.safe_to_delete import safe_to_delete
+from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
 
 app = typer.Typer(
@@ -39,17 +40,33 @@ def _options(
 
     Every command's help ends with its exit statuses. Failures are told in one sentence on stderr.
     """
+    _show_help(context)
+
+
+def _jackal(context: typer.Context) -> None:
+    """Look after the wallet, its space and what is stored on Jackal. docs/jackal.md begins with an empty wallet."""
+    _show_help(context)
+
+
+def _show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(UsageError.exit_code)
 
 
-archives.add_to(app)
-pipeline.add_to(app)
-deletion.add_to(app)
-doctor.add_to(app)
-jackal.add_to(app)
-rebuild.add_to(app)
+def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
+    for each in commands:
+        to.command(each.__name__.replace("_", "-"), help=help_of(each))(each)
+
+
+for _name, _command, _epilog in archives.COMMANDS:
+    app.command(_name, epilog=_epilog)(_command)
+_add(app, pipeline.run, pipeline.get, pipeline.status, pipeline.unpark, pipeline.withdraw, safe_to_delete, doctor, rebuild)
+_group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+_group.callback()(_jackal)
+_add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)
+_add(_group, controls.pause, controls.resume, controls.limit)
+app.add_typer(_group, name="jackal")
 
 
 def command() -> Any:  # noqa: ANN401  the type that typer builds is not part of its public names

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -33,19 +33,6 @@ Lenient = Annotated[
 
 _READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is no CAF file, or
 has no such member; 5 the server refuses or cannot be reached."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for name, command, epilog in (
-        ("create", create, _CREATE_EPILOG),
-        ("list", list_members, _LIST_EPILOG),
-        ("extract", extract, _EXTRACT_EPILOG),
-        ("cat", cat, _CAT_EPILOG),
-        ("verify", verify, _VERIFY_EPILOG),
-        ("merkle", merkle, _MERKLE_EPILOG),
-    ):
-        app.command(name, epilog=epilog)(command)
 
 
 def _open_s3(address: str) -> FileRanges:
@@ -167,37 +154,29 @@ def extract(
     file that is there already, is told on stderr, and the rest goes on. Each file appears only when it is whole.
     """
     with _opened(file, lenient=lenient) as reader:
-        problems = Problems()
-        members = list(_chosen(reader, keys, problems.tell))
-        asked = len(members) + problems.count
+        problems: list[CafError] = []
+
+        def tell(error: CafError) -> None:
+            note(str(error))
+            problems.append(error)
+
+        members = list(_chosen(reader, keys, tell))
+        asked = len(members) + len(problems)
         size_bytes = sum(member.size_bytes for member in members)
         with RestoreFolder(folder, force=force) as target, progress("extracting", size_bytes) as advance:
             for member, body in reader.read_many(members):
                 try:
                     target.write(member.key, body, advance)
                 except NotRestored as error:
-                    problems.tell(error)
+                    tell(error)
                     continue
                 if as_json:
                     print_json({"key": member.key, "size_bytes": member.size_bytes})
-        if problems.count:
-            raise CafError(f"{problems.count} of {counted(asked, 'member')} were not extracted.", hint=problems.hint)
+        if problems:
+            hint = next((error.hint for error in problems if error.hint), "")
+            raise CafError(f"{len(problems)} of {counted(asked, 'member')} were not extracted.", hint=hint)
         if not as_json:
             print(f"{counted(asked, 'member')}, {show_size(size_bytes)}")
-
-
-class Problems:
-    """Counts and tells what went wrong with single members."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.hint = ""
-
-    def tell(self, error: CafError) -> None:
-        """Tell one on stderr."""
-        note(str(error))
-        self.count += 1
-        self.hint = self.hint or error.hint
 
 
 def _chosen(reader: CafReader, keys: Iterable[str] | None, tell: Callable[[CafError], None]) -> Iterator[Member]:
@@ -309,3 +288,14 @@ def merkle(
         print_json({"merkle_root": root, "proof_type": int(proof_type), "size_bytes": size_bytes})
     else:
         print(root)
+
+
+COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (
+    ("create", create, _CREATE_EPILOG),
+    ("list", list_members, _LIST_EPILOG),
+    ("extract", extract, _EXTRACT_EPILOG),
+    ("cat", cat, _CAT_EPILOG),
+    ("verify", verify, _VERIFY_EPILOG),
+    ("merkle", merkle, _MERKLE_EPILOG),
+)
+"""Each with its name and what its help ends with."""

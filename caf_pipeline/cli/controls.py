@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.cli.terminal import help_of, parse_size, print_json, printable, show_coins, show_size
+from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import Settings, load_settings
 
@@ -17,12 +17,6 @@ NOTHING: Final = "none"
 DEFAULT: Final = "default"
 _NO_BANDWIDTH_LIMIT: Final = "0"  # as `OperatorOrders` counts
 _NO_SPEND_CAP: Final = "-1"
-
-
-def add_to(group: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (pause, resume, limit):
-        group.command(help=help_of(command))(command)
 
 
 def pause(

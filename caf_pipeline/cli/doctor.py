@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_store, require_source
-from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 from caf_pipeline.settings import Settings, load_settings
 
@@ -26,15 +26,10 @@ _OWN_STATUS: Final = (3, 6, 7, 8)
 """Exit statuses of errors that the command ends with; any other error is a thing that could not be mended, which is 1."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(help=help_of(doctor))(doctor)
-
-
 def doctor(
     source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is found and would be done.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    json: JsonOption = False,
 ) -> None:
     r"""Find what crashes left, and mend it.
 

@@ -12,9 +12,18 @@ import typer
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.cli import controls
-from caf_pipeline.cli import prove as proving
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_network, opened_workplace
-from caf_pipeline.cli.terminal import counted, help_of, note, parse_size, print_json, printable, show_coins, show_size
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourcesArgument,
+    counted,
+    note,
+    parse_size,
+    print_json,
+    printable,
+    show_coins,
+    show_size,
+)
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
@@ -27,25 +36,6 @@ if TYPE_CHECKING:
 MOST_DAYS: Final = 36_500
 
 DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, max=MOST_DAYS, help="For how long.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the group."""
-    group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-    group.callback()(_group)
-    for command in (account, price, buy, files):
-        group.command(help=help_of(command))(command)
-    proving.add_to(group)
-    controls.add_to(group)
-    app.add_typer(group, name="jackal")
-
-
-def _group(context: typer.Context) -> None:
-    """Look after the wallet, its space and what is stored on Jackal. docs/jackal.md begins with an empty wallet."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(UsageError.exit_code)
 
 
 # --- the wallet and its space ----------------------------------------------------------------------------------------
@@ -307,7 +297,7 @@ def _confirm(yes: bool) -> None:
 
 
 def files(
-    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")] = None,
+    source: SourcesArgument = None,
     everything: Annotated[bool, typer.Option("--all", help="Show the files that are as they should be, too.")] = False,
     json: JsonOption = False,
 ) -> None:

@@ -4,7 +4,7 @@ Nothing here is loaded before a command asks for it: `caf --help` must not wait 
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.transactions import TransactionLog
+    from caf_pipeline.source.protocol import ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore
-    from caf_pipeline.throttle import Throttle
 
 RUN: Final = "caf"
 """Who holds what a command holds, as a run that meets it is told."""
@@ -28,11 +28,9 @@ RUN: Final = "caf"
 class Network:
     """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
 
-    settings: Settings
     ledger: "Ledger"
     store: "JackalStore"
     log: "TransactionLog"
-    throttle: "Throttle"
     account: str
 
 
@@ -42,11 +40,8 @@ def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import open_ledger  # noqa: PLC0415  loaded by the commands that use it
 
-    ledger = open_ledger(settings, Waits(Announcer(note)))
-    try:
+    with closing(open_ledger(settings, Waits(Announcer(note)))) as ledger:
         yield ledger
-    finally:
-        ledger.close()
 
 
 @contextmanager
@@ -78,12 +73,14 @@ def opened_archive(settings: Settings, ledger: "Ledger", source: str) -> "Iterat
 
 
 @contextmanager
-def opened_workplace(settings: Settings, ledger: "Ledger", source: str) -> "Iterator[Workplace]":
-    """Open a source's workplace while the context lasts."""
+def opened_workplace(
+    settings: Settings, ledger: "Ledger", source: str, objects: "ObjectSource | None" = None
+) -> "Iterator[Workplace]":
+    """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given."""
     from caf_pipeline.waits import Announcer  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
-    work = open_workplace(settings, source, run=RUN, ledger=ledger, waiting=Announcer(note))
+    work = open_workplace(settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
     try:
         yield work
     finally:
@@ -98,19 +95,13 @@ def opened_network(settings: Settings) -> Iterator[Network]:
         SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
     """
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
-    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415
     from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import open_jackal  # noqa: PLC0415
 
     holder = this_process(RUN)
-    with opened_ledger(settings) as ledger:
-        store = open_jackal(settings, ledger, holder, Waits(Announcer(note)))
-        try:
-            account = f"{settings.jackal.chain_id}/{store.wallet.address}"
-            throttle = open_throttle(settings.jackal, ledger.controls())
-            yield Network(settings, ledger, store, ledger.transactions(holder), throttle, account)
-        finally:
-            store.close()
+    with opened_ledger(settings) as ledger, closing(open_jackal(settings, ledger, holder, Waits(Announcer(note)))) as store:
+        account = f"{settings.jackal.chain_id}/{store.wallet.address}"
+        yield Network(ledger, store, ledger.transactions(holder), account)
 
 
 def known_sources(settings: Settings, ledger: "Ledger") -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.opening import known_sources, opened_archive, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import help_of, note, print_json, printable, show_size, show_time
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import load_settings
 
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
-SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
 ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (run, get, status, unpark, withdraw):
-        app.command(help=help_of(command))(command)
 
 
 def run(

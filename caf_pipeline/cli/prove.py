@@ -6,7 +6,7 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NotProven, UsageError
 from caf_pipeline.settings import load_settings
 
@@ -15,17 +15,9 @@ if TYPE_CHECKING:
     from caf_pipeline.maintenance.repair import RepairReport
     from caf_pipeline.maintenance.scrub import ProofReport
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-
-
-def add_to(group: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (prove, repair):
-        group.command(help=help_of(command))(command)
-
 
 def prove(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")],
+    source: SourceArgument,
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Chunks to look at; jackal.prove_per_run by default.")
     ] = None,

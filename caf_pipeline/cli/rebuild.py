@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import RUN, opened_ledger
-from caf_pipeline.cli.pipeline import JsonOption
-from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable
+from caf_pipeline.cli.opening import opened_ledger, opened_workplace
+from caf_pipeline.cli.terminal import JsonOption, SourcesArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 from caf_pipeline.settings import Settings, load_settings
 
@@ -18,13 +17,8 @@ if TYPE_CHECKING:
     from caf_pipeline.maintenance.rebuild import FileKind, RebuildOutcome
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(help=help_of(rebuild))(rebuild)
-
-
 def rebuild(
-    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")] = None,
+    source: SourcesArgument = None,
     owner: Annotated[
         str | None, typer.Option("--owner", metavar="ADDRESS", help="Who posted the chunks, instead of the wallet: jkl1…")
     ] = None,
@@ -93,14 +87,11 @@ def _rebuild(
     """Rebuild one source; return its files by kind."""
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
-    from caf_pipeline.waits import Announcer  # noqa: PLC0415
-    from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
     objects = UnaskedObjects("a ledger is rebuilt without its source")
-    work = open_workplace(settings, name, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
     kinds: Counter[FileKind] = Counter()
     left_out = 0
-    try:
+    with opened_workplace(settings, ledger, name, objects) as work:
         for outcome in _outcomes(work, owner, whole=whole, dry_run=dry_run):
             kinds[outcome.finding.kind] += 1
             left_out += not outcome.complete
@@ -108,8 +99,6 @@ def _rebuild(
                 print_json(_described(name, outcome))
             else:
                 _print(outcome, dry_run)
-    finally:
-        close_store(work.store)
     if json:
         print_json(
             {"source": name, "files": dict(sorted(kinds.items())), "left_out": left_out, "not_known": dict(steps.NOT_KNOWN)}

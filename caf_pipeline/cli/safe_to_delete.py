@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import counted, help_of, note, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, SettingsError
 from caf_pipeline.settings import load_settings
 
@@ -48,13 +48,8 @@ _WHAT_HELPS: Final = {
 }
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(name="safe-to-delete", help=help_of(safe_to_delete))(safe_to_delete)
-
-
 def safe_to_delete(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")],
+    source: SourceArgument,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="The list; SOURCE-safe-to-delete.csv by default.")
     ] = None,
@@ -64,7 +59,7 @@ def safe_to_delete(
     no_read_back: Annotated[
         bool, typer.Option("--no-read-back", help="Download no chunk; those never read back as a whole are not safe.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    json: JsonOption = False,
 ) -> None:
     r"""List the objects that may be deleted in S3. Nothing is deleted.
 

@@ -1,4 +1,4 @@
-"""What the commands show and how they read sizes: text safe for a terminal, JSON lines, progress."""
+"""What the commands share: options, sizes as they are read, text safe for a terminal, JSON lines, progress."""
 
 import inspect
 import json
@@ -7,11 +7,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from caf_pipeline.errors import UsageError, one_line
 from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  what commands show comes from this module
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
+SourcesArgument = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")]
 
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
