@@ -60,7 +60,7 @@ DEFAULT_LIMITS: Final = Limits()
 class CafWriter:
     """Writes one archive under a temporary name beside `path`; it appears at `path` whole, or not at all.
 
-    A context manager: leaving it without `finish()`, or by an exception, removes the temporary file. An OSError while
+    A context manager: leaving it without `publish()`, or by an exception, removes the temporary file. An OSError while
     writing (a full disk) leaves the writer unusable; any CafError leaves the archive as it was before the call.
     """
 
@@ -83,15 +83,6 @@ class CafWriter:
         """The exact size of the archive if it were finished now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
-    def size_with(self, key: str, size_bytes: int) -> int:
-        """Return the exact size of the archive if it were finished after this member."""
-        end_byte = self._position + size_bytes
-        return end_byte + self._index.size_with(key, self._position, end_byte) + FOOTER_SIZE_BYTES
-
-    def fits(self, key: str, size_bytes: int) -> bool:
-        """Tell whether `add` would keep the limits with this member. A key twice is `add`'s to refuse."""
-        return not self._reason_against(key, size_bytes)
-
     def add(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> tuple[int, int]:
         """Append a member and return its range as (start_byte, end_byte exclusive).
 
@@ -106,9 +97,11 @@ class CafWriter:
         """
         if key in self._index:
             raise MemberRefused(f"The key {key!r} is in the archive already.")
-        if reason := self._reason_against(key, size_bytes):
-            raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
         start_byte, end_byte = self._position, self._position + size_bytes
+        index_size_bytes = self._index.size_with(key, start_byte, end_byte)
+        total_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
+        if reason := self._limits.reason_against(self._index.member_count + 1, index_size_bytes, total_bytes):
+            raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
         try:
             self._write_body(key, size_bytes, chunks)
         except BaseException:
@@ -118,12 +111,6 @@ class CafWriter:
         self._index.add(key, start_byte, end_byte)
         self._position = end_byte
         return start_byte, end_byte
-
-    def finish(self) -> Path:
-        """Write index and footer, make all durable, and give the archive its name; an older file there is replaced."""
-        self.seal()
-        self.publish()
-        return self.path
 
     def seal(self) -> None:
         """Write index and footer and make them durable, still under the temporary name. Nothing can be added after."""
@@ -145,12 +132,6 @@ class CafWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.abort()
-
-    def _reason_against(self, key: str, size_bytes: int) -> str:
-        end_byte = self._position + size_bytes
-        index_size_bytes = self._index.size_with(key, self._position, end_byte)
-        total_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
-        return self._limits.reason_against(self._index.member_count + 1, index_size_bytes, total_bytes)
 
     def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> None:
         written = 0
@@ -309,11 +290,6 @@ class CafReader:
             covered = max(covered, found.end_byte)
         if covered < self.data_size_bytes:
             yield covered, self.data_size_bytes
-
-    @property
-    def dead_bytes(self) -> int:
-        """How many bytes of the bodies belong to no member."""
-        return sum(end_byte - start_byte for start_byte, end_byte in self.gaps())
 
     def overlap_count(self) -> int:
         """How many members share bytes with one that begins before them, or at the same place."""

@@ -86,7 +86,8 @@ def test_our_writer_writes_what_gocaf_writes(name, tmp_path):
             writer.add(bytes.fromhex(added["key_hex"]).decode(), added["size"], [body])
             position += added["size"]
         assert writer.size_bytes == len(expected)
-        writer.finish()
+        writer.seal()
+        writer.publish()
     assert (tmp_path / "ours.caf").read_bytes() == expected
 
 

@@ -36,7 +36,8 @@ def write_archive(path, bodies: dict[str, bytes]) -> str:
     with CafWriter(path) as writer:
         for key, body in bodies.items():
             writer.add(key, len(body), [body])
-        writer.finish()
+        writer.seal()
+        writer.publish()
     return str(path)
 
 

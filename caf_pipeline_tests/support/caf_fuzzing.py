@@ -66,7 +66,9 @@ def archives() -> tuple[bytes, ...]:
             with CafWriter(Path(folder, "o.caf")) as writer:
                 for key, body in content.items():
                     writer.add(key, len(body), [body])
-                found.append(writer.finish().read_bytes())
+                writer.seal()
+                writer.publish()
+                found.append(writer.path.read_bytes())
     found.append(caf_bytes(b"0123456789", index_of(("a", 0, 5), ("b", 3, 10), ("c", 10, 10))))
     return tuple(found)
 
@@ -228,7 +230,7 @@ def _read_all(reader: CafReader, content: bytes) -> None:
             assert b"".join(reader.stream(member.key, 1000)) == body
     filled = [member for member in members if member.size_bytes][:1000]
     assert all(b"".join(map(bytes, pieces)) == content[one.start_byte : one.end_byte] for one, pieces in reader.read_many(filled))
-    assert 0 <= reader.dead_bytes <= reader.data_size_bytes
+    assert 0 <= sum(end - start for start, end in reader.gaps()) <= reader.data_size_bytes
     assert 0 <= reader.overlap_count() <= len(reader)
 
 
