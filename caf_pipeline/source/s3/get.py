@@ -143,20 +143,24 @@ class ObjectReader:
 
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
-        try:
-            answer: Any = self.asking.attempt(lambda: self.client.head_object(**self._identity(obj)))
-        except ClientError as error:
-            if is_transient(error) or concerns_all(error, self.at):
-                raise object_error(error, self.at, obj.key) from error
-            # The answer to a HEAD has no body and so no code: a GET says what is wrong.
-            self.part(obj, 0, min(1, obj.size_bytes))
-            raise object_error(error, self.at, obj.key) from error
-        except ASKING_FAILED as error:
-            raise object_error(error, self.at, obj.key) from error
+        answer = self._head(obj)
+        if isinstance(answer, ClientError):
+            raise object_error(answer, self.at, obj.key) from answer
         # To the second: HTTP tells no less of a time, and a listing may.
         if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
         return _headers_of_boto3(answer)
+
+    def _head(self, obj: S3Object, **more: Any) -> Any:  # noqa: ANN401 - botocore's calls and answers are made at run time
+        """Return the answer to a HEAD, or what refuses it while the object itself can be read."""
+        try:
+            return self.asking.attempt(lambda: self.client.head_object(**self._identity(obj), **more))
+        except ASKING_FAILED as error:
+            if not isinstance(error, ClientError) or is_transient(error) or concerns_all(error, self.at):
+                raise object_error(error, self.at, obj.key) from error
+            # The answer to a HEAD has no body and so no code: a GET says what is wrong, or that only the HEAD is.
+            self.part(obj, 0, min(1, obj.size_bytes))
+            return error
 
     def _identity(self, obj: S3Object) -> dict[str, Any]:
         pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {"VersionId": obj.version_id}
@@ -167,16 +171,9 @@ class ObjectReader:
         algorithm, _, kind = obj.checksum.partition("/")
         if algorithm not in _CHECKSUMS or kind not in ("", FULL_OBJECT):
             return None
-        try:
-            answer: Any = self.asking.attempt(lambda: self.client.head_object(**self._identity(obj), ChecksumMode="ENABLED"))
-        except ClientError as error:
-            if is_transient(error) or concerns_all(error, self.at):
-                raise object_error(error, self.at, obj.key) from error
-            # The answer to a HEAD has no body and so no code: a GET says what is wrong, or that only the checksum is.
-            self.part(obj, 0, min(1, obj.size_bytes))
+        answer = self._head(obj, ChecksumMode="ENABLED")
+        if isinstance(answer, ClientError):
             return None
-        except ASKING_FAILED as error:
-            raise object_error(error, self.at, obj.key) from error
         value = answer.get(_CHECKSUMS[algorithm], "")
         if answer.get("ChecksumType", FULL_OBJECT) != FULL_OBJECT or "-" in value:
             return None  # of the parts' checksums, and not of the bytes
