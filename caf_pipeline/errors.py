@@ -87,6 +87,11 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error of a library says, or its name where it says nothing."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 class UsageError(CafError):
     """The arguments of a command make no sense together."""
 

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
-from caf_pipeline.errors import CafError
+from caf_pipeline.errors import CafError, first_line
 from caf_pipeline.inventory.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
@@ -46,7 +46,6 @@ from caf_pipeline.inventory.snapshot import (
     S3Object,
     object_version,
     object_versions,
-    read_objects,
     s3_object,
 )
 
@@ -442,11 +441,6 @@ def read_identities(folder: Path) -> Iterator[tuple[int, str, str, datetime]]:
             yield from zip(numbers, (key.decode() for key in keys), versions, times, strict=True)
 
 
-def read_listed_apart(folder: Path) -> Iterator[S3Object]:
-    """Yield the objects that no chunk can hold."""
-    return read_objects(folder / TOO_LARGE_FILE)
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Open one of a plan's files; damage found while it is read raises the plan's error."""
@@ -454,9 +448,8 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        said = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise CafError(
-            f"the plan's file {path} cannot be read: {said}",
+            f"the plan's file {path} cannot be read: {first_line(error)}",
             hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are planned again",
         ) from error
 

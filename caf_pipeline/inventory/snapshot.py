@@ -8,20 +8,20 @@ Source: "Which objects are to be archived" in docs/design.md.
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.errors import IntegrityError
+from caf_pipeline.errors import IntegrityError, first_line
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
 
 MAX_KEY_BYTES: Final = 1024
@@ -124,20 +124,6 @@ def is_supported(key: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-_RESERVED: Final = re.compile(rb"[^A-Za-z0-9._~/-]")
-_ENCODED: Final = re.compile(rb"%([0-9A-F]{2})")
-
-
-def percent_encode(key: bytes) -> str:
-    """Return a key as text: bytes other than A-Z, a-z, 0-9, `-._~/` as `%XX`, upper case. `percent_decode` reverses it."""
-    return _RESERVED.sub(lambda match: b"%%%02X" % match.group()[0], key).decode("ascii")
-
-
-def percent_decode(text: str) -> bytes:
-    """Return the key that `percent_encode` made `text` of."""
-    return _ENCODED.sub(lambda match: bytes.fromhex(match.group(1).decode()), text.encode("ascii"))
 
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
@@ -266,11 +252,7 @@ class SnapshotWriter:
         budget: QueryBudget = DEFAULT_BUDGET,
     ) -> None:
         self._path = path
-        self._source = source
-        self._run = run
-        self._listed_at = listed_at
-        self._taken_at = taken_at or listed_at
-        self._bounds = after, until
+        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at or listed_at, run)
         self._budget = budget
         self._last = b""
         self._ascending = True
@@ -309,18 +291,11 @@ class SnapshotWriter:
         with translate_errors(self._path):
             if not self._ascending:
                 self._sort()
-            after, until = self._bounds
-            snapshot = Snapshot(
-                path=self._path,
-                source=self._source,
-                listed_at=self._listed_at,
-                after=after,
-                until=until,
+            snapshot = replace(
+                self._begun,
                 object_count=self._file.row_count,
                 object_bytes=self._object_bytes,
                 unsupported_count=self._unsupported_count,
-                taken_at=self._taken_at,
-                run=self._run,
             )
             self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
             self._file.publish()
@@ -351,11 +326,11 @@ class SnapshotWriter:
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
-    """Return a query that knows `is_supported` and `percent_encode`; a test holds them to those of this module."""
+    """Return a query that knows `is_supported`, which a test holds to that of this module, and `percent_encode`."""
     return Query(
         path,
         budget,
-        functions={"percent_encode": percent_encode},
+        functions={"percent_encode": lambda key: quote_from_bytes(key)},  # noqa: PLW0108 - DuckDB counts its parameters
         macros=(
             f"is_supported(key) AS octet_length(key) BETWEEN 1 AND {MAX_KEY_BYTES}"
             " AND coalesce(NOT contains(TRY(decode(key)), chr(0)), false)",
@@ -375,8 +350,8 @@ def _described(snapshot: Snapshot) -> str:
             "source": snapshot.source,
             "listed_at": snapshot.listed_at.isoformat(),
             "taken_at": snapshot.taken_at.isoformat(),
-            "after": percent_encode(snapshot.after),
-            "until": None if snapshot.until is None else percent_encode(snapshot.until),
+            "after": quote_from_bytes(snapshot.after),
+            "until": None if snapshot.until is None else quote_from_bytes(snapshot.until),
             "complete": snapshot.complete,
             "object_count": snapshot.object_count,
             "object_bytes": snapshot.object_bytes,
@@ -456,8 +431,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     except FileNotFoundError as error:
         raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
     except (OSError, pa.ArrowException, ValueError) as error:
-        said = (str(error).splitlines() or [""])[0] or type(error).__name__
-        raise IntegrityError(f"{path} cannot be read as Parquet: {said}", hint=_AGAIN) from error
+        raise IntegrityError(f"{path} cannot be read as Parquet: {first_line(error)}", hint=_AGAIN) from error
 
 
 def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
@@ -466,8 +440,8 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         path=path,
         source=str(described["source"]),
         listed_at=datetime.fromisoformat(described["listed_at"]),
-        after=percent_decode(described["after"]),
-        until=None if until is None else percent_decode(until),
+        after=unquote_to_bytes(described["after"]),
+        until=None if until is None else unquote_to_bytes(until),
         object_count=int(described["object_count"]),
         object_bytes=int(described["object_bytes"]),
         unsupported_count=int(described["unsupported_count"]),

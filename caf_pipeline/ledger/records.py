@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
+from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported, percent_encode
+from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 
@@ -73,7 +74,7 @@ class Skip:
 
 def recorded_key(obj: S3Object) -> str:
     """Return the key of an object as the ledger's tables have it."""
-    return obj.key.decode() if is_supported(obj.key) else percent_encode(obj.key)
+    return obj.key.decode() if is_supported(obj.key) else quote_from_bytes(obj.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
-from caf_pipeline.inventory.plan import Plan, PlanTerms, read_identities, read_listed_apart, write_plan
+from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, write_plan
 from caf_pipeline.inventory.snapshot import (
     Accounting,
     S3Object,
@@ -332,7 +332,7 @@ def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: P
     files = folder / "plan"
     files.mkdir()
     plan = write_plan(delta.path, files, terms)
-    work.ledger.record_skips(work.source, map(_too_large, read_listed_apart(files)))
+    work.ledger.record_skips(work.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
     return plan
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.errors import IntegrityError, StagingError
+from caf_pipeline.errors import IntegrityError, StagingError, first_line
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import writing_into
 
@@ -40,17 +40,17 @@ def translate_errors(path: Path) -> Iterator[None]:
         yield
     except duckdb.IOException as error:
         if "No files found" in str(error):  # DuckDB's words for a file that is not there
-            raise IntegrityError(f"a file is missing: {_first_line(error)}", hint="take the inventory again") from error
-        raise _no_room(path, _first_line(error)) from error
+            raise IntegrityError(f"a file is missing: {first_line(error)}", hint="take the inventory again") from error
+        raise _no_room(path, first_line(error)) from error
     except duckdb.OutOfMemoryException as error:
-        raise _no_room(path, _first_line(error)) from error
+        raise _no_room(path, first_line(error)) from error
     except (duckdb.Error, pa.ArrowInvalid) as error:
         raise IntegrityError(
-            f"{path} cannot be made, since a file that it is made of is damaged: {_first_line(error)}",
+            f"{path} cannot be made, since a file that it is made of is damaged: {first_line(error)}",
             hint="take the inventory again",
         ) from error
     except OSError as error:
-        raise _no_room(path, error.strerror or _first_line(error)) from error
+        raise _no_room(path, error.strerror or first_line(error)) from error
 
 
 def _no_room(path: Path, reason: str) -> StagingError:
@@ -58,10 +58,6 @@ def _no_room(path: Path, reason: str) -> StagingError:
         f"{path} cannot be written: {reason}",
         hint="make room on that disk (sorts and joins spill beside the file) or mend the folder's permissions",
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class WholeParquet:

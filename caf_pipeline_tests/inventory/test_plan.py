@@ -20,12 +20,13 @@ from caf_pipeline.inventory.manifest import (
     manifest_row_bound,
 )
 from caf_pipeline.inventory.plan import (
+    TOO_LARGE_FILE,
     count_chunk_objects,
     read_chunk_objects,
     read_chunk_plan,
-    read_listed_apart,
     read_terms,
 )
+from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
@@ -92,7 +93,7 @@ def test_an_object_larger_than_the_target_has_a_chunk_to_itself(tmp_path):
 
 def test_an_object_that_no_chunk_can_hold_is_listed_apart(tmp_path):
     plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 32 << 30), an_object("z")], target_size_bytes=TARGET)
-    assert [obj.key for obj in read_listed_apart(plan.folder)] == [b"huge"]
+    assert [obj.key for obj in read_objects(plan.folder / TOO_LARGE_FILE)] == [b"huge"]
     assert plan.too_large_count == 1
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a", "z"]]
 

@@ -54,7 +54,7 @@ DECISION_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("size_bytes", pa.int64(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("encoded_key", pa.string(), nullable=False),  # as `inventory.percent_encode` does it
+        pa.field("encoded_key", pa.string(), nullable=False),  # as `quote_from_bytes` does it
         pa.field("chunk", pa.string()),
         pa.field("reason", pa.string()),  # null: safe
         pa.field("detail", pa.string(), nullable=False),

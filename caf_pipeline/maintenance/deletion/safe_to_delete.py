@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +25,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
-from caf_pipeline.inventory.snapshot import Snapshot, percent_decode
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import deletion_lease, plan_lease
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
@@ -267,6 +268,6 @@ class _Lists:
 def _readable(encoded: str) -> str:
     """Return a key as text; as it is encoded where it is none."""
     try:
-        return percent_decode(encoded).decode()
+        return unquote_to_bytes(encoded).decode()
     except UnicodeDecodeError:
         return encoded

@@ -37,6 +37,7 @@ from caf_pipeline.errors import (
     SourceDenied,
     SourceError,
     SourceUnreachable,
+    first_line,
 )
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.system.unreachable import Reason, hint_for, reason_of, speaks_only_tls
@@ -238,7 +239,7 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
         return SourceUnreachable(f"{at} {what}", hint="wait, and try again")
     if isinstance(error, ResponseParserError):
         return not_s3("it answers with something that is not S3's XML", at)
-    return SourceError(f"{at} cannot be asked: {_first_line(error)}")
+    return SourceError(f"{at} cannot be asked: {first_line(error)}")
 
 
 def not_s3(found: str, at: BucketAddress) -> CafError:
@@ -317,7 +318,7 @@ def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
     if isinstance(error, NoCredentialsError):
         return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
     if isinstance(error, _NO_CREDENTIALS):
-        return SourceDenied(f"there are no usable credentials for {at}: {_first_line(error)}", hint=_credentials(at))
+        return SourceDenied(f"there are no usable credentials for {at}: {first_line(error)}", hint=_credentials(at))
     if isinstance(error, ParamValidationError):
         return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
     return _known_code(error, at) if isinstance(error, ClientError) else None
@@ -376,11 +377,6 @@ def _credentials(at: BucketAddress) -> str:
 def _where(at: BucketAddress, name: str) -> str:
     """Say where a key comes from."""
     return f"{at.variable}{name}, or where that is not set AWS_{name} or the profile's"
-
-
-def _first_line(error: Exception) -> str:
-    """Return a failure in botocore's words, which name hosts and profiles, and no secrets."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 _PAGE: Final = "it answers with a web page"
