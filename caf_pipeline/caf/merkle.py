@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import blake3
 import numpy as np
@@ -33,16 +33,8 @@ _STATE: Final = struct.Struct("<4sBQHQ")  # magic, proof type, leaves, bytes of 
 _STATE_MAGIC: Final = b"cMT1"
 
 
-def _sha256(data: Buffer) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-def _sha3_512(data: Buffer) -> bytes:
-    return hashlib.sha3_512(data).digest()
-
-
-def _blake3_256(data: Buffer) -> bytes:
-    return blake3.blake3(data).digest()
+def _hash_by(make: Callable[[Buffer], Any]) -> Callable[[Buffer], bytes]:
+    return lambda data: make(data).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,10 @@ class _Hashes:
     size_bytes: int
 
 
-_HASHES: Final = {0: _Hashes(_sha256, _sha3_512, 64), 3: _Hashes(_blake3_256, _blake3_256, 32)}
+_HASHES: Final = {
+    0: _Hashes(_hash_by(hashlib.sha256), _hash_by(hashlib.sha3_512), 64),
+    3: _Hashes(_hash_by(blake3.blake3), _hash_by(blake3.blake3), 32),
+}
 
 
 class MerkleTree:

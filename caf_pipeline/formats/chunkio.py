@@ -18,6 +18,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from siphash24 import siphash24
@@ -75,7 +76,9 @@ class LogWriter:
 
     def __init__(self, position: int = 0) -> None:
         """Go on at the end of a file of `position` bytes; raises UsageError where that is no size of a file."""
-        self._position = _checked_size(position)
+        if not 0 <= position <= MAX_POSITION:
+            raise UsageError(f"A log cannot have {position} bytes.", hint="Give the size of the file.")
+        self._position = position
         self._torn = True
 
     @property
@@ -162,7 +165,7 @@ class _Scan:
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
-        self._blocks = _LastBlocks(read, size_bytes)
+        self._block = lru_cache(maxsize=2)(self._read_block)  # headers are read going forward, and one spans two at most
         self._named = array("q")  # by meter, from position 0 on: the begin that it names, or _NO_BEGIN
         self._may_hash_bytes = _HASHED_FILE_SIZES * size_bytes
 
@@ -176,12 +179,20 @@ class _Scan:
             if begin == last:
                 continue
             last = begin
-            found = _header_at(self._blocks.read, begin, self._size_bytes)
+            found = _header_at(self._read_in_block, begin, self._size_bytes)
             if found is None:
                 continue
             yield found[0]
             if self._may_step_past(*found):
                 heapq.heappush(waiting, found[0].end)
+
+    def _read_in_block(self, start: int, end: int) -> bytes:
+        number, offset = divmod(start, BLOCK_BYTES)
+        return self._block(number)[offset : offset + end - start]
+
+    def _read_block(self, number: int) -> bytes:
+        start = number * BLOCK_BYTES
+        return bytes(self._read(start, min(start + BLOCK_BYTES, self._size_bytes)))
 
     def _read_meters(self) -> None:
         self._named.append(_NO_BEGIN)  # the file's header is no meter
@@ -206,26 +217,6 @@ class _Scan:
             return False
         self._may_hash_bytes -= entry.content_size_bytes
         return _content_is(digest, self._read, entry)
-
-
-class _LastBlocks:
-    """Reads through the two blocks last asked for: the headers of a scan go forward, and one spans two at most."""
-
-    def __init__(self, read: Read, size_bytes: int) -> None:
-        self._read = read
-        self._size_bytes = size_bytes
-        self._blocks: dict[int, bytes] = {}
-
-    def read(self, start: int, end: int) -> bytes:
-        """Return `[start, end)`, which lies in one block."""
-        number, offset = divmod(start, BLOCK_BYTES)
-        block = self._blocks.get(number)
-        if block is None:
-            block_start = number * BLOCK_BYTES
-            block = bytes(self._read(block_start, min(block_start + BLOCK_BYTES, self._size_bytes)))
-            self._blocks = {kept: self._blocks[kept] for kept in self._blocks if kept == number - 1}
-            self._blocks[number] = block
-        return block[offset : offset + end - start]
 
 
 def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes] | None:
@@ -296,12 +287,6 @@ def _meter(begin: int) -> bytes:
 
 def _hash(data: Buffer) -> bytes:
     return bytes(siphash24(data, key=_KEY).digest())
-
-
-def _checked_size(size_bytes: int) -> int:
-    if not 0 <= size_bytes <= MAX_POSITION:
-        raise UsageError(f"A log cannot have {size_bytes} bytes.", hint="Give the size of the file.")
-    return size_bytes
 
 
 def _check_sizes(user_data: bytes, content_size_bytes: int) -> None:

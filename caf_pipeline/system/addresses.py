@@ -33,9 +33,7 @@ _GLOBAL_6: Final = IPv6Network("2000::/3")
 """All that is allocated of global unicast: loopback, link-local, unique-local, multicast and unspecified lie outside."""
 
 _NOT_PUBLIC_6: Final = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
-_MAPPED: Final = IPv6Network("::ffff:0:0/96")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-_SIX_TO_FOUR: Final = IPv6Network("2002::/16")
 
 
 def is_public(address: str) -> bool:
@@ -52,11 +50,8 @@ def is_public(address: str) -> bool:
         return _is_public_4(parsed)
     if parsed.scope_id is not None:
         return False
-    if parsed in _MAPPED or parsed in _NAT64:
-        return _is_public_4(IPv4Address(int(parsed) & 0xFFFF_FFFF))
-    if parsed in _SIX_TO_FOUR:
-        return _is_public_4(IPv4Address(int(parsed) >> 80 & 0xFFFF_FFFF))
-    return _is_public_6(parsed)
+    meant = parsed.ipv4_mapped or parsed.sixtofour or (IPv4Address(int(parsed) & 0xFFFF_FFFF) if parsed in _NAT64 else None)
+    return _is_public_4(meant) if meant else _is_public_6(parsed)
 
 
 def _is_public_4(address: IPv4Address) -> bool:
