@@ -137,25 +137,19 @@ class ChunkProgress:
         self._rate = self._sending
         self._show(seldom=True)
 
-    def finish(self, done: Chunk) -> None:
-        """Count a chunk as archived: exactly what is in it, however often that was packed."""
-        if done.name in self._planned:
+    def end(self, done: Chunk | None, *, held: bool = False) -> None:
+        """End a chunk: archived, with exactly what is in it, however often that was packed; failed; or held by another run.
+
+        What was counted of one that is not archived is taken back, and what another run does of it is not counted.
+        """
+        if done is None:
+            self._held += held
+            self._failed += not held
+        elif done.name in self._planned:
             objects, size_bytes, chunks = self._done
             self._done = objects + done.member_count, size_bytes + done.member_bytes, chunks + 1
             self._skipped += done.skipped_count
         self._now = 0, 0
-        self._show()
-
-    def fail(self) -> None:
-        """Take back what was counted of a chunk that is not archived."""
-        self._now = 0, 0
-        self._failed += 1
-        self._show()
-
-    def hold(self) -> None:
-        """Count a chunk that another run holds: it did not fail, and what that run does of it is not counted here."""
-        self._now = 0, 0
-        self._held += 1
         self._show()
 
     def line(self) -> str:

@@ -185,16 +185,9 @@ def exit_status(summaries: Sequence[Summary]) -> int:
 
 
 def run_command(source: str | None, *, settings: Settings, second_copy: bool = False, json: bool = False) -> int:
-    """Archive what is new of one source, or of all; return the exit status.
+    """Return the exit status of `run_source`.
 
-    Args:
-        source: its name, or None.
-        settings: as loaded.
-        second_copy: as `run_source` takes it.
-        json: whether the last line on standard output is a JSON object that sums it up, also where it ends by an error.
-
-    Raises:
-        What `run_source` raises.
+    With `json`, the last line on standard output is a JSON object that sums it up, also where it ends by an error.
     """
     done: list[Summary] = []
     ended: dict[str, object] = {}
@@ -361,12 +354,7 @@ class _Command:
             self._summary.chunks.append(chunk.name)
             self._progress.begin()
             archived = self._archive(chunk)
-            if archived:
-                self._progress.finish(archived)
-            elif chunk.name in self._summary.held:
-                self._progress.hold()
-            else:
-                self._progress.fail()
+            self._progress.end(archived, held=chunk.name in self._summary.held)
             rest = [one.name for one in chunks[number + 1 :]]
             if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name) and rest:
                 self._summary.not_tried += rest

@@ -36,10 +36,10 @@ def test_a_chunk_that_failed_counts_nothing(progress):
     progress.plan([of("src-1-1"), of("src-1-2")])
     progress.begin()
     progress.packed(1, 1000)
-    progress.finish(located("src-1-1"))
+    progress.end(located("src-1-1"))
     progress.begin()
     progress.packed(1, 900)
-    progress.fail()
+    progress.end(None)
     assert "10/20 objects" in progress.line()
     assert "1000 B of 2.0 KiB" in progress.line()
     assert "1/2 chunks, 1 failed" in progress.line()
@@ -49,7 +49,7 @@ def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
     progress.plan([of("src-1-1"), of("src-1-2")])
     progress.begin()
     progress.packed(3, 300)
-    progress.hold()
+    progress.end(None, held=True)
     assert "0/2 chunks, 1 held by other runs" in progress.line()
     assert "failed" not in progress.line()
 
@@ -57,7 +57,7 @@ def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
 def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
     progress.plan([of("src-1-1")])
     progress.packed(10, 700)
-    progress.finish(located("src-1-1", members=7))
+    progress.end(located("src-1-1", members=7))
     assert "700 B of 1000 B" in progress.line()
     assert "7/10 objects, 3 skipped" in progress.line()
 
@@ -107,7 +107,7 @@ def test_on_a_terminal_a_failure_leaves_the_bar_where_it_was(out):
     console = Console(file=out, width=120, force_terminal=True)
     with ChunkProgress(console, "src") as progress:
         progress.plan([of("src-1-1"), of("src-1-2")])
-        progress.finish(located("src-1-1"))
-        progress.fail()
+        progress.end(located("src-1-1"))
+        progress.end(None)
     assert "10/20 objects" in out.getvalue()
     assert "20/20" not in out.getvalue()
