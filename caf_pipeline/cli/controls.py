@@ -10,8 +10,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
-    from caf_pipeline.ledger.controls import Controls
-    from caf_pipeline.ledger.records import OperatorOrders
+    from caf_pipeline.ledger.postgres import Ledger
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
@@ -82,10 +81,9 @@ def limit(
     if spend_cap is not None:
         orders["spend_cap"] = _spend_cap(spend_cap)
     with opened_ledger(settings) as ledger:
-        controls = ledger.controls()
         for name, value in orders.items():
-            controls.order(name, value)
-        _show(settings, controls, json)
+            ledger.controls().order(name, value)
+        _show(settings, ledger, json)
 
 
 def _bandwidth(text: str) -> str | None:
@@ -109,9 +107,11 @@ def _spend_cap(text: str) -> str | None:
     return amount
 
 
-def _show(settings: Settings, controls: "Controls", json: bool) -> None:
-    orders = controls.orders()
-    rate, cap = bandwidth_in_force(settings, orders), spend_cap_in_force(settings, orders)
+def _show(settings: Settings, ledger: "Ledger", json: bool) -> None:
+    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415  loaded by the command that uses it
+
+    orders, throttle = ledger.controls().orders(), open_throttle(settings.jackal, ledger.controls())
+    rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": orders.paused or None, "bandwidth": rate, "spend_cap": cap})
         return
@@ -123,15 +123,3 @@ def _show(settings: Settings, controls: "Controls", json: bool) -> None:
 
 def _whose(ordered: int | None) -> str:
     return " (settings)" if ordered is None else " (ordered)"
-
-
-def bandwidth_in_force(settings: Settings, orders: "OperatorOrders") -> int | None:
-    """Return the limit in bytes a second; None for none."""
-    return (int(settings.jackal.bandwidth) if orders.bandwidth is None else orders.bandwidth) or None
-
-
-def spend_cap_in_force(settings: Settings, orders: "OperatorOrders") -> int | None:
-    """Return the cap in ujkl; None for none."""
-    if orders.spend_cap is None:
-        return settings.jackal.spend_cap
-    return None if orders.spend_cap < 0 else orders.spend_cap

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli import controls
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_network, opened_workplace
 from caf_pipeline.cli.terminal import (
     JsonOption,
@@ -25,7 +24,7 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
-from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
@@ -55,16 +54,20 @@ def account(json: JsonOption = False) -> None:
     Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain
     failed.
     """
+    from caf_pipeline.store.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415
+
     settings = load_settings()
     with opened_network(settings) as network:
         chain, address = network.store.chain, network.store.wallet.address
         balance, plan, spent = chain.balance(address), chain.plan(address), network.log.spent(network.account)
         at_list_price = network.log.at_list_price(network.account)
-        given = network.ledger.controls().orders()
+        throttle = open_throttle(settings.jackal, network.ledger.controls())
+        cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
-    words_from, *not_used = _words_named(settings)
-    cap, rate = controls.spend_cap_in_force(settings, given), controls.bandwidth_in_force(settings, given)
+    words = settings.jackal.mnemonic
+    words_from, *not_used = words_named(words.get_secret_value() if words else None, settings.jackal.mnemonic_file)
     if json:
         print_json(
             {
@@ -80,7 +83,7 @@ def account(json: JsonOption = False) -> None:
                 "purchases_at_list_price": at_list_price,
                 "spend_cap_ujkl": cap,
                 "bandwidth": rate,
-                "paused": given.paused or None,
+                "paused": paused or None,
             }
         )
         return
@@ -96,15 +99,8 @@ def account(json: JsonOption = False) -> None:
         )
     typer.echo(f"proofs     {_proofs_line(settings.jackal.proof_type, types)}")
     typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second for all uploads together'}")
-    if given.paused:
-        typer.echo(f"paused     {given.paused}")
-
-
-def _words_named(settings: Settings) -> Sequence[str]:
-    from caf_pipeline.store.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
-
-    jackal = settings.jackal
-    return words_named(jackal.mnemonic.get_secret_value() if jackal.mnemonic else None, jackal.mnemonic_file)
+    if paused:
+        typer.echo(f"paused     {paused}")
 
 
 def _proofs_line(proof_type: int, posted: "Counter[int | None]") -> str:
@@ -217,8 +213,6 @@ def _not_yet_archived(settings: Settings, ledger: "Ledger", source: str) -> tupl
 
 
 def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
-    from caf_pipeline.settings import SourceSettings  # noqa: PLC0415
-
     if source is not None and source in settings.sources:
         return int(settings.sources[source].target_size)
     return int(SourceSettings.model_fields["target_size"].default)
@@ -264,7 +258,7 @@ def buy(
                 hint="SIZE is the whole space afterwards, not what is added to it.",
             )
         typer.echo(f"now      {_plan_line(plan)}", err=True)
-        typer.echo(f"then     {show_size(size_bytes)}, until {_in_days(days)}", err=True)
+        typer.echo(f"then     {show_size(size_bytes)}, until {datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}", err=True)
         typer.echo(
             f"price    {show_coins(chain.price(days, size_bytes))}{', less what is left of the plan' if plan else ''}", err=True
         )
@@ -277,10 +271,6 @@ def buy(
         cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
         typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
         typer.echo(f"the wallet has {_plan_line(chain.plan(address))}")
-
-
-def _in_days(days: int) -> str:
-    return f"{datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}"
 
 
 def _confirm(yes: bool) -> None:
