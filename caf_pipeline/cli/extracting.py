@@ -37,11 +37,9 @@ class RestoreFolder:
     """A folder below which members are written, each under a temporary name until it is whole. A context manager."""
 
     def __init__(self, path: Path, *, force: bool) -> None:
-        """Open the folder, which is made if it is missing; raises StagingError where that is not possible.
+        """Open the folder, which is made if it is missing, and may be a symbolic link; raises StagingError where it cannot.
 
-        Args:
-            path: the folder; it may itself be a symbolic link.
-            force: whether files that are there already are replaced. A file of this run never is.
+        With `force`, files that are there already are replaced, but never one of this run.
         """
         self._path = path
         self._force = force

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
@@ -37,7 +38,6 @@ class Network:
 @contextmanager
 def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
     """Open the ledger while the context lasts."""
-    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import open_ledger  # noqa: PLC0415  loaded by the commands that use it
 
     with closing(open_ledger(settings, Waits(Announcer(note)))) as ledger:
@@ -48,7 +48,6 @@ def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
 def opened_store(settings: Settings, ledger: "Ledger") -> "Iterator[ChunkStore]":
     """Open the store, whichever it is, while the context lasts."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
-    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_store  # noqa: PLC0415
 
     store = open_store(settings, ledger, this_process(RUN), Waits(Announcer(note)))
@@ -77,7 +76,6 @@ def opened_workplace(
     settings: Settings, ledger: "Ledger", source: str, objects: "ObjectSource | None" = None
 ) -> "Iterator[Workplace]":
     """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given."""
-    from caf_pipeline.waits import Announcer  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
     work = open_workplace(settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
@@ -95,7 +93,6 @@ def opened_network(settings: Settings) -> Iterator[Network]:
         SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
     """
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
-    from caf_pipeline.waits import Announcer, Waits  # noqa: PLC0415
     from caf_pipeline.wiring import open_jackal  # noqa: PLC0415
 
     holder = this_process(RUN)

@@ -8,6 +8,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NotProven, UsageError
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
@@ -116,8 +117,6 @@ def repair(
     wrong or there is no such source; 5 the source, 6 the database or 7 the store failed; 9 what could be found has other
     bytes; 10 a run works on it; 11 there is no such chunk.
     """
-    from caf_pipeline.inventory.chunk_id import ChunkId  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
     with opened_ledger(settings) as ledger:
         known = known_sources(settings, ledger)

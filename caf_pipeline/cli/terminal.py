@@ -29,9 +29,7 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 def parse_size(text: str, *, decimal: bool = False) -> int:
     """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else.
 
-    Args:
-        text: what was given.
-        decimal: whether `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for sizes of chunks.
+    With `decimal`, `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for sizes of chunks.
     """
     units = _UNITS | _DECIMAL_UNITS if decimal else _UNITS
     match = _SIZE.fullmatch(text.strip())
@@ -53,15 +51,7 @@ def show_coins(amount: int) -> str:
 
 def printable(text: str) -> str:
     r"""Return text that cannot move the cursor, change colours or break the line; what is escaped begins with `\`."""
-    if text.isprintable() and "\\" not in text:
-        return text
-    return "".join(_escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    if character == "\\":
-        return "\\\\"
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+    return one_line(text.replace("\\", "\\\\"))
 
 
 def help_of(command: Callable[..., object]) -> str:
@@ -79,15 +69,11 @@ def note(text: str) -> None:
     print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
-def _show_nothing(size_bytes: int) -> None:
-    """Show no progress."""
-
-
 @contextmanager
 def progress(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done."""
     if total_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
-        yield _show_nothing
+        yield lambda size_bytes: None
         return
     from rich.console import Console  # noqa: PLC0415  only where a bar is shown
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415

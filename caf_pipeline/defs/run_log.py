@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from dagster import (
-    AssetCheckExecutionContext,
-    AssetExecutionContext,
     AssetKey,
     AssetObservation,
     DagsterError,
@@ -15,10 +13,9 @@ from dagster import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from caf_pipeline.defs.failures import Context
 from caf_pipeline.defs.naming import ASSETS, asset_key
 from caf_pipeline.waits import Announcer, Wait
-
-Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext
 
 OBSERVED_SECONDS: Final = 5.0
 """A wait that goes on for so long is an observation of the asset, and its end another."""

@@ -75,9 +75,9 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
         def look() -> Tick:
             if paused := _paused(context):
                 return SkipReason(paused)
-            after = read_cursor(context.cursor)
+            after = unquote_to_bytes(json.loads(context.cursor)["after"]) if context.cursor else b""
             seen = planning.look_for_new(open_work(context, source), after=after, max_pages=settings.watch_pages)
-            cursor = write_cursor(seen.next_after)
+            cursor = json.dumps({"after": quote_from_bytes(seen.next_after or b"")})  # None: again from the start
             if not seen.new_objects:
                 return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
             return SensorResult([RunRequest(run_config=_window(source, after, seen.next_after))], cursor=cursor)
@@ -85,16 +85,6 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
         return _told(look)
 
     return new_objects
-
-
-def read_cursor(cursor: str | None) -> bytes:
-    """Return the key after which the next look begins."""
-    return unquote_to_bytes(json.loads(cursor)["after"]) if cursor else b""
-
-
-def write_cursor(after: bytes | None) -> str:
-    """Return the cursor for the next look; None begins again at the listing's start."""
-    return json.dumps({"after": quote_from_bytes(after or b"")})
 
 
 def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]:
