@@ -95,10 +95,7 @@ def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
 def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[str]) -> SettingsError | None:
     """Return the error for a variable whose name is like a setting's and is none: it would be ignored, a spend cap even.
 
-    Args:
-        model: the settings.
-        origin: where they were read.
-        others: further variables that exist.
+    `others` are further variables that exist.
     """
     tops = {_variable((name,)) for name in model.model_fields}
     known = [*others, *map(_variable, _settings(model))]

@@ -208,10 +208,7 @@ class CafReader:
     def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
         """Read the index: one read where the last 64 KiB hold it, else two. Members in those 64 KiB need no other read.
 
-        Args:
-            source: the file.
-            name: what to call it in messages.
-            lenient: see `index.decode_index`.
+        `lenient` is as `index.decode_index` has it.
 
         Raises:
             MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's size does not cover.

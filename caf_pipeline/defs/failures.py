@@ -53,10 +53,7 @@ class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
 def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafError], None]) -> T | None:
     """Return what `call` returns, or None where another live run holds the chunk: an outcome, not a failure.
 
-    Args:
-        context: the op's; the run is tagged with the holder's run where it is held.
-        call: the step.
-        on_error: told the error itself before Dagster makes text of it.
+    The run is then tagged with the holder's. `on_error` is told an error itself, before Dagster makes text of it.
 
     Raises:
         Failure: with the error's sentence and hint, retried only where the error is transient.

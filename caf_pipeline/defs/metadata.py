@@ -230,11 +230,8 @@ def verify_metadata(report: VerifyReport) -> Metadata:
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
     """Return a table that fits its page, of the providers that have a chunk, and their addresses in full beside it.
 
-    A provider's address and the proof that the chain lists have some 45 and 180 characters.
-
-    Args:
-        copies: of the chunk.
-        columns: further columns, each its type and its values in the order of `copies`.
+    A provider's address and the proof that the chain lists have some 45 and 180 characters. `columns` are further ones, each
+    its type and its values in the order of `copies`.
     """
     names = {"provider": "string", "last_proven_height": "int"} | {name: type for name, (type, _) in columns.items()}
     heights = [copy.last_proven or 0 for copy in copies]

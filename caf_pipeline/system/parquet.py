@@ -123,11 +123,7 @@ def sum_of(batch: pa.RecordBatch, column: str) -> int:
 class Query:
     """DuckDB over Parquet files, within a budget, spilling into a folder beside `path` that is removed at the end.
 
-    Args:
-        path: what the query is for.
-        budget: bounds the memory.
-        functions: for SQL, by name.
-        macros: `name(…) AS …`.
+    SQL may call the functions by their names, and the macros, each `name(…) AS …`.
     """
 
     def __init__(

@@ -78,9 +78,7 @@ class FileRanges(ABC):
 def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
     """Open a file by path, `http://`, `https://` or `s3://bucket/key`. A local file of that very name comes first.
 
-    Args:
-        address: of the file.
-        open_s3: opens an s3:// address; this folder knows no source.
+    `open_s3` opens the last kind, since this folder knows no source.
 
     Raises:
         UsageError: an address of another kind. ArchiveError: no such local file. Remote files are asked for at the first read.

@@ -58,9 +58,7 @@ _QUICK_RETRIES: Final = {
 def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
     """Return a boto3 client as the settings ask; nothing is asked of the network.
 
-    Args:
-        settings: of the source.
-        attempts: of one request by boto3 itself, the first included. `S3Source` has its own and wants one.
+    `attempts` are those of one request by boto3 itself, the first included; `S3Source` has its own and wants one.
 
     Raises:
         SettingsError: a setting is of no use.
@@ -130,11 +128,7 @@ def _revealed(secret: SecretStr | None) -> str | None:
 def build_store(client: "S3Client", bucket: str, *, requester_pays: bool = False, region: str | None = None) -> S3Store:
     """Return obstore's client for what a boto3 client is for.
 
-    Args:
-        client: says endpoint, path style and credentials.
-        bucket: the bucket.
-        requester_pays: the requests are paid by whoever sends them.
-        region: of the bucket, where it is another than the client's.
+    The client says endpoint, path style and credentials; `region` is the bucket's, where it is another than the client's.
 
     Raises:
         SettingsError: AWS_CA_BUNDLE names a file that cannot be read.

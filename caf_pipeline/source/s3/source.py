@@ -39,18 +39,10 @@ class S3Source:
         page_keys: int = PAGE_KEYS,
         waits: Waits | None = None,
     ) -> None:
-        """Take both clients as they are.
+        """Take both clients as they are: `store` is for the bucket, endpoint and credentials of `client` (`build_store`).
 
-        Args:
-            bucket: the bucket.
-            prefix: of the keys; "" for all. It is part of the keys.
-            client: boto3's.
-            store: obstore's, for the same bucket, endpoint and credentials (`clients.build_store`).
-            name: the source's in the settings, for hints.
-            requester_pays: whoever sends the requests pays for them.
-            attempts: of one request, the first included, where it fails transiently.
-            page_keys: asked for in one page of a listing, at most 1,000.
-            waits: where it is said while the server does not answer.
+        The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
+        the first included, where it fails transiently; `page_keys` are at most 1,000; `waits` says it while there is no answer.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
@@ -100,12 +92,7 @@ def open_s3_source(
 ) -> S3Source:
     """Return the source that the settings name. On AWS, its bucket's region is asked for.
 
-    Args:
-        name: the source's name.
-        settings: of the source.
-        attempts: see `S3Source`.
-        client: a boto3 client to use instead of one built from the settings. Retries of its own multiply with `attempts`.
-        waits: see `S3Source`.
+    A client may be given instead of one built from the settings; retries of its own multiply with `attempts`.
 
     Raises:
         SettingsError: a setting is of no use.
