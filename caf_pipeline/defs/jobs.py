@@ -10,60 +10,44 @@ from caf_pipeline.defs.naming import (
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
+    JobKind,
     asset_key,
     job_name,
 )
 
-_PLAN = ASSETS[:2]
-_CHUNK = ASSETS[2:]
-
 
 def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefinition]:
     """Return the jobs of one source."""
-    return [*_archiving(source), _storage_plan(source)] if on_jackal else _archiving(source)
 
+    def job(what: JobKind, selection: AssetSelection, description: str) -> UnresolvedAssetJobDefinition:
+        return define_asset_job(job_name(source, what), selection=selection, tags={SOURCE_TAG: source}, description=description)
 
-def _storage_plan(source: str) -> UnresolvedAssetJobDefinition:
-    return define_asset_job(
-        job_name(source, "storage_plan"),
-        selection=_check(source, "chunk_plan", STORAGE_PLAN_LASTS),
-        tags={SOURCE_TAG: source},
-        description="Ask the chain how long the bought space lasts. Daily.",
-    )
-
-
-def _archiving(source: str) -> list[UnresolvedAssetJobDefinition]:
     accounts = _check(source, "chunk_plan", "plan_accounts_for_inventory")
     complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)
-    plan = _assets(source, _PLAN) | accounts
-    tags = {SOURCE_TAG: source}
-    return [
-        define_asset_job(
-            job_name(source, "plan"),
-            selection=plan | complete,
-            tags=tags,
-            description=(
-                "Take an inventory, plan what is not yet archived, and ask whether the source is complete. Each new chunk "
-                "becomes a partition. Daily, and whenever the sensor sees new objects."
-            ),
+    jobs = [
+        job(
+            "plan",
+            _assets(source, ASSETS[:2]) | accounts | complete,
+            "Take an inventory, plan what is not yet archived, and ask whether the source is complete. Each new chunk "
+            "becomes a partition. Daily, and whenever the sensor sees new objects.",
         ),
-        define_asset_job(
-            job_name(source, "archive"),
-            selection=_assets(source, _CHUNK)
+        job(
+            "archive",
+            _assets(source, ASSETS[2:])
             | _check(source, "caf_chunk", "chunk_accounts_for_plan")
             | _check(source, "file_locations", "chunk_reads_back"),
-            tags=tags,
-            description=(
-                "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what is done stays done."
-            ),
+            "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what is done stays done.",
         ),
-        define_asset_job(
-            job_name(source, "audit"),
-            selection=complete,
-            tags=tags,
-            description="Only ask whether every object of the latest whole inventory is located; after the last chunk of a plan.",
+        job(
+            "audit",
+            complete,
+            "Only ask whether every object of the latest whole inventory is located; after the last chunk of a plan.",
         ),
     ]
+    if on_jackal:
+        lasts = _check(source, "chunk_plan", STORAGE_PLAN_LASTS)
+        jobs.append(job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Daily."))
+    return jobs
 
 
 def _assets(source: str, names: Sequence[str]) -> AssetSelection:

@@ -5,7 +5,7 @@ evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.
 names, whether or not its job is partitioned.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from dagster import (
@@ -87,17 +87,22 @@ def watching_jobs(source: str) -> list[JobDefinition]:
     ]
 
 
+def _op(source: str, name: str, description: str, *, repairs: bool = False) -> Callable[[Callable[..., Reports]], OpDefinition]:
+    return op(
+        name=op_name(source, name),
+        description=description,
+        out=Out(Nothing, is_required=False),
+        retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP | {s3_key(source)} if repairs else EVERY_STEP,
+        pool=UPLOAD_POOL if repairs else None,
+    )
+
+
 # --- the proof watch -------------------------------------------------------------------------------------------------
 
 
 def _prove_op(source: str) -> OpDefinition:
-    @op(
-        name=op_name(source, "prove_chunks"),
-        out=Out(Nothing, is_required=False),
-        retry_policy=RETRY_TRANSIENT,
-        required_resource_keys=EVERY_STEP,
-        description="Prove some located chunks, oldest first, and clear staging of what nobody will need.",
-    )
+    @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
     def prove_chunks(context: OpExecutionContext) -> Reports:
         def begin(work: Workplace) -> Workplace | None:
             if reason := work.ledger.controls().orders().paused:
@@ -134,14 +139,7 @@ def _prove_op(source: str) -> OpDefinition:
 
 
 def _repair_op(source: str) -> OpDefinition:
-    @op(
-        name=op_name(source, "repair_chunks"),
-        out=Out(Nothing, is_required=False),
-        retry_policy=RETRY_TRANSIENT,
-        required_resource_keys=EVERY_STEP | {s3_key(source)},
-        pool=UPLOAD_POOL,
-        description="Repair damaged chunks, those first that were found damaged longest ago.",
-    )
+    @_op(source, "repair_chunks", "Repair damaged chunks, those first that were found damaged longest ago.", repairs=True)
     def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
         work = attempt_step(context, source, lambda work: work)
         if work is None:
@@ -165,14 +163,7 @@ def _repair_op(source: str) -> OpDefinition:
 
 
 def _repair_chunk_op(source: str) -> OpDefinition:
-    @op(
-        name=op_name(source, "repair_chunk"),
-        out=Out(Nothing, is_required=False),
-        retry_policy=RETRY_TRANSIENT,
-        required_resource_keys=EVERY_STEP | {s3_key(source)},
-        pool=UPLOAD_POOL,
-        description="Repair the chunk of this partition.",
-    )
+    @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
     def repair_chunk(context: OpExecutionContext) -> Reports:
         report = attempt_step(context, source, lambda work: repair.repair_chunk(work, context.partition_key))
         if report is not None:
