@@ -74,11 +74,7 @@ def escape_key(key: bytes) -> bytes:
 
 def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
     """Return the length of the member's entry in the index, without the comma that parts it from another entry."""
-    return _entry_size_bytes(encode_key(key), start_byte, end_byte)
-
-
-def _entry_size_bytes(encoded: bytes, start_byte: int, end_byte: int) -> int:
-    return len(escape_key(encoded)) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
+    return len(escape_key(encode_key(key))) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -126,7 +122,7 @@ class IndexBuilder:
             raise MemberRefused(f"The key {encoded.decode()!r} is in the archive already.")
         if not 0 <= start_byte <= end_byte:
             raise MemberRefused(f"The member {encoded.decode()!r} cannot have the range {start_byte} to {end_byte}.")
-        self._size_bytes += _entry_size_bytes(encoded, start_byte, end_byte) + bool(self._keys)
+        self._size_bytes += index_entry_size_bytes(encoded, start_byte, end_byte) + bool(self._keys)
         self._ascending = self._ascending and encoded >= self._last_key
         self._last_key = encoded
         self._keys[encoded] = None

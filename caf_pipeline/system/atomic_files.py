@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -70,8 +71,15 @@ def sync_file(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
+    with opened_folder(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def opened_folder(folder: Path) -> Iterator[int]:
+    """Return a folder's descriptor, which is closed when the context ends."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)

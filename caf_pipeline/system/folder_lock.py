@@ -6,34 +6,29 @@ Source: flock(2), which is released when a process dies, however it dies.
 
 import contextlib
 import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from caf_pipeline.system.atomic_files import opened_folder
 
 
 @contextlib.contextmanager
 def writing_into(folder: Path) -> Iterator[None]:
     """Tell that temporary files in `folder` are in use while the context lasts. Any number of writers may."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened_folder(folder) as descriptor:
         # Where a file system has no such locks, nobody can have it alone either, and what is left stays.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
     """Give True, and keep writers out while the context lasts, where no process writes into `folder`; False where one may."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened_folder(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             alone = True
         except OSError:
             alone = False
         yield alone
-    finally:
-        os.close(descriptor)
