@@ -56,12 +56,7 @@ class WrongBody(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """What errors say of where they happened.
-
-    Attributes:
-        source: the source's name in the settings, for hints.
-        endpoint: of the server, as a URL.
-    """
+    """What errors say of where they happened: the source's name in the settings, for hints; the bucket; the server's URL."""
 
     source: str
     bucket: str

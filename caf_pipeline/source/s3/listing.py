@@ -77,12 +77,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Listing:
-    """How one source is listed.
-
-    Attributes:
-        extra: parameters of every request, e.g. who pays.
-        page_keys: asked for in one page.
-    """
+    """How one source is listed, with `extra` parameters of every request, e.g. who pays, and `page_keys` in a page."""
 
     client: "S3Client"
     asking: Asking
@@ -152,6 +147,8 @@ class Listing:
             if not answer.get("IsTruncated"):
                 return
             markers = following(answer, self.at)
+            if not markers:
+                raise ListingRefused(f"the listing of {self.at} is cut off, and does not say where it continues")
             if loop.closes(markers):
                 raise ListingRefused(f"the listing of {self.at} goes in circles: it continues where it has been before")
 
@@ -218,16 +215,14 @@ def _text_end(key: bytes) -> int:
     return len(key)
 
 
-def _next_token(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
+def _next_token(answer: S3Answer, _: BucketAddress) -> dict[str, str]:
     token = answer.get("NextContinuationToken")
-    if not token:
-        raise ListingRefused(f"the listing of {at} is cut off, and does not say where it continues")
-    return {"ContinuationToken": token}
+    return {"ContinuationToken": token} if token else {}
 
 
 def _next_version(answer: S3Answer, at: BucketAddress) -> dict[str, str]:
     if not answer.get("NextKeyMarker"):
-        raise ListingRefused(f"the listing of {at} is cut off, and does not say where it continues")
+        return {}
     try:
         key = decode_key(answer["NextKeyMarker"], answer.get("EncodingType")).decode()
     except ValueError as error:
