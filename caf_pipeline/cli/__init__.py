@@ -49,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for each way to end
     from typer import Abort  # noqa: PLC0415  loading typer takes longer than most of what uses this package
     from typer.exceptions import TyperException  # noqa: PLC0415
+    from typer.main import get_command  # noqa: PLC0415
 
-    from caf_pipeline.cli.app import command  # noqa: PLC0415
+    from caf_pipeline.cli.app import app  # noqa: PLC0415
 
     try:
-        status = command().main(args=arguments, prog_name="caf", standalone_mode=False)
+        status = get_command(app).main(args=arguments, prog_name="caf", standalone_mode=False)
         sys.stdout.flush()
     except CafError as error:
         if interrupt_behind(error):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -67,8 +67,3 @@ _group.callback()(_jackal)
 _add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)
 _add(_group, controls.pause, controls.resume, controls.limit)
 app.add_typer(_group, name="jackal")
-
-
-def command() -> Any:  # noqa: ANN401  the type that typer builds is not part of its public names
-    """Return the whole command line, to be run with `.main(…)`."""
-    return typer.main.get_command(app)

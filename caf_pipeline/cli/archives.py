@@ -2,14 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
-from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader, Member
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.cli import creating
 from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
@@ -160,7 +160,12 @@ def extract(
             note(str(error))
             problems.append(error)
 
-        members = list(_chosen(reader, keys, tell))
+        members = [] if keys else list(reader.members)
+        for key in dict.fromkeys(keys or ()):
+            try:
+                members.append(reader[key])
+            except MemberNotFound as error:
+                tell(error)
         asked = len(members) + len(problems)
         size_bytes = sum(member.size_bytes for member in members)
         with RestoreFolder(folder, force=force) as target, progress("extracting", size_bytes) as advance:
@@ -177,17 +182,6 @@ def extract(
             raise CafError(f"{len(problems)} of {counted(asked, 'member')} were not extracted.", hint=hint)
         if not as_json:
             print(f"{counted(asked, 'member')}, {show_size(size_bytes)}")
-
-
-def _chosen(reader: CafReader, keys: Iterable[str] | None, tell: Callable[[CafError], None]) -> Iterator[Member]:
-    if not keys:
-        yield from reader.members
-        return
-    for key in dict.fromkeys(keys):
-        try:
-            yield reader[key]
-        except MemberNotFound as error:
-            tell(error)
 
 
 # --- cat -----------------------------------------------------------------------------------------------------------
