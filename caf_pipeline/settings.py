@@ -41,7 +41,6 @@ CONFIG_VARIABLE: Final = "CAF_CONFIG"
 DEFAULT_CONFIG: Final = "caf.toml"
 SOURCES_VARIABLE: Final = "CAF_SOURCES"
 
-
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 TIB: Final = 1 << 40

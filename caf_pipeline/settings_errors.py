@@ -40,13 +40,7 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the settings were read.
-
-    Attributes:
-        file: the settings file.
-        values: what it has.
-        environment: all variables, their names in upper case.
-    """
+    """Where the settings were read: the file, what it has, and all variables, their names in upper case."""
 
     file: Path
     values: Mapping[str, Any]

@@ -37,7 +37,6 @@ from caf_pipeline.steps import planning
 PLAN_VERSION: Final = DataVersion("plans only add")
 """A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
 
-
 Results = Iterator[MaterializeResult[Any]]
 
 

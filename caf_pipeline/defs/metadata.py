@@ -9,7 +9,7 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRec
 
 from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.snapshot import Accounting, SkipReason, Snapshot
-from caf_pipeline.ledger.records import Chunk, PlannedChunk, SourceAccount
+from caf_pipeline.ledger.records import Chunk, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
@@ -143,13 +143,11 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
             size_bytes=sum(plan.object_bytes for plan in report.plans),
             charged_bytes=copies * sum(chunk.expected_size_bytes for chunk in chunks),
         ),
-        "chunk_list": _planned(chunks),
+        "chunk_list": table(
+            {"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"},
+            [(chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]],
+        ),
     }
-
-
-def _planned(chunks: Sequence[PlannedChunk]) -> MetadataValue:
-    rows = [(chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]]
-    return table({"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"}, rows)
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
