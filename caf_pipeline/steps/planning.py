@@ -66,7 +66,6 @@ class PlanReport:
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
     chunks: Sequence[PlannedChunk]
-    accounting: Accounting
     warning: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     exceptions: int = 0
@@ -276,7 +275,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         plans.append(record)
                         chunks.extend(planned)
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
-    return PlanReport(snapshot, plans, chunks, account_for(work, snapshot), warnings, current.comparison, current.exceptions)
+    return PlanReport(snapshot, plans, chunks, warnings, current.comparison, current.exceptions)
 
 
 def _target_size(work: Workplace) -> tuple[int, str]:

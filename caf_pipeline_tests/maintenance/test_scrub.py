@@ -9,7 +9,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest, sweep_staging
+from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
+from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -261,16 +262,16 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 def test_kept_files_are_swept_when_their_hold_is_over(work, store):
     store.hold = 3600
     names = archive_everything(work)
-    assert list(sweep_staging(work)) == []
+    assert list(staging.sweep(work)) == []
     store.hold = 1e-6
-    assert sorted(sweep_staging(work)) == sorted(names)
+    assert sorted(staging.sweep(work)) == sorted(names)
     assert list(work.staging().iterdir()) == []
 
 
 def test_a_file_that_is_not_ours_is_not_swept(work, store, name):
     (work.staging() / "somebody.caf").write_bytes(b"theirs")
     (work.staging() / f"{name}.caf").write_bytes(b"ours")
-    assert list(sweep_staging(work)) == [name]
+    assert list(staging.sweep(work)) == [name]
 
 
 def test_a_wrong_first_byte_is_seen_at_the_first_look(work, store, name):

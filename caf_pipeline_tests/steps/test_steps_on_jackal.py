@@ -7,7 +7,8 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotPublic, PlanTooSmall
 from caf_pipeline.maintenance.repair import repair_chunk
-from caf_pipeline.maintenance.scrub import prove_chunk, sweep_staging
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.packing import staging
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -54,7 +55,7 @@ def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(work, n
     assert work.ledger.chunk(name).state is ChunkState.LOCATED
     assert len([copy for copy in work.ledger.known_copies(name) if copy.listed]) == 3
     assert chunk_steps.staged_path(work, name).exists()
-    assert list(sweep_staging(work)) == []
+    assert list(staging.sweep(work)) == []
     every_object_reads_back(work)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.context import Workplace
+from caf_pipeline.inventory.snapshot import Accounting
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
@@ -65,6 +66,11 @@ def a_workplace(
 def plan(work: Workplace):
     """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
     return planning.cut_plan(work, planning.take_inventory(work), second_copy=True)
+
+
+def account_for_plan(work: Workplace, report: planning.PlanReport) -> Accounting:
+    """Account for the inventory of a plan, as the check of a plan does."""
+    return planning.account_for(work, report.snapshot)
 
 
 def archive_chunk(work: Workplace, name: str, *, until=None) -> None:
