@@ -88,7 +88,7 @@ def _files_to_pack_into(
     """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
     name, staging = chunk.name, work.staging()
     others = left_by_others(work, name, attempt=lease.epoch)  # before the reservation, which a lost lease does not get
-    left, why = find_left(work, name, packer.opening, attempt=lease.epoch)
+    left, why = find_left(work, name, packer.opening)
     try:
         make_room(work, name, size_bytes, held_bytes=left.held_bytes if left else 0)
         work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
@@ -96,7 +96,10 @@ def _files_to_pack_into(
         if left:
             left.part.close()
         raise
-    taken = take_over(work, name, left, attempt=lease.epoch, check=lambda: work.wait_while_paused(lease.check)) if left else None
+    taken = None
+    if left:
+        check = lambda: work.wait_while_paused(lease.check)  # noqa: E731
+        taken = take_over(work, name, left, packer.opening, attempt=lease.epoch, check=check)
     remove_staged(*others)
     if taken:
         return *taken, ""
@@ -104,7 +107,7 @@ def _files_to_pack_into(
     remove_staged(*paths)
     part = PartFile.create(paths[0])
     try:
-        journal = Journal.create(paths[1], attempt=lease.epoch)
+        journal = Journal.create(paths[1], packer.opening)
         sync_folder(staging)
     except BaseException:
         part.close()

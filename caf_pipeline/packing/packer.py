@@ -27,12 +27,9 @@ from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.journal.format import (
     Journal,
-    JournaledHeaders,
     Opening,
     PackedMember,
     SkippedObject,
-    headers_of,
-    object_headers,
     opening_of,
 )
 from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, OpenObject, Outcomes, replay
@@ -184,7 +181,7 @@ class Packer:
             def take(outcomes: Outcomes) -> None:
                 self._take_outcomes(outcomes, manifest)
 
-            begun = replay(journal, sink, opening=self.opening, objects=queue, head=head, take=take)
+            begun = replay(journal, sink, objects=queue, head=head, take=take)
             self.kept_bytes = begun.size_bytes
         if not begun.size_bytes:
             if journal is not None:
@@ -200,7 +197,7 @@ class Packer:
             if isinstance(outcome, SkippedObject):
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
-                row = _member_row(planned, object_headers(outcome.headers), outcome.start_byte, outcome.end_byte)
+                row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
                 self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
                 size_bytes += planned.object.size_bytes
         self._progress(len(outcomes), size_bytes)
@@ -274,7 +271,7 @@ class Packer:
             sink.roll_back(mark)
         self._count_skip(planned, reason, detail, manifest)
         if self._checkpoints:
-            self._checkpoints.skip(planned, reason, detail)
+            self._checkpoints.done(planned, SkippedObject(reason, detail))
             self._checkpoints.rolled_back()
         self._progress(1, -self._told_bytes)
         return True
@@ -292,18 +289,18 @@ class Packer:
         start_byte = mark.offset if mark else sink.size_bytes
         end_byte = start_byte + planned.object.size_bytes
         checks: _MemberChecks | None = None
-        headers: JournaledHeaders | None = None
+        headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
         if opened:
             headers = opened.headers
-            row = _member_row(planned, object_headers(headers), start_byte, end_byte)
+            row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte)
             checks = self._go_on(planned, fetch, sink, opened)
         for part, sha256 in fetch.parts(planned):
             if not row:
                 row = _member_row(planned, part.headers, start_byte, end_byte)
                 if not self._fits(planned.member, start_byte, end_byte, manifest.bound_bytes + manifest.row_bound(row)):
                     return False
-                headers = headers_of(part.headers) if self._checkpoints else None
+                headers = part.headers if part.headers != ObjectHeaders() else None
                 row["sha256"] = sha256
                 if sha256 is None:
                     checks = _MemberChecks(fetch.checksum_of(planned.object))
@@ -325,7 +322,7 @@ class Packer:
             )
         self._count_member(planned, row, manifest)
         if self._checkpoints:
-            self._checkpoints.member(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
+            self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
         self._progress(1, planned.object.size_bytes - self._told_bytes)
         return True
 

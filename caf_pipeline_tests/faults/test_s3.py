@@ -315,7 +315,7 @@ def journaled_in_its_middle(world):
     for path in world.staging.glob("*.journal"):
         data = path.read_bytes()
         log = LogReader(lambda start, end, data=data: data[start:end], len(data))
-        said = [msgspec.msgpack.decode(log.content(entry) or b"\x92\x00\x91\x00")[1] for entry in log.entries()]
+        said = [msgspec.msgpack.decode(log.content(entry) or b"\x91\x00") for entry in log.entries()]
         checkpoints = [entry for entry in said if entry[0] == CHECKPOINT]
         if checkpoints and checkpoints[-1][-1]:
             return sorted(world.objects)[sum(len(outcomes) for _, outcomes, *_ in checkpoints)]

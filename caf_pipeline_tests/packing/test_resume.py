@@ -64,7 +64,7 @@ def broken_off(folder, source, after, **changes):
 def test_a_resumed_chunk_is_that_of_an_undisturbed_packing(tmp_path, after):
     first, packed = undisturbed(tmp_path / "whole", a_source())
     second = broken_off(tmp_path / "broken", a_source(), after)
-    resumed = second.run(attempt=2)
+    resumed = second.run()
     assert second.part.read_bytes() == first.part.read_bytes()
     assert resumed.merkle_root == packed.merkle_root
     assert (resumed.member_count, resumed.member_bytes) == (packed.member_count, packed.member_bytes)
@@ -83,7 +83,7 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
 
     first, _ = undisturbed(tmp_path / "whole", source())
     second = broken_off(tmp_path / "broken", source(), 20)
-    assert second.run(attempt=2).skipped_count == 2
+    assert second.run().skipped_count == 2
     assert second.part.read_bytes() == first.part.read_bytes()
 
 
@@ -91,16 +91,16 @@ def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
     second = broken_off(tmp_path / "broken", SteadySource(chance), 3000, pace=CheckpointPace(due_outcomes=500))
-    for attempt, after in enumerate((5000, 8000), 2):
+    for after in (5000, 8000):
         with pytest.raises(Broken):
-            second.run(attempt=attempt, break_after=after)
-    second.run(attempt=4)
+            second.run(break_after=after)
+    second.run()
     assert second.part.read_bytes() == first.part.read_bytes()
 
 
 def test_progress_counts_resumed_objects_too(tmp_path):
     packing = broken_off(tmp_path, a_source(), 10)
-    packing.run(attempt=2)
+    packing.run()
     assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
 
 
@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoints, "end", interrupted)
-    journal = Journal.create(packing.journal, attempt=1)
+    journal = Journal.create(packing.journal, packer.opening)
     with pytest.raises(KeyboardInterrupt):
         packer.pack(
             read_chunk_objects(packing.plan.folder, 1), PartFile.create(packing.part), tmp_path / "chunk.manifest", journal
@@ -120,13 +120,13 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
     journal.close()
     assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
     monkeypatch.undo()
-    assert packing.run(attempt=2).resumed_bytes == packer.kept_bytes
+    assert packing.run().resumed_bytes == packer.kept_bytes
 
 
 def test_a_packing_without_a_journal_is_packed_again_and_says_why(tmp_path):
     packing = broken_off(tmp_path, a_source(), 15)
     packing.journal.write_bytes(b"of a version that nobody knows")
-    packed = packing.run(attempt=2)
+    packed = packing.run()
     assert (packed.resumed_bytes, packed.fetched_bytes) == (0, packed.member_bytes)
     assert packed.not_resumed == "its journal has no opening"
 
@@ -147,7 +147,7 @@ def in_the_middle(folder, source=None):
 def test_a_large_object_is_gone_on_with_at_the_byte_that_is_missing(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
-    packing.run(attempt=2)
+    packing.run()
     assert min(start for key, start, _ in packing.source.reads if key == "b-large") == 3 * PART
     assert packing.part.read_bytes() == first.part.read_bytes()
 
@@ -156,7 +156,7 @@ def test_a_resumed_object_may_be_gone_on_with_in_other_parts(tmp_path):
     first, _ = undisturbed(tmp_path / "whole", a_source())
     packing = in_the_middle(tmp_path / "broken")
     packing.settings = SETTINGS.model_copy(update={"part_size": 1 << 20})
-    packing.run(attempt=2)
+    packing.run()
     assert packing.part.read_bytes() == first.part.read_bytes()
 
 
@@ -167,7 +167,7 @@ def test_a_412_in_a_resumed_object_leaves_no_byte_of_it(tmp_path, reason):
     first, _ = undisturbed(tmp_path / "whole", gone)
     packing = in_the_middle(tmp_path / "broken")
     packing.source.unavailable = {"b-large": (reason, 4 * PART)}
-    packed = packing.run(attempt=2)
+    packed = packing.run()
     assert packed.skipped_count == 1
     assert packing.part.read_bytes() == first.part.read_bytes()
     assert packed.merkle_root == merkle_root(packing.part, 3)
@@ -181,8 +181,8 @@ def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_
     packing = in_the_middle(tmp_path / "broken")
     packing.source.unavailable = gone.unavailable
     with pytest.raises(Broken):
-        packing.run(attempt=2, break_after=after)
-    packing.run(attempt=3)
+        packing.run(break_after=after)
+    packing.run()
     assert packing.part.read_bytes() == first.part.read_bytes()
 
 
@@ -192,9 +192,9 @@ def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_pa
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing = in_the_middle(tmp_path) if begun == "in the run before" else Packing(tmp_path, a_source())
     packing.source.unavailable = gone.unavailable
-    whole = packing.run(attempt=2)
+    whole = packing.run()
     finished = packing.part.read_bytes()
-    again = packing.run(attempt=3)
+    again = packing.run()
     assert (again.not_resumed, again.merkle_root) == ("", whole.merkle_root)
     assert (packing.source.reads, packing.part.read_bytes()) == ([], finished)
 
@@ -204,10 +204,10 @@ def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path)
     packing.source.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
     packing.run()
     finished = packing.part.read_bytes()
-    for attempt, key in enumerate(("c000", "a003", "c001"), 2):
+    for key in ("c000", "a003", "c001"):
         at = finished.index(packing.source.bodies[key])
         packing.put(finished[:at] + bytes([finished[at] ^ 1]) + finished[at + 1 :], packing.journal.read_bytes())
-        assert packing.run(attempt=attempt).resumed_bytes == at
+        assert packing.run().resumed_bytes == at
         assert packing.part.read_bytes() == finished
 
 
@@ -220,18 +220,18 @@ def with_checksum(digest=None):
 
 def test_s3s_own_checksum_is_compared_over_a_resumed_object(tmp_path):
     packing = in_the_middle(tmp_path / "right", with_checksum())
-    assert packing.run(attempt=2).skipped_count == 0
+    assert packing.run().skipped_count == 0
     packing = in_the_middle(tmp_path / "wrong", with_checksum(b"\0\0\0\0"))
     with pytest.raises(ObjectReadFailed, match="crc32"):
-        packing.run(attempt=2)
+        packing.run()
 
 
 def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_run(tmp_path):
     packing = in_the_middle(tmp_path, with_checksum(b"\0\0\0\0"))
     with pytest.raises(ObjectReadFailed):
-        packing.run(attempt=2)
+        packing.run()
     packing.source.checksums = with_checksum().checksums
-    packing.run(attempt=3)
+    packing.run()
     assert ("b-large", 0, PART) in packing.source.reads
 
 
@@ -255,7 +255,7 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
     with pytest.raises(Broken):
         packing.run(break_after=after)
     first = packing.read_bytes()
-    packing.run(attempt=2)
+    packing.run()
     size_bytes = sum(map(len, source.bodies.values()))
     window = SETTINGS.window_size
     assert first + packing.read_bytes() - size_bytes <= SCALED.ahead_bytes + window + 2 * PART
@@ -432,7 +432,7 @@ def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothin
         packing.run()
     elsewhere = Packing(tmp_path / "elsewhere", source)
     elsewhere.put(*packing.files())
-    assert elsewhere.run(attempt=2).resumed_bytes > 512
+    assert elsewhere.run().resumed_bytes > 512
     assert elsewhere.part.read_bytes() == first.part.read_bytes()
 
 

@@ -294,8 +294,7 @@ def try_manifest(content: bytes) -> None:
             assert isinstance(row, dict)
 
 
-OPENING: Final = journal.Opening(1, "s", "c", "a", "src", "p", "n", "t", bytes(32), bytes(32), 3, 1 << 30, True)
-ATTEMPT: Final = 3
+OPENING: Final = journal.Opening(journal.JOURNAL_FORMAT, "s", bytes(32), bytes(32), 3, 1 << 30, True)
 
 
 @cache
@@ -305,7 +304,7 @@ def journals() -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder:
         for count in (0, 1, 5, 40):
             path = Path(folder, f"{count}.journal")
-            log = journal.Journal.create(path, attempt=ATTEMPT)
+            log = journal.Journal.create(path, OPENING)
             log.append(OPENING)
             position = 512
             for number in range(count):
@@ -346,7 +345,7 @@ def try_journal(content: bytes) -> None:
         file.write(content)
         file.flush()
         position = 0
-        for _, said in journal.JournalReader(file.fileno(), Path("journal")).checkpoints(OPENING, attempt=ATTEMPT):
+        for _, said in journal.Journal(Path("journal"), file.fileno(), OPENING).checkpoints():
             assert said.boundary >= position
             position = said.boundary
 

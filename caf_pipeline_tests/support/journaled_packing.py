@@ -84,15 +84,15 @@ class Packing:
             pace=self.pace,
         )
 
-    def run(self, *, attempt: int = 1, break_after: int | None = None) -> Packed:
+    def run(self, *, break_after: int | None = None) -> Packed:
         """Pack, going on from what is there."""
         self.told, self.source.reads = [], []
         spool = self.folder / "chunk.manifest"
         spool.unlink(missing_ok=True)
         part = PartFile.open(self.part) if self.part.exists() else PartFile.create(self.part)
-        journal = (Journal.open if self.journal.exists() else Journal.create)(self.journal, attempt=attempt)
+        packer = self.packer(break_after)
+        journal = (Journal.open if self.journal.exists() else Journal.create)(self.journal, packer.opening)
         try:
-            packer = self.packer(break_after)
             return packer.pack(read_chunk_objects(self.plan.folder, 1), part, spool, journal)
         finally:
             journal.close()

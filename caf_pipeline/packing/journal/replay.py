@@ -20,15 +20,14 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
     Journal,
-    JournaledHeaders,
     ObjectsDigest,
-    Opening,
     OpenMember,
     PackedMember,
     Place,
     SkippedObject,
 )
 from caf_pipeline.packing.sink import Mark, StoredBytes
+from caf_pipeline.source.protocol import ObjectHeaders
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -43,7 +42,7 @@ class OpenObject:
     mark: Mark
     size_bytes: int
     sha256: "_Hash"
-    headers: JournaledHeaders | None
+    headers: ObjectHeaders | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,6 @@ def replay(
     journal: Journal,
     sink: StoredBytes,
     *,
-    opening: Opening,
     objects: ObjectQueue,
     head: bytes,
     take: Callable[[Outcomes], None],
@@ -108,7 +106,6 @@ def replay(
     Args:
         journal: of the part that the sink has opened.
         sink: at its start; at the end of what is right when this returns.
-        opening: what the journal must be of.
         objects: of the chunk, from its first; those that are accounted for are taken from it.
         head: the head member's bytes, with which the part begins.
         take: told the outcomes of each checkpoint that holds; may raise to end it all, and then both files are as they were.
@@ -117,21 +114,20 @@ def replay(
         StagingError: a file cannot be read or cut.
     """
     start = sink.mark()
-    reader = journal.reader()
     reached: _Reached | None = None
     fault = ""
-    given_up = _given_up(journal, opening)
+    given_up = _given_up(journal)
     if b"".join(bytes(piece) for piece in sink.reread(len(head))) == head:
         first = sink.mark()
-        for place, told in reader.checkpoints(opening, attempt=journal.attempt):
-            said = msgspec.structs.replace(told, open=None) if place.sequence in given_up else told
+        for place, told in journal.checkpoints():
+            said = msgspec.structs.replace(told, open=None) if place.number in given_up else told
             following = _verified(reached or _Reached(Place(), first, first, ObjectsDigest()), place, said, objects, sink)
             if following is None:
-                fault = f"its bytes are not those that entry {place.sequence - 1} of its journal describes"
+                fault = f"its bytes are not those that entry {place.number - 1} of its journal describes"
                 break
             reached = following
             take([(next(objects), outcome) for outcome in said.outcomes])
-        fault = fault or ("" if reached else reader.broken)
+        fault = fault or ("" if reached else journal.broken)
     elif journal.found_bytes():
         fault = "its part does not begin like this chunk"
     sink.roll_back(reached.end if reached else start)
@@ -142,17 +138,17 @@ def replay(
     return Begun(reached.open, reached.digest, sink.size_bytes, fault)
 
 
-def _given_up(journal: Journal, opening: Opening) -> set[int]:
-    """Return the places, by sequence, of checkpoints whose open object was rolled back later: their bytes may be replaced."""
+def _given_up(journal: Journal) -> set[int]:
+    """Return the places, by number, of checkpoints whose open object was rolled back later: their bytes may be replaced."""
     given_up: set[int] = set()
     open_since: list[int] = []
-    for place, said in journal.reader().checkpoints(opening, attempt=journal.attempt):
+    for place, said in journal.checkpoints():
         if isinstance(said.outcomes[0], SkippedObject) if said.outcomes else not said.open:
             given_up.update(open_since)
         if said.outcomes or not said.open:
             open_since.clear()
         if said.open:
-            open_since.append(place.sequence)
+            open_since.append(place.number)
     return given_up
 
 

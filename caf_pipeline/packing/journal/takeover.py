@@ -64,10 +64,10 @@ class Claim:
     safe_bytes: int
 
 
-def find_left(work: Workplace, name: str, opening: Opening, *, attempt: int) -> tuple[Left | None, str]:
+def find_left(work: Workplace, name: str, opening: Opening) -> tuple[Left | None, str]:
     """Return the best of what earlier runs left of the chunk's packing, and why it is nothing though something is there."""
     found = leftovers(work, name)
-    claims, why = _claims(found, opening, attempt)
+    claims, why = _claims(found, opening)
     for claim in sorted(claims, key=_worth, reverse=True):
         try:
             part = PartFile.open(claim.part)
@@ -83,7 +83,7 @@ def _worth(claim: Claim) -> tuple[int, bool]:
     return claim.safe_bytes, claim.part.stem == claim.journal.stem
 
 
-def _claims(found: Sequence[StagedFile], opening: Opening, attempt: int) -> tuple[list[Claim], str]:
+def _claims(found: Sequence[StagedFile], opening: Opening) -> tuple[list[Claim], str]:
     # A packing that was finished and not recorded is a part like any other.
     parts = [file for file in found if file.kind in ("part", "packed") and not file.path.is_symlink()]
     journals = [file for file in found if file.kind == "journal" and not file.path.is_symlink()]
@@ -97,7 +97,7 @@ def _claims(found: Sequence[StagedFile], opening: Opening, attempt: int) -> tupl
     ]
     claims, why = [], "its part has no journal" if parts and not journals else ""
     for part, journal in pairs:
-        claim, broken = _claim(part, journal.path, opening, attempt)
+        claim, broken = _claim(part, journal.path, opening)
         if claim:
             claims.append(claim)
         else:
@@ -105,25 +105,25 @@ def _claims(found: Sequence[StagedFile], opening: Opening, attempt: int) -> tupl
     return claims, why
 
 
-def _claim(part: StagedFile, path: Path, opening: Opening, attempt: int) -> tuple[Claim | None, str]:
+def _claim(part: StagedFile, path: Path, opening: Opening) -> tuple[Claim | None, str]:
     try:
-        journal = Journal.open(path, attempt=attempt)
+        journal = Journal.open(path, opening)
     except StagingError:
         if path.exists():
             raise
         return None, ""  # its writer has just given it another name
     try:
-        reader, best = journal.reader(), None
-        for place, said in reader.checkpoints(opening, attempt=attempt):
+        best = None
+        for place, said in journal.checkpoints():
             if said.durable_bytes <= part.size_bytes and (said.outcomes or said.open or best):
                 best = Claim(part.path, path, place, said.durable_bytes)
-        return best, reader.broken
+        return best, journal.broken
     finally:
         journal.close()
 
 
 def take_over(
-    work: Workplace, name: str, left: Left, *, attempt: int, check: Callable[[], None]
+    work: Workplace, name: str, left: Left, opening: Opening, *, attempt: int, check: Callable[[], None]
 ) -> tuple[PartFile, Journal] | None:
     """Make part and journal this lease's own; None where they went away meanwhile.
 
@@ -131,6 +131,7 @@ def take_over(
         work: the workplace.
         name: of the chunk.
         left: what `find_left` found; its part is this function's to close, or is returned.
+        opening: of the packing.
         attempt: the lease's epoch.
         check: called while bytes are copied; may raise to end it.
 
@@ -139,21 +140,21 @@ def take_over(
     """
     part, journal = work.staging() / f"{name}.{attempt}.part", work.staging() / f"{name}.{attempt}.journal"
     if left.part.locked:
-        return _renamed(left, part, journal, attempt)
+        return _renamed(left, part, journal, opening)
     try:
-        return _copied(left, part, journal, attempt, check)
+        return _copied(left, part, journal, opening, check)
     finally:
         left.part.close()
 
 
-def _renamed(left: Left, part: Path, journal: Path, attempt: int) -> tuple[PartFile, Journal] | None:
+def _renamed(left: Left, part: Path, journal: Path, opening: Opening) -> tuple[PartFile, Journal] | None:
     try:
         if not left.part.is_named():
             raise FileNotFoundError(errno.ENOENT, "it has another name now")
         left.part.rename(part)
         os.rename(left.journal, journal)
         sync_folder(part.parent)
-        return left.part, Journal.open(journal, attempt=attempt)
+        return left.part, Journal.open(journal, opening)
     except FileNotFoundError:
         left.part.close()
         return None
@@ -165,7 +166,9 @@ def _renamed(left: Left, part: Path, journal: Path, attempt: int) -> tuple[PartF
         raise
 
 
-def _copied(left: Left, part: Path, journal: Path, attempt: int, check: Callable[[], None]) -> tuple[PartFile, Journal] | None:
+def _copied(
+    left: Left, part: Path, journal: Path, opening: Opening, check: Callable[[], None]
+) -> tuple[PartFile, Journal] | None:
     remove_staged(part, journal)  # of this very lease, from a packing that ended before
     copy = PartFile.create(part)
     try:
@@ -175,7 +178,7 @@ def _copied(left: Left, part: Path, journal: Path, attempt: int, check: Callable
             _copy(source.fileno(), target.fileno(), left.end.end, check)
             os.fsync(target.fileno())
         sync_folder(part.parent)
-        return copy, Journal.open(journal, attempt=attempt)
+        return copy, Journal.open(journal, opening)
     except FileNotFoundError:
         copy.close()
         return None

@@ -11,13 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
+
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.plan import PlannedObject
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
     Journal,
-    JournaledHeaders,
     ObjectsDigest,
     OpenMember,
     PackedMember,
@@ -25,6 +25,7 @@ from caf_pipeline.packing.journal.format import (
 )
 from caf_pipeline.packing.sink import Mark, StoredBytes, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
+from caf_pipeline.source.protocol import ObjectHeaders
 
 LOST_BYTES: Final = 256 << 20
 """What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it matters."""
@@ -45,7 +46,7 @@ class CheckpointPace:
         due_bytes: not yet safe. On a disk of 200 MiB/s that is three fsyncs a second at most.
         due_seconds: since the last; so that with the waiting below at most 10 s of work are lost.
         due_outcomes: objects of which nothing is journaled: some 1 MB of them.
-        due_text_bytes: of their headers and reasons.
+        due_outcomes_bytes: of these as they are journaled: headers and reasons may be long.
         ahead_bytes: packing waits before more are not safe.
         ahead_seconds: packing waits where a checkpoint takes longer than this.
     """
@@ -53,7 +54,7 @@ class CheckpointPace:
     due_bytes: int = 64 << 20
     due_seconds: float = 3.0
     due_outcomes: int = 10_000
-    due_text_bytes: int = 4 << 20
+    due_outcomes_bytes: int = 4 << 20
     ahead_bytes: int = LEAST_AHEAD_BYTES
     ahead_seconds: float = 8.0
 
@@ -91,7 +92,7 @@ class _Open:
 
     mark: Mark
     checks: RunningSha256
-    headers: JournaledHeaders | None
+    headers: ObjectHeaders | None
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class Checkpoints:
         self._pace = pace
         self._digest = ObjectsDigest()
         self._outcomes: list[PackedMember | SkippedObject] = []
-        self._text_bytes = 0
+        self._outcomes_bytes = 0
         self._open: _Open | None = None
         self._since = time.monotonic()
         self._under_way: _UnderWay | None = None
@@ -140,24 +141,16 @@ class Checkpoints:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def begin_member(self, mark: Mark, checks: RunningSha256, headers: JournaledHeaders | None) -> None:
+    def begin_member(self, mark: Mark, checks: RunningSha256, headers: ObjectHeaders | None) -> None:
         """A large object is written from the mark on."""
         self._open = _Open(mark, checks, headers)
 
-    def member(self, planned: PlannedObject, member: PackedMember) -> None:
-        """An object is whole in the sink."""
-        self._text_bytes += _text_bytes(member.headers)
-        self._done(planned, member)
-
-    def skip(self, planned: PlannedObject, reason: SkipReason, detail: str) -> None:
-        """An object is left out; nothing of it is in the sink any more."""
-        self._text_bytes += len(detail)
-        self._done(planned, SkippedObject(reason, detail))
-
-    def _done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
+    def done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
+        """An object is whole in the sink, or it is left out and nothing of it is in the sink any more."""
         self._open = None
         self._digest.add(planned)
         self._outcomes.append(outcome)
+        self._outcomes_bytes += len(msgspec.msgpack.encode(outcome))
 
     def rolled_back(self) -> None:
         """The sink was rolled back: where the journal lists bytes that are gone, an entry says so before others follow."""
@@ -207,7 +200,7 @@ class Checkpoints:
         return (
             size_bytes >= pace.due_bytes
             or len(self._outcomes) >= pace.due_outcomes
-            or self._text_bytes >= pace.due_text_bytes
+            or self._outcomes_bytes >= pace.due_outcomes_bytes
             or time.monotonic() - self._since >= pace.due_seconds
         )
 
@@ -219,7 +212,7 @@ class Checkpoints:
         return (
             self._sink.size_bytes - self.kept_bytes > pace.ahead_bytes
             or len(self._outcomes) >= 2 * pace.due_outcomes
-            or self._text_bytes >= 2 * pace.due_text_bytes
+            or self._outcomes_bytes >= 2 * pace.due_outcomes_bytes
             or (self._under_way is not None and time.monotonic() - self._under_way.since > pace.ahead_seconds)
         )
 
@@ -230,7 +223,7 @@ class Checkpoints:
         inside = None
         if opened and now.offset > boundary.offset:
             inside = OpenMember(now.offset - boundary.offset, opened.checks.sha256_so_far(), opened.headers)
-        outcomes, self._outcomes, self._text_bytes = self._outcomes, [], 0
+        outcomes, self._outcomes, self._outcomes_bytes = self._outcomes, [], 0
         objects_sha256 = self._digest.digest()
         holds = bool(outcomes or inside) or self.holds
 
@@ -254,11 +247,3 @@ class Checkpoints:
         self._failed = under_way.done.exception() is not None
         under_way.done.result()
         self.kept_bytes, self.holds = under_way.durable_bytes, under_way.holds
-
-
-def _text_bytes(headers: JournaledHeaders | None) -> int:
-    if headers is None:
-        return 0
-    pairs = sum(len(name) + len(value) for name, value in headers.user_metadata.items())
-    described = len(headers.content_type) + len(headers.content_encoding) + len(headers.content_language) + len(headers.expires)
-    return 64 + pairs + described + len(headers.content_disposition) + len(headers.cache_control)
