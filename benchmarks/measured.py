@@ -98,7 +98,7 @@ def _pack_in(
     started = time.monotonic()
     if journaled:
         part = PartFile.open(path) if path.exists() else PartFile.create(path)
-        opened = (Journal.open if journal_path.exists() else Journal.create)(journal_path, packer.opening)
+        opened = Journal.open(journal_path, packer.opening)
         packed = packer.pack(objects, part, folder / "manifest.part", opened)
         opened.close()
     else:

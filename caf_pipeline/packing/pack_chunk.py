@@ -25,10 +25,10 @@ from caf_pipeline.inventory.plan import (
 )
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.format import Journal
-from caf_pipeline.packing.journal.takeover import find_left, left_by_others, take_over
+from caf_pipeline.packing.journal.takeover import find_left, take_over
 from caf_pipeline.packing.packer import Packed, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
-from caf_pipeline.packing.staging import make_room, write_packed
+from caf_pipeline.packing.staging import leftovers, make_room, write_packed
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
@@ -87,31 +87,28 @@ def _files_to_pack_into(
 ) -> tuple[PartFile, Journal, str]:
     """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
     name, staging = chunk.name, work.staging()
-    others = left_by_others(work, name, attempt=lease.epoch)  # before the reservation, which a lost lease does not get
-    left, why = find_left(work, name, packer.opening)
+    part_path, journal_path = (staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal"))
+    # What is to be removed is listed before the reservation, which a lost lease does not get: what a later lease makes is not
+    # in the list, however long this process sleeps before it removes.
+    files = leftovers(work, name)
+    left, why = find_left(files)
     try:
-        make_room(work, name, size_bytes, held_bytes=left.held_bytes if left else 0)
+        make_room(work, name, size_bytes, held_bytes=left.allocated_bytes if left and left.locked else 0)
         work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
     except BaseException:
         if left:
-            left.part.close()
+            left.close()
         raise
-    taken = None
-    if left:
-        check = lambda: work.wait_while_paused(lease.check)  # noqa: E731
-        taken = take_over(work, name, left, packer.opening, attempt=lease.epoch, check=check)
-    remove_staged(*others)
-    if taken:
-        return *taken, ""
-    paths = [staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal")]
-    remove_staged(*paths)
-    part = PartFile.create(paths[0])
+    part = take_over(left, part_path, packer.opening, lambda: work.wait_while_paused(lease.check)) if left else None
+    remove_staged(*(file.path for file in files if file.kind != "sealed" and file.epoch != lease.epoch))
+    if part is None:
+        remove_staged(part_path, journal_path)
+        part = PartFile.create(part_path)
     try:
-        journal = Journal.create(paths[1], packer.opening)
+        journal = Journal.open(journal_path, packer.opening)
         sync_folder(staging)
     except BaseException:
         part.close()
-        remove_staged(*paths)
         raise
     return part, journal, why
 

@@ -2,6 +2,7 @@
 
     <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
     <chunk>.<epoch>.journal     what of the part is safe (`journal/`)                        } failed run, to be resumed
+    <chunk>.<epoch>.copy        what is safe of a part whose writer still lives, while it is copied to become this epoch's part
     <chunk>.<epoch>.manifest    the manifest while it is written; of no use to another run
     <chunk>.<epoch>.packed      the whole chunk until it is sealed, and
     <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
@@ -38,9 +39,9 @@ _SEALED: Final = ".caf"
 _CHECK: Final = "check"
 _PIECE_BYTES: Final = 1 << 20
 
-StagedKind = Literal["part", "journal", "manifest", "packed", "json", "download", "record", "sealed", "foreign"]
+StagedKind = Literal["part", "journal", "copy", "manifest", "packed", "json", "download", "record", "sealed", "foreign"]
 
-_OF_AN_EPOCH: Final = ("part", "journal", "manifest", "packed", "json", "download")
+_OF_AN_EPOCH: Final = ("part", "journal", "copy", "manifest", "packed", "json", "download")
 _NAMES: Final = re.compile(
     rf"(?P<chunk>[a-z0-9-]{{1,50}})\.(?:(?P<epoch>[0-9]{{1,19}})\.(?P<kind>{'|'.join(_OF_AN_EPOCH)})"
     r"|(?P<record>packed\.json)|(?P<sealed>caf))"

@@ -163,7 +163,7 @@ def test_what_a_killed_run_left_of_a_located_chunk_is_removed(work, name, told_t
 def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(work, name, told_then_mended):
     archive_chunk(work, name, until=chunk_steps.seal_chunk)
     before = names(work.staging())
-    left = [f"{name}.1.{ending}" for ending in ("part", "journal", "manifest", "packed", "download")]
+    left = [f"{name}.1.{ending}" for ending in ("part", "journal", "copy", "manifest", "packed", "download")]
     touch(work.staging(), *left)
     told_then_mended(*((Kind.STAGED, each) for each in left))
     assert names(work.staging()) == before

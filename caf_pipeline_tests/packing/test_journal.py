@@ -52,7 +52,7 @@ def checkpoints(path, opening):
 def written(path, says):
     """A journal that says this, rightly numbered, with the first as its opening."""
     path.unlink(missing_ok=True)
-    journal = Journal.create(path, says[0])
+    journal = Journal.open(path, says[0])
     for said in says:
         journal.append(said)
     journal.close()
@@ -296,7 +296,7 @@ def test_a_checkpoint_is_due_where_headers_are_long(tmp_path, field):
 
 
 def test_an_append_that_failed_leaves_no_half_entry(whole, tmp_path):
-    journal = Journal.create(tmp_path / "torn.journal", whole.opening)
+    journal = Journal.open(tmp_path / "torn.journal", whole.opening)
     journal.append(whole.opening)
     journal.append(whole.said[0])
     with (tmp_path / "torn.journal").open("ab") as file:

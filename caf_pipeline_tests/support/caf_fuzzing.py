@@ -304,7 +304,7 @@ def journals() -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder:
         for count in (0, 1, 5, 40):
             path = Path(folder, f"{count}.journal")
-            log = journal.Journal.create(path, OPENING)
+            log = journal.Journal.open(path, OPENING)
             log.append(OPENING)
             position = 512
             for number in range(count):

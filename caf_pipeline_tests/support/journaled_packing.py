@@ -91,7 +91,7 @@ class Packing:
         spool.unlink(missing_ok=True)
         part = PartFile.open(self.part) if self.part.exists() else PartFile.create(self.part)
         packer = self.packer(break_after)
-        journal = (Journal.open if self.journal.exists() else Journal.create)(self.journal, packer.opening)
+        journal = Journal.open(self.journal, packer.opening)
         try:
             return packer.pack(read_chunk_objects(self.plan.folder, 1), part, spool, journal)
         finally:

@@ -41,7 +41,7 @@ _STAGED_SEALED: Final = frozenset({_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADIN
 _WHOLE: Final = frozenset({"sealed", "packed", "record"})
 """Files with every byte of a chunk's objects, which the source may have in another version by now; and what points to one."""
 
-_DISPOSABLE: Final = frozenset({"manifest", "json", "download"})
+_DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
 """Of use to the run that wrote them only."""
 
 _PLAN_NAME: Final = re.compile(PLAN_NAME)

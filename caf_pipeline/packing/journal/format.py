@@ -181,19 +181,10 @@ class Journal:
         self._log = LogWriter()
 
     @classmethod
-    def create(cls, path: Path, opening: Opening) -> Self:
-        """Create a journal, which must not exist; its opening is to be appended first. Raises StagingError."""
-        return cls._open(path, opening, os.O_CREAT | os.O_EXCL)
-
-    @classmethod
     def open(cls, path: Path, opening: Opening) -> Self:
-        """Open one that is there: read it, then `go_on`. Raises StagingError."""
-        return cls._open(path, opening, os.O_NOFOLLOW)
-
-    @classmethod
-    def _open(cls, path: Path, opening: Opening, flags: int) -> Self:
+        """Open a journal, or make an empty one: read it, then `go_on`. Raises StagingError."""
         try:
-            return cls(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), opening)
+            return cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), opening)
         except OSError as error:
             raise staging_error(path, error) from error
 

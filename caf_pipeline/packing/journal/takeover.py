@@ -1,30 +1,25 @@
 """Takes over what an earlier run left of a chunk's packing, so that no other run writes where this one resumes.
 
-A part whose lock is free has no writer any more: part and journal get names of this lease's epoch, and packing goes on in
-place. Where its writer still lives, asleep or not yet aware that its lease is lost, what is safe by the journal is copied
-into files of this epoch, and the old names are removed; the old writer's file is then its own alone.
-
-A crash in between leaves files that the next run finds: a part and a journal belong together where the journal's hashes
-are those of the part's bytes (`replay`), whatever they are called.
+A part and a journal of one epoch belong together. They get names of this lease's epoch in an order by which such a pair is
+there at every moment: first the journal is copied, then the part gets its new name. A part whose lock is free has no writer
+any more, and packing goes on in it. Where its writer still lives, asleep or not yet aware that its lease is lost, what is
+safe by the journal is copied, and the copy gets the name; the old writer's file is then its own alone.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.context import Workplace
-from caf_pipeline.errors import StagingError
-from caf_pipeline.packing.journal.format import Journal, Opening, Place
+from caf_pipeline.packing.journal.format import Journal, Opening
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.sink import PartFile, staging_error
-from caf_pipeline.packing.staging import StagedFile, leftovers
-from caf_pipeline.system.atomic_files import sync_folder
+from caf_pipeline.packing.staging import StagedFile
+from caf_pipeline.system.atomic_files import sync_file, sync_folder
 
 _COPY_BYTES: Final = 64 << 20
 """Copied at once, so that a lost lease ends a copy within a second."""
@@ -32,162 +27,73 @@ _COPY_BYTES: Final = 64 << 20
 _NOT_COPIED_BY_THE_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What an earlier run left and this one may resume; the part is open.
-
-    Attributes:
-        part: open; `locked` tells whether its writer is gone.
-        journal: its file.
-        end: behind the journal's last entry that holds by itself.
-        safe_bytes: of the part, by that entry.
-    """
-
-    part: PartFile
-    journal: Path
-    end: Place
-    safe_bytes: int
-
-    @property
-    def held_bytes(self) -> int:
-        """What is on the disk already of the space that the chunk needs."""
-        return self.part.allocated_bytes if self.part.locked else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A pair of files and how far its journal goes."""
-
-    part: Path
-    journal: Path
-    end: Place
-    safe_bytes: int
-
-
-def find_left(work: Workplace, name: str, opening: Opening) -> tuple[Left | None, str]:
-    """Return the best of what earlier runs left of the chunk's packing, and why it is nothing though something is there."""
-    found = leftovers(work, name)
-    claims, why = _claims(found, opening)
-    for claim in sorted(claims, key=_worth, reverse=True):
-        try:
-            part = PartFile.open(claim.part)
-        except FileNotFoundError:  # its writer lives, and has just given it another name
-            why = "its part was renamed meanwhile"
-            continue
-        return Left(part, claim.journal, claim.end, claim.safe_bytes), ""
-    return None, why
-
-
-def _worth(claim: Claim) -> tuple[int, bool]:
-    """Order claims: by bytes; then those of one epoch, for a part without a journal may be a copy that is not on the disk yet."""
-    return claim.safe_bytes, claim.part.stem == claim.journal.stem
-
-
-def _claims(found: Sequence[StagedFile], opening: Opening) -> tuple[list[Claim], str]:
+def find_left(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
+    """Open the part of the newest pair among a chunk's files; None, and why, where none of its parts is to be resumed."""
+    found = [file for file in files if not file.path.is_symlink()]
+    journaled = {file.epoch for file in found if file.kind == "journal"}
     # A packing that was finished and not recorded is a part like any other.
-    parts = [file for file in found if file.kind in ("part", "packed") and not file.path.is_symlink()]
-    journals = [file for file in found if file.kind == "journal" and not file.path.is_symlink()]
-    epochs = {file.epoch for file in parts} & {file.epoch for file in journals}
-    pairs = [(part, journal) for part, journal in product(parts, journals) if part.epoch == journal.epoch]
-    # A crash between two renames, or in a copy, leaves files without their counterpart.
-    pairs += [
-        (part, journal)
-        for part, journal in product(parts, journals)
-        if part.epoch != journal.epoch and not (part.epoch in epochs and journal.epoch in epochs)
-    ]
-    claims, why = [], "its part has no journal" if parts and not journals else ""
-    for part, journal in pairs:
-        claim, broken = _claim(part, journal.path, opening)
-        if claim:
-            claims.append(claim)
-        else:
-            why = broken
-    return claims, why
+    parts = [file for file in found if file.kind in ("part", "packed")]
+    for file in sorted(parts, key=lambda file: file.epoch or 0, reverse=True):
+        if file.epoch in journaled:
+            try:
+                return PartFile.open(file.path), ""
+            except FileNotFoundError:  # its writer lives, and has just given it another name
+                continue
+    return None, "its part has no journal" if parts else ""
 
 
-def _claim(part: StagedFile, path: Path, opening: Opening) -> tuple[Claim | None, str]:
-    try:
-        journal = Journal.open(path, opening)
-    except StagingError:
-        if path.exists():
-            raise
-        return None, ""  # its writer has just given it another name
-    try:
-        best = None
-        for place, said in journal.checkpoints():
-            if said.durable_bytes <= part.size_bytes and (said.outcomes or said.open or best):
-                best = Claim(part.path, path, place, said.durable_bytes)
-        return best, journal.broken
-    finally:
-        journal.close()
-
-
-def take_over(
-    work: Workplace, name: str, left: Left, opening: Opening, *, attempt: int, check: Callable[[], None]
-) -> tuple[PartFile, Journal] | None:
-    """Make part and journal this lease's own; None where they went away meanwhile.
+def take_over(left: PartFile, part: Path, opening: Opening, check: Callable[[], None]) -> PartFile | None:
+    """Make a part that was left, and its journal, this lease's own; return it, or None where it went away meanwhile.
 
     Args:
-        work: the workplace.
-        name: of the chunk.
-        left: what `find_left` found; its part is this function's to close, or is returned.
+        left: what `find_left` found; this function's to close, or is returned.
+        part: the path that it gets; its journal is beside it.
         opening: of the packing.
-        attempt: the lease's epoch.
         check: called while bytes are copied; may raise to end it.
 
     Raises:
         StagingError: the disk is full, or the folder cannot be written; what was left is as it was.
     """
-    part, journal = work.staging() / f"{name}.{attempt}.part", work.staging() / f"{name}.{attempt}.journal"
-    if left.part.locked:
-        return _renamed(left, part, journal, opening)
+    journal, copy = part.with_suffix(".journal"), part.with_suffix(".copy")
+    taken = left
     try:
-        return _copied(left, part, journal, opening, check)
-    finally:
-        left.part.close()
-
-
-def _renamed(left: Left, part: Path, journal: Path, opening: Opening) -> tuple[PartFile, Journal] | None:
-    try:
-        if not left.part.is_named():
+        if left.path.with_suffix(".journal") != journal:
+            shutil.copyfile(left.path.with_suffix(".journal"), journal)
+            sync_file(journal)
+        if not left.locked:
+            remove_staged(copy)
+            taken = PartFile.create(copy)
+            _copy(left.descriptor, taken.descriptor, _safe_bytes(journal, opening), check)
+            os.fsync(taken.descriptor)
+        sync_folder(part.parent)
+        if not taken.is_named():
             raise FileNotFoundError(errno.ENOENT, "it has another name now")
-        left.part.rename(part)
-        os.rename(left.journal, journal)
+        taken.rename(part)
         sync_folder(part.parent)
-        return left.part, Journal.open(journal, opening)
-    except FileNotFoundError:
-        left.part.close()
-        return None
-    except OSError as error:
-        left.part.close()
-        raise staging_error(part, error) from error
-    except BaseException:
-        left.part.close()
-        raise
-
-
-def _copied(
-    left: Left, part: Path, journal: Path, opening: Opening, check: Callable[[], None]
-) -> tuple[PartFile, Journal] | None:
-    remove_staged(part, journal)  # of this very lease, from a packing that ended before
-    copy = PartFile.create(part)
-    try:
-        _copy(left.part.descriptor, copy.descriptor, left.safe_bytes, check)
-        os.fsync(copy.descriptor)
-        with left.journal.open("rb") as source, journal.open("xb") as target:
-            _copy(source.fileno(), target.fileno(), left.end.end, check)
-            os.fsync(target.fileno())
-        sync_folder(part.parent)
-        return copy, Journal.open(journal, opening)
-    except FileNotFoundError:
-        copy.close()
-        return None
     except BaseException as error:
-        copy.close()
-        remove_staged(part, journal)
+        taken.close()
+        remove_staged(copy)
+        if isinstance(error, FileNotFoundError):
+            return None
         if isinstance(error, OSError):
             raise staging_error(part, error) from error
         raise
+    finally:
+        if taken is not left:
+            left.close()
+    return taken
+
+
+def _safe_bytes(path: Path, opening: Opening) -> int:
+    """Return how much of its part is safe by a journal."""
+    journal = Journal.open(path, opening)
+    try:
+        safe_bytes = 0
+        for _, said in journal.checkpoints():
+            safe_bytes = said.durable_bytes
+        return safe_bytes
+    finally:
+        journal.close()
 
 
 def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
@@ -211,12 +117,3 @@ def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) 
         if not copied:  # its writer has cut it: what is missing is not believed
             return
         position += copied
-
-
-def left_by_others(work: Workplace, name: str, *, attempt: int) -> Sequence[Path]:
-    """Return the files of the chunk's packing under other leases, to be removed once this lease is known to hold.
-
-    To be called before the ledger is asked whether it holds: what a later lease makes is then not among it, however long
-    this process sleeps before it removes.
-    """
-    return [file.path for file in leftovers(work, name) if file.kind != "sealed" and file.epoch != attempt]
