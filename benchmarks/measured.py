@@ -4,6 +4,7 @@ Prints one JSON object: seconds, bytes, objects, peak memory.
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects, write_plan
 from caf_pipeline.inventory.snapshot import SnapshotWriter, not_yet_archived
 from caf_pipeline.packing.journal.format import Journal
+from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.packing.packer import Packer
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings, SourceSettings
@@ -29,6 +31,15 @@ from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 
 THREADS = 16  # as the packer's default
+NO_CHECKPOINTS = CheckpointPace(
+    due_bytes=1 << 62,
+    due_seconds=math.inf,
+    due_outcomes=1 << 62,
+    due_outcomes_bytes=1 << 62,
+    ahead_bytes=1 << 62,
+    ahead_seconds=math.inf,
+)
+"""None but the one at the end, when all bytes are fsynced anyhow."""
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -46,7 +57,7 @@ def pack(endpoint: str, prefix: str, checksums: str, journal: str = "kept") -> d
     """Pack the same objects into one chunk on the disk, with SHA-256 and Merkle root, as a run does.
 
     `checksums` is "compared" where S3's own are asked for, as by default, or "left"; `journal` is "kept", as by default, or
-    "none".
+    "none": then a kill would lose everything.
     """
     with tempfile.TemporaryDirectory(dir=".caf") as name:
         folder = Path(name)
@@ -91,18 +102,16 @@ def _pack_in(
         limit_bytes=32 << 30,
         give_up_on=lambda planned, error: False,
         progress=progress,
+        pace=None if journaled else NO_CHECKPOINTS,
     )
     path, journal_path = folder / "chunk.part", folder / "chunk.journal"
     objects = read_chunk_objects(folder / "plan", 1)
     (folder / "manifest.part").unlink(missing_ok=True)
     started = time.monotonic()
-    if journaled:
-        part = PartFile.open(path) if path.exists() else PartFile.create(path)
-        opened = Journal.open(journal_path, packer.opening)
-        packed = packer.pack(objects, part, folder / "manifest.part", opened)
-        opened.close()
-    else:
-        packed = packer.pack(objects, path, folder / "manifest.part")
+    part = PartFile.open(path) if path.exists() else PartFile.create(path)
+    journal = Journal.open(journal_path, packer.opening)
+    packed = packer.pack(objects, part, folder / "manifest.part", journal)
+    journal.close()
     return {
         "seconds": time.monotonic() - started,
         "bytes": packed.member_bytes,

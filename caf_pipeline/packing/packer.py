@@ -2,7 +2,7 @@
 
 One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into the index and the manifest.
 Objects that cannot be archived are skipped with their reason; where the next member no longer fits, the chunk closes and the
-rest goes back to be planned. With a journal, what an earlier run packed is gone through first, and packing goes on behind it;
+rest goes back to be planned. What an earlier run packed, by its journal, is gone through first, and packing goes on behind it;
 what comes out is the same, byte for byte.
 Source: "A chunk" and the table of skips in docs/design.md.
 """
@@ -32,8 +32,8 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     opening_of,
 )
-from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, OpenObject, Outcomes, replay
-from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, pace_of, part_of, window_of
+from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, Outcomes, replay
+from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, OpenObject, pace_of, part_of, window_of
 from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
 from caf_pipeline.settings import PackingSettings
@@ -80,7 +80,7 @@ class Packer:
         pace: of the journal's checkpoints; by default as the settings allow.
 
     Attributes:
-        kept_bytes: after a failure with a journal: so much of the staged file stays to be resumed. 0: nothing.
+        kept_bytes: after a failure: so much of the staged file stays to be resumed. 0: nothing.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Packer:
         self._member_count = 0
         self._member_bytes = 0
         self._skipped_count = 0
-        self._checkpoints: Checkpoints | None = None
+        self._checkpoints: Checkpoints  # of the packing under way
         self._open: OpenObject | None = None
         self.kept_bytes = 0
 
@@ -125,28 +125,25 @@ class Packer:
             compare_checksums=self._settings.compare_checksums,
         )
 
-    def pack(
-        self, objects: Iterable[PlannedObject], staged: Path | PartFile, spool: Path, journal: Journal | None = None
-    ) -> Packed:
-        """Write the chunk to `staged` and its manifest to `spool`; both stay on success.
+    def pack(self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal) -> Packed:
+        """Write the chunk to `part`, which is closed, and its manifest to `spool`; both stay on success.
 
         Args:
             objects: of the chunk, in plan order.
-            staged: a file that does not exist; or, with a journal, one that is open: what is right of it stays.
+            part: what is right of it, by the journal, stays.
             spool: a file that does not exist.
-            journal: of the staged file. Without one, nothing of a packing that fails is of use to the next.
+            journal: of the part.
 
         Raises:
             StagingError: the disk is full. ObjectReadFailed, SourceError: the run cannot go on. Files are left for the
-                caller to keep or remove; the staged one is cut to what the journal holds.
+                caller to keep or remove; the part is cut to what the journal holds.
         """
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
-        if isinstance(staged, PartFile):
-            self.kept_bytes = staged.size_bytes  # until it is cut, a failure leaves it as it is
-        with StoredBytes(staged, proof_type=self._proof_type) as sink, ManifestWriter(spool, self._identity) as manifest:
+        self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
+        with StoredBytes(part, proof_type=self._proof_type) as sink, ManifestWriter(spool, self._identity) as manifest:
             begun = self._begin(queue, sink, manifest, journal)
-            with self._journaled(journal, sink, begun), self._fetching(queue, begun) as fetch:
+            with self._journaled(journal, sink, begun), self._fetching(queue, sink, begun) as fetch:
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
                 released_count = self._add_all(fetch, sink, manifest)
                 tail_start, tail = sink.size_bytes, hashlib.sha256()
@@ -171,21 +168,14 @@ class Packer:
 
     # --- what is there already -------------------------------------------------------------------------------------
 
-    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal | None) -> Begun:
-        """Write the head, or go through what an earlier run left."""
+    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal) -> Begun:
+        """Go through what an earlier run left, or write the head."""
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
-        begun = Begun()
-        if journal is not None:
-
-            def take(outcomes: Outcomes) -> None:
-                self._take_outcomes(outcomes, manifest)
-
-            begun = replay(journal, sink, objects=queue, head=head, take=take)
-            self.kept_bytes = begun.size_bytes
+        begun = replay(journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, manifest))
+        self.kept_bytes = begun.size_bytes
         if not begun.size_bytes:
-            if journal is not None:
-                journal.append(self.opening)
+            journal.append(self.opening)
             sink.write(head)
         self._open = begun.open
         return begun
@@ -203,14 +193,11 @@ class Packer:
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
-    def _journaled(self, journal: Journal | None, sink: StoredBytes, begun: Begun) -> Iterator[None]:
+    def _journaled(self, journal: Journal, sink: StoredBytes, begun: Begun) -> Iterator[None]:
         """Keep the journal; after a failure, save what may be saved and cut the staged file to it, never by its name."""
-        if journal is None:
-            yield
-            return
-        checkpoints = self._checkpoints = Checkpoints(journal, sink, self._pace)
-        if begun.size_bytes:
-            checkpoints.resumed(begun.digest)
+        checkpoints = self._checkpoints = Checkpoints(
+            journal, sink, self._pace, objects_digest=begun.objects_digest, resumed_bytes=begun.size_bytes
+        )
         try:
             yield
         except BaseException as error:
@@ -223,16 +210,16 @@ class Packer:
             self.kept_bytes = checkpoints.resumable_bytes
             checkpoints.close()
 
-    def _fetching(self, queue: ObjectQueue, begun: Begun) -> OrderedFetch:
+    def _fetching(self, queue: ObjectQueue, sink: StoredBytes, begun: Begun) -> OrderedFetch:
         settings = self._settings
         return OrderedFetch(
             self._source,
             queue,
-            window_bytes=window_of(settings) if self._checkpoints else settings.window_size,
+            window_bytes=window_of(settings),
             part_bytes=part_of(settings),
             threads=settings.fetch_threads,
             compare_checksums=settings.compare_checksums,
-            begin_at=begun.open.size_bytes if begun.open else 0,
+            begin_at=sink.size_bytes - begun.open.mark.offset if begun.open else 0,
         )
 
     # --- objects ---------------------------------------------------------------------------------------------------
@@ -244,10 +231,8 @@ class Packer:
             if not self._add(planned, fetch, sink, manifest):
                 released_count = 1 + sum(1 for _ in fetch.rest())
                 break
-            if self._checkpoints:
-                self._checkpoints.reached()
-        if self._checkpoints:
-            self._checkpoints.save()  # so that a kill from here on costs no GET
+            self._checkpoints.reached()
+        self._checkpoints.save()  # so that a kill from here on costs no GET
         return released_count
 
     def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
@@ -270,9 +255,8 @@ class Packer:
         if mark:
             sink.roll_back(mark)
         self._count_skip(planned, reason, detail, manifest)
-        if self._checkpoints:
-            self._checkpoints.done(planned, SkippedObject(reason, detail))
-            self._checkpoints.rolled_back()
+        self._checkpoints.done(planned, SkippedObject(reason, detail))
+        self._checkpoints.rolled_back()
         self._progress(1, -self._told_bytes)
         return True
 
@@ -302,14 +286,13 @@ class Packer:
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
                 row["sha256"] = sha256
-                if sha256 is None:
+                if mark:
                     checks = _MemberChecks(fetch.checksum_of(planned.object))
-                    if self._checkpoints and mark:
-                        self._checkpoints.begin_member(mark, checks, headers)
+                    self._checkpoints.begin_member(OpenObject(mark, checks.sha256, headers))
             if checks:
                 checks.update(part.body)
             sink.write(part.body)
-            if self._checkpoints and sink.size_bytes < end_byte:
+            if sink.size_bytes < end_byte:
                 self._checkpoints.reached()
             size_bytes = memoryview(part.body).nbytes
             self._told_bytes += size_bytes
@@ -321,8 +304,7 @@ class Packer:
                 f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
             )
         self._count_member(planned, row, manifest)
-        if self._checkpoints:
-            self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
+        self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
         self._progress(1, planned.object.size_bytes - self._told_bytes)
         return True
 
@@ -334,16 +316,15 @@ class Packer:
                 break
             size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
             checks.update_digest(os.pread(sink.part.descriptor, size_bytes, start_byte))
-        if self._checkpoints:
-            self._checkpoints.begin_member(opened.mark, checks, opened.headers)
+        self._checkpoints.begin_member(opened)
         return checks
 
     def _sha256_of(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StoredBytes) -> bytes:
         """Return an object's SHA-256; where S3's own checksum differs, nothing of it may be resumed."""
         try:
-            return checks.sha256(planned)
+            return checks.compared_sha256(planned)
         except ObjectReadFailed:
-            if mark and self._checkpoints:
+            if mark:
                 sink.roll_back(mark)
                 self._checkpoints.rolled_back()
             raise
@@ -386,10 +367,10 @@ class Packer:
 
 
 class _MemberChecks:
-    """SHA-256 and S3's own checksum of an object that comes in parts."""
+    """The running SHA-256 and S3's own checksum of an object that comes in parts."""
 
     def __init__(self, expected: Checksum | None, sha256: "_Hash | None" = None) -> None:
-        self._sha256 = sha256 or hashlib.sha256()
+        self.sha256 = sha256 or hashlib.sha256()
         self._expected = expected
         self._digest: Digest | None = new_digest(expected.algorithm) if expected else None
 
@@ -400,7 +381,7 @@ class _MemberChecks:
 
     def update(self, body: Buffer) -> None:
         """Take the next part's body."""
-        self._sha256.update(body)
+        self.sha256.update(body)
         self.update_digest(body)
 
     def update_digest(self, body: Buffer) -> None:
@@ -408,15 +389,11 @@ class _MemberChecks:
         if self._digest:
             self._digest.update(body)
 
-    def sha256_so_far(self) -> bytes:
-        """Return the SHA-256 of what was taken so far."""
-        return self._sha256.copy().digest()
-
-    def sha256(self, planned: PlannedObject) -> bytes:
+    def compared_sha256(self, planned: PlannedObject) -> bytes:
         """Return the SHA-256, or raise ObjectReadFailed where S3's own checksum differs."""
         if self._expected and self._digest and self._digest.digest() != self._expected.digest:
             raise checksum_differs(planned.object, self._expected.algorithm)
-        return self._sha256.digest()
+        return self.sha256.digest()
 
 
 def _described(planned: PlannedObject) -> dict[str, Any]:

@@ -121,9 +121,9 @@ class StoredBytes:
     Raises StagingError where the disk is full or the file cannot be written; the file is left for the caller to remove.
     """
 
-    def __init__(self, staged: Path | PartFile, *, proof_type: int) -> None:
-        """Begin at the start of a file: one that is open, or one to create, which must not exist."""
-        self.part = PartFile.create(staged) if isinstance(staged, Path) else staged
+    def __init__(self, part: PartFile, *, proof_type: int) -> None:
+        """Begin at the start of a file."""
+        self.part = part
         self.size_bytes = 0
         self._tree = MerkleTree(proof_type)
         self._gathered: list[Buffer] = []

@@ -15,8 +15,10 @@ from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
+from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
 from caf_pipeline.packing.prefetch import OrderedFetch
+from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -25,6 +27,16 @@ from caf_pipeline_tests.support.plans import MOMENT, plan_of
 PART = 64 * 1024
 SETTINGS = PackingSettings.model_validate({"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4})
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
+
+
+def pack(packer, plan, folder):
+    """Pack a plan's only chunk into new files of a folder."""
+    journal = Journal.open(folder / "chunk.journal", packer.opening)
+    try:
+        part = PartFile.create(folder / "chunk.part")
+        return packer.pack(read_chunk_objects(plan.folder, 1), part, folder / "manifest.part", journal)
+    finally:
+        journal.close()
 
 
 class Packing:
@@ -46,7 +58,7 @@ class Packing:
             progress=lambda objects, size_bytes: self.told.append((objects, size_bytes)),
         )
         self.staged = folder / "chunk.part"
-        self.packed = packer.pack(read_chunk_objects(self.plan.folder, 1), self.staged, folder / "manifest.part")
+        self.packed = pack(packer, self.plan, folder)
 
     @property
     def chunk(self):
@@ -193,7 +205,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path, small_disk):
         progress=lambda objects, size_bytes: None,
     )
     with pytest.raises(StagingError, match="bytes are needed"):
-        packer.pack(read_chunk_objects(plan.folder, 1), small_disk / "chunk.part", small_disk / "manifest.part")
+        pack(packer, plan, small_disk)
     assert source.reads == []
 
 

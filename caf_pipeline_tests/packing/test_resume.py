@@ -303,7 +303,11 @@ def root_of_undisturbed(work, name, folder):
     with work.ledger.lease(chunk_lease(name), work.holder) as lease:
         packer = pack_chunk.packer_of(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
-        return packer.pack(objects, folder / "undisturbed", folder / "manifest").merkle_root
+        part, journal = PartFile.create(folder / "undisturbed"), Journal.open(folder / "undisturbed.journal", packer.opening)
+        try:
+            return packer.pack(objects, part, folder / "manifest", journal).merkle_root
+        finally:
+            journal.close()
 
 
 @pytest.mark.parametrize("fatal", [45, 75])

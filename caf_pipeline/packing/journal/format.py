@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,9 @@ from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.sink import staging_error, sync_data
 from caf_pipeline.source.protocol import ObjectHeaders
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 JOURNAL_FORMAT: Final = 2
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
@@ -92,7 +95,7 @@ class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=T
 
     Attributes:
         outcomes: in plan order, from where the checkpoint before ended.
-        objects_sha256: over all objects of the plan that are accounted for by now (`ObjectsDigest`).
+        objects_sha256: over all objects of the plan that are accounted for by now (`add_to_digest`).
         boundary: where the last whole member ends, and the open one begins.
         tree: `MerkleTree.state(open_block=False)` at the boundary.
         durable_bytes: so many bytes of the file were fsynced before this was written.
@@ -131,28 +134,12 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
     return hashlib.sha256(repr(sorted(asdict(record).items())).encode()).digest()
 
 
-class ObjectsDigest:
-    """A running SHA-256 over objects of a plan, so that a journal is not read against others."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def add(self, planned: PlannedObject) -> None:
-        """Take the next object."""
-        obj, member = planned.object, planned.member.encode()
-        self._digest.update(
-            b"%d %d %b%b%d %b\0" % (len(obj.key), len(member), obj.key, member, obj.size_bytes, obj.object_version.encode())
-        )
-
-    def digest(self) -> bytes:
-        """Return it as it is now; more may be added."""
-        return self._digest.digest()
-
-    def copy(self) -> "ObjectsDigest":
-        """Return an independent one that has taken the same objects."""
-        copied = ObjectsDigest()
-        copied._digest = self._digest.copy()
-        return copied
+def add_to_digest(digest: "_Hash", planned: PlannedObject) -> None:
+    """Add a plan's next object to a running SHA-256, by which a journal is not read against other objects."""
+    obj, member = planned.object, planned.member.encode()
+    digest.update(
+        b"%d %d %b%b%d %b\0" % (len(obj.key), len(member), obj.key, member, obj.size_bytes, obj.object_version.encode())
+    )
 
 
 @dataclass(frozen=True, slots=True)

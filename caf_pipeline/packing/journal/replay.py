@@ -20,14 +20,14 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
     Journal,
-    ObjectsDigest,
     OpenMember,
     PackedMember,
     Place,
     SkippedObject,
+    add_to_digest,
 )
+from caf_pipeline.packing.journal.writer import OpenObject
 from caf_pipeline.packing.sink import Mark, StoredBytes
-from caf_pipeline.source.protocol import ObjectHeaders
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -36,28 +36,18 @@ Outcomes = Sequence[tuple[PlannedObject, PackedMember | SkippedObject]]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenObject:
-    """A large object that is partly staged: where it begins, how much is there, and its running SHA-256."""
-
-    mark: Mark
-    size_bytes: int
-    sha256: "_Hash"
-    headers: ObjectHeaders | None
-
-
-@dataclass(frozen=True, slots=True)
 class Begun:
     """What was found, and is in the sink now.
 
     Attributes:
         open: the next object, where the sink holds some of it.
-        digest: over the objects that are accounted for.
+        objects_digest: over the objects that are accounted for.
         size_bytes: of the sink; 0 where nothing is resumed.
         fault: why nothing was, or not all that the journal speaks of; "" where nothing is wrong.
     """
 
     open: OpenObject | None = None
-    digest: ObjectsDigest = field(default_factory=ObjectsDigest)
+    objects_digest: "_Hash" = field(default_factory=hashlib.sha256)
     size_bytes: int = 0
     fault: str = ""
 
@@ -89,7 +79,7 @@ class _Reached:
     place: Place
     boundary: Mark
     end: Mark
-    digest: ObjectsDigest
+    objects_digest: "_Hash"
     open: OpenObject | None = None
 
 
@@ -121,7 +111,7 @@ def replay(
         first = sink.mark()
         for place, told in journal.checkpoints():
             said = msgspec.structs.replace(told, open=None) if place.number in given_up else told
-            following = _verified(reached or _Reached(Place(), first, first, ObjectsDigest()), place, said, objects, sink)
+            following = _verified(reached or _Reached(Place(), first, first, hashlib.sha256()), place, said, objects, sink)
             if following is None:
                 fault = f"its bytes are not those that entry {place.number - 1} of its journal describes"
                 break
@@ -135,7 +125,7 @@ def replay(
     sink.cut()
     if reached is None:
         return Begun(fault=fault)
-    return Begun(reached.open, reached.digest, sink.size_bytes, fault)
+    return Begun(reached.open, reached.objects_digest, sink.size_bytes, fault)
 
 
 def _given_up(journal: Journal) -> set[int]:
@@ -158,12 +148,12 @@ def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQ
     if len(planned) < len(said.outcomes) + bool(said.open):
         return None
     going_on = before.open
-    digest = before.digest.copy()
+    digest = before.objects_digest.copy()
     for number, outcome in enumerate(said.outcomes):
         if not _outcome_holds(outcome, planned[number], going_on, sink):
             return None
         going_on = None
-        digest.add(planned[number])
+        add_to_digest(digest, planned[number])
     boundary = before.boundary if going_on else sink.mark()
     if digest.digest() != said.objects_sha256 or boundary.closed_state() != said.tree:
         return None
@@ -194,7 +184,7 @@ def _open_holds(
     running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, boundary.offset + said.size_bytes)
     if running is None or running.digest() != said.sha256:
         return None
-    return OpenObject(boundary, said.size_bytes, running, said.headers)
+    return OpenObject(boundary, running, said.headers)
 
 
 def _read_into(running: "_Hash", sink: StoredBytes, end_byte: int) -> "_Hash | None":

@@ -9,7 +9,7 @@ Source: docs/decisions/0010-the-packing-journal.md.
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -18,14 +18,17 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
     Journal,
-    ObjectsDigest,
     OpenMember,
     PackedMember,
     SkippedObject,
+    add_to_digest,
 )
 from caf_pipeline.packing.sink import Mark, StoredBytes, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import ObjectHeaders
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 LOST_BYTES: Final = 256 << 20
 """What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it matters."""
@@ -78,20 +81,12 @@ def _in_hands(settings: PackingSettings) -> int:
     return 2 * part_of(settings)  # a part that has left the window, and the one that is written when packing waits
 
 
-class RunningSha256(Protocol):
-    """The checks of an object that comes in parts."""
-
-    def sha256_so_far(self) -> bytes:
-        """Return the SHA-256 of the parts so far."""
-        ...
-
-
-@dataclass(slots=True)
-class _Open:
-    """The large object that is being written."""
+@dataclass(frozen=True, slots=True)
+class OpenObject:
+    """A large object that is partly in the sink: where it begins, and the running SHA-256 of what is there."""
 
     mark: Mark
-    checks: RunningSha256
+    sha256: "_Hash"
     headers: ObjectHeaders | None
 
 
@@ -113,26 +108,23 @@ class Checkpoints:
         holds: whether anything is in the journal that a next run would resume.
     """
 
-    def __init__(self, journal: Journal, sink: StoredBytes, pace: CheckpointPace) -> None:
-        self.kept_bytes = 0
-        self.holds = False
+    def __init__(
+        self, journal: Journal, sink: StoredBytes, pace: CheckpointPace, *, objects_digest: "_Hash", resumed_bytes: int
+    ) -> None:
+        """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the objects in the digest."""
+        self.kept_bytes = resumed_bytes
+        self.holds = resumed_bytes > 0
         self._journal = journal
         self._sink = sink
         self._pace = pace
-        self._digest = ObjectsDigest()
+        self._objects_digest = objects_digest
         self._outcomes: list[PackedMember | SkippedObject] = []
         self._outcomes_bytes = 0
-        self._open: _Open | None = None
+        self._open: OpenObject | None = None
         self._since = time.monotonic()
         self._under_way: _UnderWay | None = None
         self._failed = False
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-
-    def resumed(self, digest: ObjectsDigest) -> None:
-        """Go on behind what the journal holds already: all that the sink has."""
-        self._digest = digest
-        self.kept_bytes = self._sink.size_bytes
-        self.holds = True
 
     @property
     def resumable_bytes(self) -> int:
@@ -141,14 +133,14 @@ class Checkpoints:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def begin_member(self, mark: Mark, checks: RunningSha256, headers: ObjectHeaders | None) -> None:
-        """A large object is written from the mark on."""
-        self._open = _Open(mark, checks, headers)
+    def begin_member(self, opened: OpenObject) -> None:
+        """A large object is written, from its mark on."""
+        self._open = opened
 
     def done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
         """An object is whole in the sink, or it is left out and nothing of it is in the sink any more."""
         self._open = None
-        self._digest.add(planned)
+        add_to_digest(self._objects_digest, planned)
         self._outcomes.append(outcome)
         self._outcomes_bytes += len(msgspec.msgpack.encode(outcome))
 
@@ -222,9 +214,9 @@ class Checkpoints:
         boundary = opened.mark if opened else now
         inside = None
         if opened and now.offset > boundary.offset:
-            inside = OpenMember(now.offset - boundary.offset, opened.checks.sha256_so_far(), opened.headers)
+            inside = OpenMember(now.offset - boundary.offset, opened.sha256.digest(), opened.headers)
         outcomes, self._outcomes, self._outcomes_bytes = self._outcomes, [], 0
-        objects_sha256 = self._digest.digest()
+        objects_sha256 = self._objects_digest.digest()
         holds = bool(outcomes or inside) or self.holds
 
         def make_durable() -> None:
