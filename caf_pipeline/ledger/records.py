@@ -106,8 +106,8 @@ class Seal:
     merkle_root: bytes
     proof_type: int
     samples: Sequence[Sample]
-    tail_start: int | None = None
-    tail_sha256: bytes | None = None
+    tail_start: int
+    tail_sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from caf_pipeline.inventory.checksums import Digest, new_digest
 from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.ledger.records import Seal
 from caf_pipeline.packing.journal.format import (
     Journal,
     Opening,
@@ -45,28 +46,20 @@ if TYPE_CHECKING:
 _COPY_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """What packing made. Sizes in bytes; `fetched_bytes` counts what came over the network.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed(Seal):
+    """What packing made, to be sealed once its samples are taken, and how it was made.
 
     Attributes:
+        fetched_bytes: what came over the network.
         resumed_bytes: of the file that an earlier run had packed.
         not_resumed: why nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong with it.
-        tail_start: where the manifest begins; it, index and footer have this SHA-256, taken before they were on a disk.
     """
 
-    caf_size_bytes: int
-    merkle_root: bytes
-    member_count: int
-    member_bytes: int
-    skipped_count: int
-    released_count: int
     fetched_bytes: int
     seconds: float
-    resumed_bytes: int = 0
-    not_resumed: str = ""
-    tail_start: int = 0
-    tail_sha256: bytes = b""
+    resumed_bytes: int
+    not_resumed: str
 
 
 class Packer:
@@ -145,7 +138,7 @@ class Packer:
             begun = self._begin(queue, sink, manifest, journal)
             with self._journaled(journal, sink, begun), self._fetching(queue, sink, begun) as fetch:
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
-                released_count = self._add_all(fetch, sink, manifest)
+                self._add_all(fetch, sink, manifest)
                 tail_start, tail = sink.size_bytes, hashlib.sha256()
                 self._add_manifest(manifest, sink, spool, tail)
                 self._add_index(sink, tail)
@@ -153,11 +146,14 @@ class Packer:
         self.kept_bytes = sink.size_bytes
         return Packed(
             caf_size_bytes=sink.size_bytes,
+            stored_size_bytes=sink.size_bytes,
             merkle_root=root,
+            proof_type=self._proof_type,
+            samples=(),
             member_count=self._member_count,
             member_bytes=self._member_bytes,
             skipped_count=self._skipped_count,
-            released_count=released_count,
+            released_count=self._chunk.object_count - self._member_count - self._skipped_count,
             fetched_bytes=fetch.fetched_bytes,
             seconds=time.monotonic() - started,
             resumed_bytes=begun.size_bytes,
@@ -224,16 +220,11 @@ class Packer:
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    def _add_all(self, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> int:
-        """Add objects until all are done or the next does not fit; return how many were released."""
-        released_count = 0
-        while (planned := fetch.next_object()) is not None:
-            if not self._add(planned, fetch, sink, manifest):
-                released_count = 1 + sum(1 for _ in fetch.rest())
-                break
+    def _add_all(self, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> None:
+        """Add objects until all are done or the next does not fit."""
+        while (planned := fetch.next_object()) is not None and self._add(planned, fetch, sink, manifest):
             self._checkpoints.reached()
         self._checkpoints.save()  # so that a kill from here on costs no GET
-        return released_count
 
     def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""

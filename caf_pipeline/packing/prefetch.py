@@ -27,10 +27,9 @@ CHECKSUM_ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """One GET under way: bytes `[start_byte, end_byte)` of an object, and the SHA-256 where that is all of it."""
+    """One GET under way: a part of an object, and the SHA-256 where that is all of it. `weight` counts in the window."""
 
     planned: PlannedObject
-    end_byte: int
     weight: int
     future: "Future[tuple[ObjectPart, bytes | None]]"
 
@@ -89,26 +88,6 @@ class OrderedFetch:
         finally:
             self._drop(planned)
 
-    def rest(self) -> Iterator[PlannedObject]:
-        """Stop fetching and yield the objects that were not yet returned, in order; each once."""
-        last: PlannedObject | None = None
-        while True:
-            planned = self._take_planned()
-            if planned is None:
-                return
-            if planned is not last:
-                last = planned
-                yield planned
-
-    def _take_planned(self) -> PlannedObject | None:
-        if self._under_way:
-            unit = self._under_way.popleft()
-            unit.future.cancel()
-            return unit.planned
-        wanted = self._peek()
-        self._next = None
-        return wanted[0] if wanted else None
-
     def _peek(self) -> tuple[PlannedObject, int, int] | None:
         if self._next is None:
             self._next = next(self._wanted, None)
@@ -129,7 +108,7 @@ class OrderedFetch:
             if self._under_way and self._weight + weight > self._window_bytes:
                 return
             future = self._pool.submit(self._read, planned.object, start_byte, end_byte)
-            self._under_way.append(_Unit(planned, end_byte, weight, future))
+            self._under_way.append(_Unit(planned, weight, future))
             self._weight += weight
             self._next = None
 

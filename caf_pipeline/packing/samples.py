@@ -46,11 +46,6 @@ class CopyFinding:
         return not self.fault and not self.unanswered
 
 
-def take_samples(path: Path, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read the samples of a staged file."""
-    return samples_of(StagedSource(path), size_bytes, merkle_root)
-
-
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
     """Read the samples of stored bytes. Their places are a function of the root: taking them again gives the same."""
     length = min(SAMPLE_BYTES, size_bytes)

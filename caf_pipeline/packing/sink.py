@@ -140,11 +140,6 @@ class StoredBytes:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    @property
-    def path(self) -> Path:
-        """The staged file's name."""
-        return self.part.path
-
     def reserve(self, size_bytes: int) -> None:
         """Reserve the space of the finished file on the disk."""
         if not hasattr(os, "posix_fallocate"):  # macOS; there a full disk shows while writing
@@ -152,7 +147,7 @@ class StoredBytes:
         try:
             os.posix_fallocate(self.part.descriptor, 0, max(size_bytes, 1))
         except OSError as error:
-            raise staging_error(self.path, error, size_bytes) from error
+            raise staging_error(self.part.path, error, size_bytes) from error
 
     # --- what is written -------------------------------------------------------------------------------------------
 
@@ -178,7 +173,7 @@ class StoredBytes:
             while written < len(view):
                 written += os.write(self.part.descriptor, view[written:])
         except OSError as error:
-            raise staging_error(self.path, error) from error
+            raise staging_error(self.part.path, error) from error
         self._stay_close()
 
     def finish(self) -> bytes:
@@ -187,7 +182,7 @@ class StoredBytes:
         try:
             self.part.cut(self.size_bytes)
         except OSError as error:
-            raise staging_error(self.path, error) from error
+            raise staging_error(self.part.path, error) from error
         return self._tree.root()
 
     # --- what is there already -------------------------------------------------------------------------------------
@@ -227,7 +222,7 @@ class StoredBytes:
             self.part.cut(self.size_bytes)
             os.lseek(self.part.descriptor, self.size_bytes, os.SEEK_SET)
         except OSError as error:
-            raise staging_error(self.path, error) from error
+            raise staging_error(self.part.path, error) from error
 
     # --- places ----------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from caf_pipeline.caf.merkle import MerkleTree, merkle_root
+from caf_pipeline.caf.merkle import MerkleTree, merkle_root, type_of_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
@@ -112,7 +112,7 @@ def staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
 def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Packed) -> None:
     """Make a finished packing durable: first the file under its new name, then the record that points to it."""
     final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(work, name)
-    described = asdict(packed) | {
+    described = {name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED} | {
         "merkle_root": packed.merkle_root.hex(),
         "tail_sha256": packed.tail_sha256.hex(),
         "file": final.name,
@@ -134,10 +134,13 @@ def read_record(work: Workplace, name: str) -> dict[str, Any] | None:
         return None
     if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
         return None
-    return described if described.keys() >= _TOLD else None  # another version's
+    return described if described.keys() >= {*_RECORDED, "file", "run"} else None  # another version's
 
 
-_TOLD: Final = {field.name for field in fields(Packed)} | {"file", "run"}
+_NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}
+"""Fields of `Packed` that follow from the others, or are known only when the chunk is sealed."""
+
+_RECORDED: Final = {field.name for field in fields(Packed)} - _NOT_RECORDED
 
 
 def _check_of(described: Mapping[str, Any]) -> str:
@@ -161,9 +164,15 @@ def read_packed(work: Workplace, name: str) -> tuple[Packed, Path] | None:
 
 
 def _packed_of(record: Mapping[str, Any]) -> Packed:
-    told = {field.name: record[field.name] for field in fields(Packed)}
-    roots = {name: bytes.fromhex(record[name]) for name in ("merkle_root", "tail_sha256")}
-    return Packed(**(told | roots))
+    root = bytes.fromhex(record["merkle_root"])
+    told = {name: record[name] for name in _RECORDED} | {
+        "merkle_root": root,
+        "tail_sha256": bytes.fromhex(record["tail_sha256"]),
+        "stored_size_bytes": record["caf_size_bytes"],
+        "proof_type": type_of_root(root),  # of the packing: the setting may have changed since
+        "samples": (),
+    }
+    return Packed(**told)
 
 
 def _has_tail(file: Path, packed: Packed) -> bool:

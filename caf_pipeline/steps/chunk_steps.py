@@ -10,10 +10,10 @@ everything paused, a step waits with its lease held.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from caf_pipeline.caf.merkle import merkle_roots, type_of_root
+from caf_pipeline.caf.merkle import merkle_roots
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
@@ -32,7 +32,7 @@ from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import remove_staged
-from caf_pipeline.packing.samples import look_at_copy, staged_matches, take_samples, too_few_copies
+from caf_pipeline.packing.samples import look_at_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
     download,
@@ -169,20 +169,8 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
             f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed again"
         )
     packed, file = found
-    samples = take_samples(file, packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
-    seal = Seal(
-        caf_size_bytes=packed.caf_size_bytes,
-        stored_size_bytes=packed.caf_size_bytes,
-        member_count=packed.member_count,
-        member_bytes=packed.member_bytes,
-        skipped_count=packed.skipped_count,
-        released_count=packed.released_count,
-        merkle_root=packed.merkle_root,
-        proof_type=type_of_root(packed.merkle_root),  # of the packing: the setting may have changed since
-        samples=samples,
-        tail_start=packed.tail_start,
-        tail_sha256=packed.tail_sha256,
-    )
+    samples = samples_of(StagedSource(file), packed.caf_size_bytes, packed.merkle_root) if packed.member_count else []
+    seal = replace(packed, samples=samples)
     lease.check()
     if packed.member_count:
         file = give_final_name(work, chunk.name, file)
@@ -269,7 +257,7 @@ def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: 
         raise IntegrityError(
             f"the staged file of chunk {chunk.name} is not what was sealed", hint="run the partition again: it is packed again"
         )
-    work.ledger.record_root(lease, chunk.name, root, proof_type, take_samples(path, chunk.stored_size_bytes, root))
+    work.ledger.record_root(lease, chunk.name, root, proof_type, samples_of(StagedSource(path), chunk.stored_size_bytes, root))
     return work.ledger.chunk(chunk.name)
 
 
@@ -412,7 +400,7 @@ def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
         path = staged_path(work, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
             # The samples were taken of a file that was damaged between its packing and the seal.
-            samples = take_samples(path, chunk.stored_size_bytes, chunk.merkle_root)
+            samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
             work.ledger.record_samples(lease, chunk.name, samples)
         return
     message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"

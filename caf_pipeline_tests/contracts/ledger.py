@@ -106,7 +106,7 @@ def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
 
 def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
     samples = [Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32)]
-    return Seal(1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples)
+    return Seal(1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples, 900, bytes(32))
 
 
 def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0) -> LocationRow:

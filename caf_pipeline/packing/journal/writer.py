@@ -223,7 +223,7 @@ class Checkpoints:
             try:
                 sync_data(self._sink.part.descriptor)
             except OSError as error:
-                raise staging_error(self._sink.path, error) from error
+                raise staging_error(self._sink.part.path, error) from error
             state = boundary.closed_state()
             self._journal.append(Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside))
 
