@@ -66,30 +66,22 @@ def leftovers(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]
     """
     found = []
     for path in sorted(work.staging().iterdir()):
-        named = _NAMES.fullmatch(path.name)
-        if path.is_dir() and not path.is_symlink():
-            named = None
+        is_folder = path.is_dir() and not path.is_symlink()
+        named = None if is_folder else _NAMES.fullmatch(path.name)
         if chunk is not None and (named is None or named["chunk"] != chunk):
             continue
         try:
-            size_bytes = path.lstat().st_size if path.is_symlink() or not path.is_dir() else 0
+            size_bytes = 0 if is_folder else path.lstat().st_size
         except FileNotFoundError:  # another run has just removed it
             continue
         if named is None:
             found.append(StagedFile(path, "foreign", "", None, size_bytes))
+        elif named["epoch"]:
+            kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
+            found.append(StagedFile(path, kind, named["chunk"], int(named["epoch"]), size_bytes))
         else:
-            epoch = int(named["epoch"]) if named["epoch"] else None
-            found.append(StagedFile(path, _kind_of(named), named["chunk"], epoch, size_bytes))
+            found.append(StagedFile(path, "sealed" if named["sealed"] else "record", named["chunk"], None, size_bytes))
     return found
-
-
-def _kind_of(named: re.Match[str]) -> StagedKind:
-    if named["record"]:
-        return "record"
-    if named["sealed"]:
-        return "sealed"
-    kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
-    return kind
 
 
 def staged_path(work: Workplace, name: str) -> Path:
