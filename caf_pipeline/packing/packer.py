@@ -33,7 +33,7 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     opening_of,
 )
-from caf_pipeline.packing.journal.replay import Begun, ObjectQueue, Outcomes, replay
+from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, Reached, replay
 from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, OpenObject, pace_of, part_of, window_of
 from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
@@ -135,8 +135,8 @@ class Packer:
         queue = ObjectQueue(iter(objects))
         self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
         with StoredBytes(part, proof_type=self._proof_type) as sink, ManifestWriter(spool, self._identity) as manifest:
-            begun = self._begin(queue, sink, manifest, journal)
-            with self._journaled(journal, sink, begun), self._fetching(queue, sink, begun) as fetch:
+            reached, fault = self._begin(queue, sink, manifest, journal)
+            with self._journaled(journal, sink, reached), self._fetching(queue, reached) as fetch:
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
                 self._add_all(fetch, sink, manifest)
                 tail_start, tail = sink.size_bytes, hashlib.sha256()
@@ -156,25 +156,27 @@ class Packer:
             released_count=self._chunk.object_count - self._member_count - self._skipped_count,
             fetched_bytes=fetch.fetched_bytes,
             seconds=time.monotonic() - started,
-            resumed_bytes=begun.size_bytes,
-            not_resumed=begun.fault,
+            resumed_bytes=reached.end.offset,
+            not_resumed=fault,
             tail_start=tail_start,
             tail_sha256=tail.digest(),
         )
 
     # --- what is there already -------------------------------------------------------------------------------------
 
-    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal) -> Begun:
-        """Go through what an earlier run left, or write the head."""
+    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal) -> tuple[Reached, str]:
+        """Go through what an earlier run left, or write the head; return as `replay`."""
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
-        begun = replay(journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, manifest))
-        self.kept_bytes = begun.size_bytes
-        if not begun.size_bytes:
+        reached, fault = replay(
+            journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, manifest)
+        )
+        self.kept_bytes = reached.end.offset
+        if not reached.end.offset:
             journal.append(self.opening)
             sink.write(head)
-        self._open = begun.open
-        return begun
+        self._open = reached.open
+        return reached, fault
 
     def _take_outcomes(self, outcomes: Outcomes, manifest: ManifestWriter) -> None:
         """Account for what an earlier run did, as if it were done now."""
@@ -189,10 +191,10 @@ class Packer:
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
-    def _journaled(self, journal: Journal, sink: StoredBytes, begun: Begun) -> Iterator[None]:
+    def _journaled(self, journal: Journal, sink: StoredBytes, reached: Reached) -> Iterator[None]:
         """Keep the journal; after a failure, save what may be saved and cut the staged file to it, never by its name."""
         checkpoints = self._checkpoints = Checkpoints(
-            journal, sink, self._pace, objects_digest=begun.objects_digest, resumed_bytes=begun.size_bytes
+            journal, sink, self._pace, objects_digest=reached.objects_digest, resumed_bytes=reached.end.offset
         )
         try:
             yield
@@ -206,7 +208,7 @@ class Packer:
             self.kept_bytes = checkpoints.resumable_bytes
             checkpoints.close()
 
-    def _fetching(self, queue: ObjectQueue, sink: StoredBytes, begun: Begun) -> OrderedFetch:
+    def _fetching(self, queue: ObjectQueue, reached: Reached) -> OrderedFetch:
         settings = self._settings
         return OrderedFetch(
             self._source,
@@ -215,7 +217,7 @@ class Packer:
             part_bytes=part_of(settings),
             threads=settings.fetch_threads,
             compare_checksums=settings.compare_checksums,
-            begin_at=sink.size_bytes - begun.open.mark.offset if begun.open else 0,
+            begin_at=reached.end.offset - reached.open.mark.offset if reached.open else 0,
         )
 
     # --- objects ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Source: docs/decisions/0010-the-packing-journal.md.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,20 +36,22 @@ Outcomes = Sequence[tuple[PlannedObject, PackedMember | SkippedObject]]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """What was found, and is in the sink now.
+class Reached:
+    """How far what an earlier run left is right, and is in the sink.
 
     Attributes:
-        open: the next object, where the sink holds some of it.
+        place: the one in the journal to go on from.
+        boundary: where the last whole member ends.
+        end: of the sink; at 0 where nothing is resumed.
         objects_digest: over the objects that are accounted for.
-        size_bytes: of the sink; 0 where nothing is resumed.
-        fault: why nothing was, or not all that the journal speaks of; "" where nothing is wrong.
+        open: the next object, where the sink holds some of it.
     """
 
+    place: Place
+    boundary: Mark
+    end: Mark
+    objects_digest: "_Hash"
     open: OpenObject | None = None
-    objects_digest: "_Hash" = field(default_factory=hashlib.sha256)
-    size_bytes: int = 0
-    fault: str = ""
 
 
 class ObjectQueue:
@@ -72,17 +74,6 @@ class ObjectQueue:
         return list(self._seen)[:count]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reached:
-    """The sink's position after a checkpoint that was verified."""
-
-    place: Place
-    boundary: Mark
-    end: Mark
-    objects_digest: "_Hash"
-    open: OpenObject | None = None
-
-
 def replay(
     journal: Journal,
     sink: StoredBytes,
@@ -90,8 +81,10 @@ def replay(
     objects: ObjectQueue,
     head: bytes,
     take: Callable[[Outcomes], None],
-) -> Begun:
+) -> tuple[Reached, str]:
     """Read what is staged into the sink as far as it is right, and cut part and journal there, durably.
+
+    Returns how far that is, and why it is nothing, or not all that the journal speaks of; "" where nothing is wrong.
 
     Args:
         journal: of the part that the sink has opened.
@@ -104,28 +97,28 @@ def replay(
         StagingError: a file cannot be read or cut.
     """
     start = sink.mark()
-    reached: _Reached | None = None
+    reached = nothing = Reached(Place(), start, start, hashlib.sha256())
     fault = ""
     given_up = _given_up(journal)
     if b"".join(bytes(piece) for piece in sink.reread(len(head))) == head:
         first = sink.mark()
+        before = Reached(Place(), first, first, hashlib.sha256())
         for place, told in journal.checkpoints():
             said = msgspec.structs.replace(told, open=None) if place.number in given_up else told
-            following = _verified(reached or _Reached(Place(), first, first, hashlib.sha256()), place, said, objects, sink)
+            following = _verified(before, place, said, objects, sink)
             if following is None:
                 fault = f"its bytes are not those that entry {place.number - 1} of its journal describes"
                 break
-            reached = following
+            reached = before = following
             take([(next(objects), outcome) for outcome in said.outcomes])
-        fault = fault or ("" if reached else journal.broken)
+        if reached is nothing:
+            fault = fault or journal.broken
     elif journal.found_bytes():
         fault = "its part does not begin like this chunk"
-    sink.roll_back(reached.end if reached else start)
-    journal.go_on(reached.place if reached else Place())
+    sink.roll_back(reached.end)
+    journal.go_on(reached.place)
     sink.cut()
-    if reached is None:
-        return Begun(fault=fault)
-    return Begun(reached.open, reached.objects_digest, sink.size_bytes, fault)
+    return reached, fault
 
 
 def _given_up(journal: Journal) -> set[int]:
@@ -142,7 +135,7 @@ def _given_up(journal: Journal) -> set[int]:
     return given_up
 
 
-def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> _Reached | None:
+def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> Reached | None:
     """Read the bytes of a checkpoint into the sink; None where they, or the plan, do not agree with it."""
     planned = objects.look(len(said.outcomes) + 1)
     if len(planned) < len(said.outcomes) + bool(said.open):
@@ -162,7 +155,7 @@ def _verified(before: _Reached, place: Place, said: Checkpoint, objects: ObjectQ
         opened = _open_holds(said.open, planned[len(said.outcomes)], going_on, boundary, sink)
         if opened is None:
             return None
-    return _Reached(place, boundary, sink.mark(), digest, opened)
+    return Reached(place, boundary, sink.mark(), digest, opened)
 
 
 def _outcome_holds(
