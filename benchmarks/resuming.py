@@ -1,4 +1,4 @@
-"""What the packing journal costs, and what it saves: packing with it against without it, and going on after a kill.
+"""What the packing journal costs, and what it saves: packing with its checkpoints and without, and going on after a kill.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -25,9 +25,9 @@ MIB = 1 << 20
 
 
 def cost(endpoint: str) -> list[str]:
-    """Measure packing with the journal and without it, in turn."""
+    """Measure packing with the journal's checkpoints and with none but the last, in turn."""
     lines = [
-        "| objects | without a journal, s | with it, s | ratio: median (lowest to highest) of 5 |",
+        "| objects | without checkpoints, s | with them, s | ratio: median (lowest to highest) of 5 |",
         "|---|---|---|---|",
     ]
     for prefix, count, size_bytes in (SMALL, LARGE):
