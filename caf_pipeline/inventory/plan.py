@@ -432,13 +432,11 @@ def has_rewritten(folder: Path, number: int) -> bool:
     return any(pc.any(pc.not_equal(batch["object_version"], object_versions(batch))).as_py() for batch in batches)
 
 
-def read_identities(folder: Path) -> Iterator[tuple[int, str, str, datetime]]:
-    """Yield (chunk number, key, object version, last modified) of every object of the plan, in one pass."""
-    columns = ("chunk_number", "key", "object_version", "last_modified")
+def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
+    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object of the plan, in one pass."""
+    columns = ["chunk_number", "key", "object_version", "last_modified"]
     with _opened(folder / OBJECTS_FILE) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=list(columns)):
-            numbers, keys, versions, times = (batch.column(name).to_pylist() for name in columns)
-            yield from zip(numbers, (key.decode() for key in keys), versions, times, strict=True)
+        yield from file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What the ledger takes in by the million: claims, locations and skips, by COPY inside the caller's transaction.
 
-Rows that Python has go by COPY's binary form. Locations come as Arrow batches and are made COPY's text form as columns, without
-an object a row. Memory is a batch, or psycopg's buffer.
+Rows that Python has go by COPY's binary form. Claims and locations come as Arrow batches and are made COPY's text form as
+columns, without an object a row. Memory is a batch, or psycopg's buffer.
 Source: COPY in the PostgreSQL 18 manual.
 """
 
@@ -23,9 +23,6 @@ from caf_pipeline.system.quantities import counted
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
 _LOCATION: Final = (
-    "source_id",
-    "part",
-    "caf_file_id",
     "file_path",
     "object_version",
     "version_id",
@@ -35,18 +32,12 @@ _LOCATION: Final = (
     "last_modified",
     "sha256",
 )
-"""The columns of `file_locations`: three that are the same for a whole chunk, then those of LOCATION_SCHEMA in its order."""
+"""The columns of `file_locations` that LOCATION_SCHEMA has, in its order."""
 
 _ESCAPED: Final = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
 """What COPY's text form does not take as it is, the backslash first."""
 
-_CLAIM: Final = {
-    "source_id": "int4",
-    "file_path": "text",
-    "object_version": "text",
-    "caf_file_id": "int8",
-    "last_modified": "timestamptz",
-}
+_CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
 _IDENTITY: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
     **_IDENTITY,
@@ -75,13 +66,21 @@ def copy_location_batches(
     connection: Connection, table: str, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]
 ) -> int:
     """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA; return how many they were."""
+    same = {"source_id": source_id, "part": 0, "caf_file_id": caf_file_id}
+    return _copy_batches(connection, table, same, _LOCATION, batches)
+
+
+def _copy_batches(
+    connection: Connection, table: str, same: Mapping[str, int], columns: Sequence[str], batches: Iterable[pa.RecordBatch]
+) -> int:
+    """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
     count = 0
-    same = [pa.scalar(str(value)) for value in (source_id, 0, caf_file_id)]
-    statement = f"COPY {table} ({', '.join(_LOCATION)}) FROM STDIN (FORMAT text, ENCODING 'UTF8')"
+    values = [pa.scalar(str(value)) for value in same.values()]
+    statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT text, ENCODING 'UTF8')"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         for batch in batches:
             if batch.num_rows:
-                copy.write(_as_text(same, batch))
+                copy.write(_as_text(values, batch))
                 count += batch.num_rows
     return count
 
@@ -108,15 +107,27 @@ def _as_texts(values: pa.Array) -> pa.Array:
     return values
 
 
-def copy_claims(connection: Connection, source_id: int, claims: Iterable[tuple[Any, ...]]) -> int:
-    """Load claims as (caf_file_id, key, object version, last modified).
+def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: Iterable[pa.RecordBatch]) -> int:
+    """Load claims, batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number.
 
     Raises:
         ClaimConflict: an object is claimed already; the transaction can only be rolled back.
     """
-    rows = ((source_id, key, version, caf_file_id, modified) for caf_file_id, key, version, modified in claims)
+    numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
+    batches = (
+        pa.record_batch(
+            [
+                ids.take(pc.index_in(batch["chunk_number"], numbers)),
+                batch["key"].cast(pa.string()),
+                batch["object_version"],
+                batch["last_modified"],
+            ],
+            names=_CLAIM,
+        )
+        for batch in claims
+    )
     try:
-        return copy_rows(connection, "claims", _CLAIM, rows)
+        return _copy_batches(connection, "claims", {"source_id": source_id}, _CLAIM, batches)
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
@@ -191,7 +202,7 @@ _HAS_STALE_ROWS = text(
 
 def replace_stale(table: str) -> TextClause:
     """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object."""
-    columns = ", ".join(_LOCATION)
+    columns = ", ".join(("source_id", "part", "caf_file_id", *_LOCATION))
     return text(
         f"""
         INSERT INTO file_locations AS old ({columns}) SELECT {columns} FROM {table}

@@ -7,7 +7,6 @@ Source: "Database" and "Promises" in docs/design.md.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
@@ -15,6 +14,8 @@ from sqlalchemy import Connection, text
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
+from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.plan import ChunkPlan
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
@@ -35,7 +36,7 @@ from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.provider_stats import ProviderRecords
-from caf_pipeline.ledger.records import Holder, PlannedChunk, PlanRecord, Seal, Skip
+from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
@@ -145,14 +146,8 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
             )
             return found.first() is not None
 
-    def register_plan(
-        self,
-        plan: PlanRecord,
-        chunks: Sequence[PlannedChunk],
-        claims: Iterable[tuple[int, str, str, datetime | None]],
-        skips: Iterable[Skip],
-    ) -> None:
-        """Write the plan, its chunks as `planned`, its claims as (chunk number, key, object version, last modified), and skips.
+    def register_plan(self, plan: PlanRecord, chunks: Sequence[ChunkPlan], claims: Iterable[pa.RecordBatch]) -> None:
+        """Write the plan, its chunks as `planned`, and its claims, batches as of `plan.read_identities`.
 
         A plan of the same hash that is registered already changes nothing. Plans of one source are registered one by one.
 
@@ -164,10 +159,9 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
             plan_id = _insert_plan(connection, source_id, plan)
             if plan_id is None:
                 return
-            ids = _insert_chunks(connection, source_id, plan_id, chunks)
-            copy_claims(connection, source_id, ((ids[number], *claim) for number, *claim in claims))
+            ids = _insert_chunks(connection, source_id, plan_id, plan, chunks)
+            copy_claims(connection, source_id, ids, claims)
             refuse_located(connection, source_id, plan_id)
-            record_skips(connection, source_id, None, skips)
 
     def record_skips(self, source: str, skips: Iterable[Skip]) -> None:
         """Write skips that belong to no chunk; a skip of the same object replaces the older one."""
@@ -414,10 +408,21 @@ def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> in
     return connection.execute(statement, {**asdict(plan), "source_id": source_id}).scalar_one_or_none()
 
 
-def _insert_chunks(connection: Connection, source_id: int, plan_id: int, chunks: Sequence[PlannedChunk]) -> Mapping[int, int]:
+def _insert_chunks(
+    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: Sequence[ChunkPlan]
+) -> Mapping[int, int]:
     """Return the new chunks' ids by number."""
     rows = (
-        (one.name, source_id, plan_id, one.number, one.object_count, one.object_bytes, one.expected_size_bytes) for one in chunks
+        (
+            str(ChunkId(plan.source, plan.name, one.chunk_number)),
+            source_id,
+            plan_id,
+            one.chunk_number,
+            one.object_count,
+            one.object_bytes,
+            one.expected_size_bytes,
+        )
+        for one in chunks
     )
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
     found = connection.execute(text("SELECT number, caf_file_id FROM caf_files WHERE plan_id = :id"), {"id": plan_id})

@@ -44,17 +44,6 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedChunk:
-    """A chunk as the plan describes it; `expected_size_bytes` includes index, footer and our own members' upper bound."""
-
-    name: str
-    number: int
-    object_count: int
-    object_bytes: int
-    expected_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Skip:
     """An object that was named and not archived. `key` is text: percent-encoded where the key is not supported."""
 

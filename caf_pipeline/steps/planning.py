@@ -18,7 +18,6 @@ from typing import Final
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError
-from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, write_plan
 from caf_pipeline.inventory.snapshot import (
@@ -33,7 +32,7 @@ from caf_pipeline.inventory.snapshot import (
     require_whole,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import InventoryRecord, PlannedChunk, PlanRecord, Skip, plan_lease, recorded_key
+from caf_pipeline.ledger.records import Chunk, InventoryRecord, PlanRecord, Skip, plan_lease, recorded_key
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
@@ -65,7 +64,7 @@ class PlanReport:
 
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
-    chunks: Sequence[PlannedChunk]
+    chunks: Sequence[Chunk]
     warning: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     exceptions: int = 0
@@ -256,7 +255,6 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
         HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
-    chunks: list[PlannedChunk] = []
     with work.lease(plan_lease(work.source)) as lease:
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
@@ -271,9 +269,9 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                     plan = _write_plan(work, snapshot, current.identified, folder, target_size)
                     more = plan.leftover_count > 0
                     if plan.chunks:
-                        record, planned = _register(work, snapshot, plan)
-                        plans.append(record)
-                        chunks.extend(planned)
+                        plans.append(_register(work, snapshot, plan))
+    names = {plan.name for plan in plans}
+    chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
     return PlanReport(snapshot, plans, chunks, warnings, current.comparison, current.exceptions)
 
@@ -335,7 +333,7 @@ def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: P
     return plan
 
 
-def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanRecord, list[PlannedChunk]]:
+def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> PlanRecord:
     """Give the plan its name and its place, then write it to the ledger with its claims."""
     generation = 0
     while work.ledger.find_plan(plan.sha256(generation)):
@@ -357,18 +355,8 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> tuple[PlanReco
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    planned = [
-        PlannedChunk(
-            name=str(ChunkId(work.source, name, chunk.chunk_number)),
-            number=chunk.chunk_number,
-            object_count=chunk.object_count,
-            object_bytes=chunk.object_bytes,
-            expected_size_bytes=chunk.expected_size_bytes,
-        )
-        for chunk in plan.chunks
-    ]
-    work.ledger.register_plan(record, planned, read_identities(folder), ())
-    return record, planned
+    work.ledger.register_plan(record, plan.chunks, read_identities(folder))
+    return record
 
 
 def _unsupported(obj: S3Object) -> Skip:

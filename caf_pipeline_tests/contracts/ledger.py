@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
+from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA, S3Object, SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
@@ -37,7 +39,6 @@ from caf_pipeline.ledger.records import (
     Holder,
     LocationRow,
     OperatorOrders,
-    PlannedChunk,
     PlanRecord,
     Reservation,
     Seal,
@@ -74,8 +75,15 @@ def holder(run: str = "run-1") -> Holder:
     return this_process(run)
 
 
-def planned(number: int, name: str, keys: Sequence[str]) -> PlannedChunk:
-    return PlannedChunk(name, number, len(keys), 10 * len(keys), 1000)
+def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
+    return ChunkPlan(number, len(keys), 10 * len(keys), 1000, ".caf/chunk", ".caf/manifest.parquet")
+
+
+def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.RecordBatch]:
+    """Yield each claim of a chunk number on a key as a batch, the form in which the ledger takes them."""
+    for number, key in rows:
+        row = {"chunk_number": number, "key": key.encode(), "object_version": version, "last_modified": EARLY}
+        yield pa.RecordBatch.from_pylist([row], pa.schema([PLAN_SCHEMA.field(name) for name in row]))
 
 
 def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
@@ -88,9 +96,9 @@ def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: 
     ledger.register_source(source, f"archive of {source}", f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
-    chunks = [planned(number, name, keys) for number, (name, keys) in enumerate(zip(names, batches, strict=True), 1)]
-    claims = ((number, key, VERSION, EARLY) for number, keys in enumerate(batches, 1) for key in keys)
-    ledger.register_plan(plan, chunks, claims, skips)
+    chunks = [planned(number, keys) for number, keys in enumerate(batches, 1)]
+    ledger.register_plan(plan, chunks, claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)))
+    ledger.record_skips(source, skips)
     return names
 
 
@@ -249,7 +257,7 @@ class LedgerContract:
         ledger.register_source(SOURCE, "id", "s3://a/")
         plan = plan_record()
         assert ledger.find_plan(plan.sha256) is None
-        ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION, EARLY)], [])
+        ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a")))
         assert ledger.find_plan(plan.sha256) == plan
         assert ledger.plan_name_taken(SOURCE, plan.name)
         assert not ledger.plan_name_taken("another", plan.name)
@@ -265,7 +273,7 @@ class LedgerContract:
         ledger.register_source(SOURCE, "id", "s3://a/")
         plan = plan_record()
         for _ in range(2):
-            ledger.register_plan(plan, [planned(1, "src-1", ["a"])], [(1, "a", VERSION, EARLY)], [skip("s")])
+            ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a")))
         assert len(ledger.chunks(SOURCE)) == 1
         assert ledger.account(SOURCE).claimed_objects == 1
 
@@ -469,7 +477,7 @@ class LedgerContract:
         for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
             plan = plan_record()
             name = f"src-{plan.name}-00001"
-            ledger.register_plan(plan, [planned(1, name, ["a"])], [(1, "a", version, EARLY)], [])
+            ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a"), version=version))
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:
                 row = location("a", modified=EARLY + timedelta(days=day), version=version)
@@ -484,9 +492,9 @@ class LedgerContract:
     def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://src")
         plan = plan_record()
-        names = ["src-x-00001", "src-x-00002"]
-        claims = [(1, "a", "v1", EARLY), (2, "a", "v2", EARLY)]
-        ledger.register_plan(plan, [planned(n, name, ["a"]) for n, name in enumerate(names, 1)], claims, [])
+        names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
+        claimed = chain(claims((1, "a"), version="v1"), claims((2, "a"), version="v2"))
+        ledger.register_plan(plan, [planned(number, ["a"]) for number in (1, 2)], claimed)
         for name, version in [(names[1], "v2"), (names[0], "v1")]:
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:

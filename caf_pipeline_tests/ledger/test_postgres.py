@@ -22,13 +22,13 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import CopyCheck, LocationRow
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
-    EARLY,
     SOURCE,
     VERSION,
     LedgerContract,
     archive,
     batches,
     bring_to,
+    claims,
     end,
     holder,
     location,
@@ -62,14 +62,9 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
     def plan(number):
         keys = [f"{number}-{i}" for i in range(2000)] + ["shared"]
 
-        def claims():
-            gate.wait(10) if number < 0 else None
-            for key in keys:
-                yield 1, key, VERSION, EARLY
-
         gate.wait(10)
         try:
-            ledger.register_plan(plan_record(), [planned(1, f"src-{number}", keys)], claims(), [])
+            ledger.register_plan(plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
         except ClaimConflict:
             return "conflict"
         return "registered"
