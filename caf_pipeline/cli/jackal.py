@@ -29,7 +29,8 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.store.jackal.chain_diff import Held, Holdings
+    from caf_pipeline.ledger.records import Chunk
+    from caf_pipeline.store.jackal.chain_diff import ChainDiff
     from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
 
 MOST_DAYS: Final = 36_500
@@ -324,7 +325,7 @@ def files(
         )
 
 
-def _holdings(settings: Settings, ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["Holdings", Mapping[str, str]]:
+def _holdings(settings: Settings, ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
     from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
     from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it
@@ -346,10 +347,8 @@ def _holdings(settings: Settings, ledger: "Ledger", source: str, *, with_urls: b
         return found, urls
 
 
-def _print_files_json(source: str, found: "Holdings", urls: Mapping[str, str]) -> None:
-    expiring, short = ({each.chunk.name for each in some} for some in (found.expiring, found.short))
-    for each in (*found.held, *found.missing):
-        chunk = each.chunk
+def _print_files_json(source: str, found: "ChainDiff", urls: Mapping[str, str]) -> None:
+    for chunk, file in (*found.listed, *((chunk, None) for chunk in found.missing)):
         print_json(
             {
                 "source": source,
@@ -358,11 +357,11 @@ def _print_files_json(source: str, found: "Holdings", urls: Mapping[str, str]) -
                 "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
                 "start": chunk.start,
                 "size_bytes": chunk.stored_size_bytes,
-                "missing": each.file is None,
+                "missing": file is None,
                 "foreign": False,
-                "short": chunk.name in short,
-                "expiring": chunk.name in expiring,
-                **_file_json(each.file, urls),
+                "short": chunk.name in found.short,
+                "expiring": chunk.name in found.expiring,
+                **_file_json(file, urls),
             }
         )
     for file in found.foreign:
@@ -393,13 +392,13 @@ def _file_json(file: "ChainFile | None", urls: Mapping[str, str]) -> dict[str, o
     }
 
 
-def _print_files(source: str, found: "Holdings", everything: bool) -> None:
+def _print_files(source: str, found: "ChainDiff", everything: bool) -> None:
     from rich.console import Console  # noqa: PLC0415  only where a table is shown
     from rich.table import Table  # noqa: PLC0415
 
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(
-        f"{source}: {counted(len(found.held), 'chunk')} on the chain, {len(found.missing):,} missing, "
+        f"{source}: {counted(len(found.listed), 'chunk')} on the chain, {len(found.missing):,} missing, "
         f"{len(found.foreign):,} foreign, {len(found.short):,} short, {len(found.expiring):,} expiring"
     )
     rows = list(_rows(found, everything))
@@ -413,20 +412,19 @@ def _print_files(source: str, found: "Holdings", everything: bool) -> None:
     console.print(table)
 
 
-def _rows(found: "Holdings", everything: bool) -> Iterator[Sequence[str]]:
-    for each in found.missing:
-        yield _row("missing", each)
+def _rows(found: "ChainDiff", everything: bool) -> Iterator[Sequence[str]]:
+    for chunk in found.missing:
+        yield _row("missing", chunk, None)
     for file in found.foreign:
         root, copies = f"{file.merkle_root.hex()[:16]}…", str(len(set(file.providers)))
         yield "foreign", "", root, str(file.start), copies, show_size(file.size_bytes)
-    noted = {each.chunk.name: "expiring" for each in found.expiring} | {each.chunk.name: "short" for each in found.short}
-    for each in found.held:
-        if everything or each.chunk.name in noted:
-            yield _row(noted.get(each.chunk.name, ""), each)
+    noted = dict.fromkeys(found.expiring, "expiring") | dict.fromkeys(found.short, "short")
+    for chunk, listed in found.listed:
+        if everything or chunk.name in noted:
+            yield _row(noted.get(chunk.name, ""), chunk, listed)
 
 
-def _row(what: str, held: "Held") -> Sequence[str]:
-    chunk, file = held.chunk, held.file
+def _row(what: str, chunk: "Chunk", file: "ChainFile | None") -> Sequence[str]:
     root = f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else ""
     return (
         what,

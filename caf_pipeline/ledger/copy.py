@@ -107,7 +107,7 @@ def _as_texts(values: pa.Array) -> pa.Array:
     return values
 
 
-def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: Iterable[pa.RecordBatch]) -> int:
+def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: Iterable[pa.RecordBatch]) -> None:
     """Load claims, batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number.
 
     Raises:
@@ -127,7 +127,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         for batch in claims
     )
     try:
-        return _copy_batches(connection, "claims", {"source_id": source_id}, _CLAIM, batches)
+        _copy_batches(connection, "claims", {"source_id": source_id}, _CLAIM, batches)
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
@@ -247,15 +247,13 @@ _END_RELEASED_CLAIMS = text(
 )
 
 
-def record_skips(connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]) -> int:
-    """Write skips, a newer one in place of the older; end the claims that the chunk has on them. Returns their number."""
-    count = load_skips(connection, skips)
-    if count:
+def record_skips(connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]) -> None:
+    """Write skips, a newer one in place of the older; end the claims that the chunk has on them."""
+    if load_skips(connection, skips):
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
         connection.execute(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
-    return count
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
@@ -287,15 +285,13 @@ def end_claims(connection: Connection, caf_file_id: int) -> int:
     return connection.execute(text("DELETE FROM claims WHERE caf_file_id = :id"), {"id": caf_file_id}).rowcount
 
 
-def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> int:
-    """End the chunk's claims on these (key, object version), which may then be planned again. Returns their number."""
+def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
+    """End the chunk's claims on these (key, object version), which may then be planned again."""
     connection.execute(
         text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
     )
-    count = copy_rows(connection, "releasing", _IDENTITY, released)
-    if count:
+    if copy_rows(connection, "releasing", _IDENTITY, released):
         connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
-    return count
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:

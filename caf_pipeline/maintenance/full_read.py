@@ -107,7 +107,12 @@ def look_at_whole_copy(work: Workplace, lease: Lease, chunk: Chunk, posting: Pos
     try:
         read_back(work, lease, chunk, posting, copy.provider)
     except (StoreError, IntegrityError) as error:
-        if not error.permanent:
-            return CopyFinding(copy, unanswered=str(error), whole=True)
-        return CopyFinding(copy, fault=str(error), whole=True)
+        return unread_copy(copy, error)
     return CopyFinding(copy, whole=True)
+
+
+def unread_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
+    """Return the finding of a copy that could not be read as a whole: only an error that will stay is a fault of its bytes."""
+    if not error.permanent:
+        return CopyFinding(copy, unanswered=str(error), whole=True)
+    return CopyFinding(copy, fault=str(error), whole=True)

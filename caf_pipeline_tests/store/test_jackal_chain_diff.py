@@ -21,19 +21,19 @@ def compared(files, chunks):
 
 def test_a_chunk_that_the_chain_lists_is_held_and_nothing_is_wrong():
     found = compared([a_file()], [a_chunk()])
-    assert [each.chunk.name for each in found.held] == [a_chunk().name]
-    assert (found.missing, found.foreign, found.expiring, found.short) == ([], [], [], [])
+    assert [chunk.name for chunk, _ in found.listed] == [a_chunk().name]
+    assert (found.missing, found.foreign, found.expiring, found.short) == ([], [], set(), set())
 
 
 def test_a_chunk_that_the_chain_does_not_list_is_missing():
-    assert [each.file for each in compared([], [a_chunk()]).missing] == [None]
+    assert compared([], [a_chunk()]).missing == [a_chunk()]
 
 
 def test_where_the_plan_ends_every_file_without_an_end_of_its_own_is_expiring():
     files = [a_file(), a_file(b"s" * 32, expires=600)]
     chunks = [a_chunk(), a_chunk(name="src-00000000-00002", merkle_root=b"s" * 32)]
     found = compare(files, chunks, owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True)
-    assert [each.file for each in found.expiring] == files[:1]
+    assert found.expiring == {chunks[0].name}
 
 
 def test_another_post_of_the_same_root_is_not_the_chunks_file():

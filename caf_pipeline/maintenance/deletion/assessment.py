@@ -22,13 +22,14 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
-from caf_pipeline.maintenance.full_read import Range, read_back
+from caf_pipeline.maintenance.full_read import Range, read_back, unread_copy
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
+from caf_pipeline.system.quantities import counted
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows a title and a bar of so many bytes while its context lasts; the function is told bytes done, as differences."""
@@ -87,7 +88,9 @@ class ChunkAssessor:
             return 0, 0
         self._export()
         total = sum(chunk.stored_size_bytes for chunk in unread)
-        self.reporter.tell(f"reading back {_counted(len(unread))}, {total} bytes; each is read once, and a later run goes on")
+        self.reporter.tell(
+            f"reading back {counted(len(unread), 'chunk')}, {total} bytes; each is read once, and a later run goes on"
+        )
         done = [0, 0]
         with self.reporter.progress("reading back", total) as advance:
             for chunk in unread:
@@ -142,9 +145,7 @@ class ChunkAssessor:
             raise
         except (StoreError, IntegrityError) as error:
             advance(-taken)
-            if not error.permanent:
-                return CopyFinding(copy, unanswered=str(error), whole=True), 0
-            return CopyFinding(copy, fault=str(error), whole=True), 0
+            return unread_copy(copy, error), 0
         return CopyFinding(copy, whole=True), differing
 
     # assessments
@@ -153,7 +154,7 @@ class ChunkAssessor:
         """Look at every chunk in good standing now; return, by name, whether its objects are safe as far as the chunk goes."""
         chunks = self._chunks()
         self._export()
-        self.reporter.tell(f"looking at {_counted(len(chunks))}: what the chain lists, pieces of each copy, manifests")
+        self.reporter.tell(f"looking at {counted(len(chunks), 'chunk')}: what the chain lists, pieces of each copy, manifests")
         problems = self._looked_at([chunk.name for chunk in chunks])
         assessments = {}
         for before in chunks:
@@ -271,10 +272,6 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(1, round(seconds))} s"
-
-
-def _counted(count: int) -> str:
-    return "1 chunk" if count == 1 else f"{count} chunks"
 
 
 def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str, file: Path) -> None:

@@ -131,7 +131,7 @@ def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold:
         if file.kind != "sealed":
             return "its chunk is located"
         located_at = chunk.located_at or chunk.updated_at
-        return "its chunk is located, and the store wants it no longer" if _is_over(located_at, hold) else ""
+        return "its chunk is located, and the store wants it no longer" if datetime.now(UTC) - located_at >= hold else ""
     if file.kind in _DISPOSABLE:
         return "the run that wrote it is gone, and no other can use it"
     if state in _STAGED_SEALED and file.kind in ("part", "journal", "packed"):
@@ -140,17 +140,13 @@ def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold:
     return ""
 
 
-def _is_over(located_at: datetime, hold: timedelta) -> bool:
-    return datetime.now(UTC) - located_at >= hold
-
-
 def _remove(context: DoctorContext, file: StagedFile, hold: timedelta) -> Mended:
     with context.lease(chunk_lease(file.chunk)):
         chunk = context.work.ledger.chunk(file.chunk)
         files = _listed(context.work, file.chunk)
         if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
             return NO_LONGER_THERE
-        return _unlinked(file.path)
+        return _removed(file.path)
 
 
 def _remove_unknown(context: DoctorContext, file: StagedFile) -> Mended:
@@ -159,17 +155,19 @@ def _remove_unknown(context: DoctorContext, file: StagedFile) -> Mended:
         try:
             context.work.ledger.chunk(file.chunk)
         except NotLocated:
-            return _unlinked(file.path)
+            return _removed(file.path)
         return NO_LONGER_THERE
 
 
-def _unlinked(path: Path) -> Mended:
+def _removed(path: Path) -> Mended:
+    is_folder = path.is_dir() and not path.is_symlink()
     try:
-        path.unlink()
+        shutil.rmtree(path) if is_folder else path.unlink()
     except FileNotFoundError:
         return NO_LONGER_THERE
     except OSError as error:
-        raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend the folder's permissions") from error
+        whose = "its" if is_folder else "the folder's"
+        raise StagingError(f"{path} cannot be removed: {error.strerror}", hint=f"mend {whose} permissions") from error
     return Mended("removed")
 
 
@@ -257,15 +255,7 @@ def _remove_alone(path: Path) -> Mended:
     with alone_in(path.parent) as alone:
         if not alone:
             return Mended("left: a run writes there now", Actor.NOBODY)
-        if not path.is_dir() or path.is_symlink():
-            return _unlinked(path)
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            return NO_LONGER_THERE
-        except OSError as error:
-            raise StagingError(f"{path} cannot be removed: {error.strerror}", hint="mend its permissions") from error
-        return Mended("removed")
+        return _removed(path)
 
 
 # --- a store that is a folder ----------------------------------------------------------------------------------------
@@ -295,4 +285,4 @@ def half_copies(context: DoctorContext) -> Iterator[Finding]:
 
 def _remove_half(context: DoctorContext, chunk: str, path: Path) -> Mended:
     with context.lease(chunk_lease(chunk)):
-        return _unlinked(path)
+        return _removed(path)

@@ -3,7 +3,7 @@
 A file of the chain is (root, owner, start); a chunk of the ledger has the same three once it is posted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,30 +19,22 @@ STORED: Final = frozenset({ChunkState.LOCATED, ChunkState.DAMAGED})
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A chunk and the chain's file of it; None where the chain does not list one."""
-
-    chunk: Chunk
-    file: ChainFile | None
-
-
-@dataclass(frozen=True, slots=True)
-class Holdings:
+class ChainDiff:
     """An archive on the chain beside the ledger.
 
     Attributes:
-        held: chunks that the chain has.
+        listed: chunks that the chain has, each with its file.
         missing: chunks that the ledger says are posted, and the chain does not list.
         foreign: files of this owner and archive that no kept chunk names, e.g. of an abandoned one.
-        expiring: held ones whose file ends at or before the height asked about.
-        short: located ones whose file has fewer providers than copies are required.
+        expiring: names of listed ones whose file ends at or before the height asked about.
+        short: names of located ones whose file has fewer providers than copies are required.
     """
 
-    held: Sequence[Held]
-    missing: Sequence[Held]
+    listed: Sequence[tuple[Chunk, ChainFile]]
+    missing: Sequence[Chunk]
     foreign: Sequence[ChainFile]
-    expiring: Sequence[Held]
-    short: Sequence[Held]
+    expiring: Collection[str]
+    short: Collection[str]
 
 
 def compare(
@@ -53,7 +45,7 @@ def compare(
     required_copies: int,
     expiring_at: int,
     plan_ends: bool = False,
-) -> Holdings:
+) -> ChainDiff:
     """Hold the chain's files against the ledger's chunks.
 
     Args:
@@ -64,20 +56,21 @@ def compare(
         expiring_at: a block height; a file with an end of its own at or before it is expiring.
         plan_ends: the bought space ends by then, and with it every file that has no end of its own.
     """
-    listed = {(file.merkle_root, file.start): file for file in files if file.owner == owner}
-    held: list[Held] = []
-    missing: list[Held] = []
+    files_by_post = {(file.merkle_root, file.start): file for file in files if file.owner == owner}
+    listed: list[tuple[Chunk, ChainFile]] = []
+    missing: list[Chunk] = []
     for chunk in chunks:
         if chunk.state not in KEPT or chunk.merkle_root is None or chunk.start is None:
             continue
-        file = listed.pop((chunk.merkle_root, chunk.start), None)
-        (missing if file is None else held).append(Held(chunk, file))
-    return Holdings(
-        held=held,
+        file = files_by_post.pop((chunk.merkle_root, chunk.start), None)
+        if file is None:
+            missing.append(chunk)
+        else:
+            listed.append((chunk, file))
+    return ChainDiff(
+        listed=listed,
         missing=missing,
-        foreign=[listed[key] for key in sorted(listed)],
-        expiring=[each for each in held if each.file and (each.file.expires <= expiring_at if each.file.expires else plan_ends)],
-        short=[
-            each for each in held if each.file and each.chunk.state in STORED and len(set(each.file.providers)) < required_copies
-        ],
+        foreign=[files_by_post[key] for key in sorted(files_by_post)],
+        expiring={chunk.name for chunk, file in listed if (file.expires <= expiring_at if file.expires else plan_ends)},
+        short={chunk.name for chunk, file in listed if chunk.state in STORED and len(set(file.providers)) < required_copies},
     )

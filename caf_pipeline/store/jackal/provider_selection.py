@@ -148,7 +148,7 @@ class ProviderSelection:
         """Return a sort key for each: the smaller, the sooner."""
         records = self._records.all()
         wanted = list(addresses)
-        measured = {address: value for address in wanted if (value := _rate(records.get(address), rate)) is not None}
+        measured = {one: value for one in wanted if (value := getattr(records.get(one), rate, None)) is not None}
         best = max(measured.values(), default=1.0)
         now = datetime.now(UTC)
         return {
@@ -158,11 +158,6 @@ class ProviderSelection:
             )
             for address in wanted
         }
-
-
-def _rate(record: ProviderRecord | None, name: str) -> float | None:
-    value: float | None = getattr(record, name) if record else None
-    return value
 
 
 def _failed_lately(record: ProviderRecord | None, now: datetime) -> bool:
