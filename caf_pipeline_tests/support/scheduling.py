@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-PROCESSES_PER_CORE: Final = 2
+PROCESSES_PER_CORE: Final = 3
 
 LONGEST_FIRST: Final = (
     "cli/test_pipeline.py",
