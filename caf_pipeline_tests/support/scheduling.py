@@ -1,6 +1,6 @@
 """How the tests are spread over processes (`--numprocesses auto --dist loadfile --no-loadscope-reorder`).
 
-Two processes a core, since a test waits for servers and processes half of its time. Files that take long come first: one that
+Three processes a core, since a test waits for servers and processes half of its time. Files that take long come first: one that
 begins when the others are through would run on alone.
 """
 
