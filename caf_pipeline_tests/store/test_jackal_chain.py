@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 
 import pytest
 
@@ -21,6 +22,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.store.jackal import chain as chain_module
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.system.http import Limit
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, NOT_FOUND, NOT_IMPLEMENTED, ScriptedLcd, Told
 
 OWNER = "jkl1owner"
@@ -268,7 +270,13 @@ def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
         chain.proof_window()
 
 
-def test_an_answer_that_drips_is_given_up(open_chain):
+def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
+    def held_up(*arguments, **options):  # as on a busy machine, once the limit has begun
+        limit = Limit(*arguments, **options)
+        time.sleep(0.1)
+        return limit
+
+    monkeypatch.setattr(chain_module, "Limit", held_up)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
 

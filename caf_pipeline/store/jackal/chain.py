@@ -614,8 +614,8 @@ class Chain:
         """Return an answer, which errors call `named`, and the height of its state where the node tells it."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
+        asked = time.monotonic()  # before the limit begins, so that what it ends is told as too long
         limit = Limit(self._answer_seconds, silence=self._silence_seconds).extensions
-        asked = time.monotonic()
         try:
             with self._client.stream(
                 method, query, params=params, content=content, headers=headers, extensions=limit
