@@ -49,7 +49,7 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
-# Three processes a core, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
+# Two processes a core, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
 # which a second process would make again.
 ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30
 

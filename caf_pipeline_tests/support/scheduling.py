@@ -1,6 +1,6 @@
 """How the tests are spread over processes (`--numprocesses auto --dist loadfile --no-loadscope-reorder`).
 
-Three processes a core, since a test waits for servers and processes half of its time. Files that take long come first: one that
+Two processes a core, since a test waits for servers and processes half of its time. Files that take long come first: one that
 begins when the others are through would run on alone.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-PROCESSES_PER_CORE: Final = 3
+PROCESSES_PER_CORE: Final = 2
 
 LONGEST_FIRST: Final = (
     "cli/test_pipeline.py",
