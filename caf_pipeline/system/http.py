@@ -68,6 +68,11 @@ class Limit(float):
         self._ends = time.monotonic() + seconds
 
     @property
+    def is_over(self) -> bool:
+        """Whether the whole has taken as long as it may."""
+        return time.monotonic() >= self._ends
+
+    @property
     def extensions(self) -> dict[str, Any]:
         """A request's extensions by which it is held."""
         return {"timeout": {"connect": self, "read": self, "write": self}}

@@ -614,15 +614,14 @@ class Chain:
         """Return an answer, which errors call `named`, and the height of its state where the node tells it."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
-        asked = time.monotonic()  # before the limit begins, so that what it ends is told as too long
-        limit = Limit(self._answer_seconds, silence=self._silence_seconds).extensions
+        limit = Limit(self._answer_seconds, silence=self._silence_seconds)
         try:
             with self._client.stream(
-                method, query, params=params, content=content, headers=headers, extensions=limit
+                method, query, params=params, content=content, headers=headers, extensions=limit.extensions
             ) as response:
                 body = _body(response, query)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
-            if time.monotonic() - asked >= self._answer_seconds:
+            if limit.is_over:
                 told = f"{query}: no answer: it took longer than {self._answer_seconds:g} s"
                 raise ChainUnreachable(told, hint="check jackal.lcd and the network, or wait") from error
             raise _unreachable(node, reason_of(error, node.url)) from error
