@@ -87,9 +87,9 @@ def one_line(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error of a library says, or its name where it says nothing."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+def first_line(error: BaseException | None) -> str:
+    """Return the first line that has words of what an error of a library says, or its name where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class UsageError(CafError):

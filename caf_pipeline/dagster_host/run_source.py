@@ -49,6 +49,7 @@ from caf_pipeline.errors import (
     NotLocated,
     SettingsError,
     UsageError,
+    first_line,
     one_line,
 )
 from caf_pipeline.inventory.snapshot import SkipReason
@@ -275,9 +276,9 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
         instance = DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS)))
         instance.get_runs(limit=1)
     except (DagsterError, SQLAlchemyError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SettingsError(
-            f"Dagster's storage cannot be opened: {reason}", hint=f"see {home}/dagster.yaml and CAF_DAGSTER_DATABASE_URL"
+            f"Dagster's storage cannot be opened: {first_line(error)}",
+            hint=f"see {home}/dagster.yaml and CAF_DAGSTER_DATABASE_URL",
         ) from error
     with instance:
         yield instance

@@ -15,7 +15,7 @@ from dagster import DagsterInstance
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
-from caf_pipeline.errors import SettingsError
+from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.settings import load_settings
 
 URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
@@ -56,9 +56,8 @@ def require_database() -> None:
     try:
         psycopg2.connect(plain, connect_timeout=_CONNECT_SECONDS).close()
     except psycopg2.Error as error:
-        reason = str(error).strip().partition("\n")[0]
         raise SettingsError(
-            f"Dagster's database cannot be used: {reason}", hint=f"check that it runs, and what {URL_VARIABLE} names"
+            f"Dagster's database cannot be used: {first_line(error)}", hint=f"check that it runs, and what {URL_VARIABLE} names"
         ) from error
 
 

@@ -14,7 +14,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import URL, make_url
 
-from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, interrupt_behind
+from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
 from caf_pipeline.ledger.migrations import migrate
 from caf_pipeline.settings import Settings
@@ -152,7 +152,7 @@ class Database:
     def _translate(self, error: BaseException | None) -> LedgerError:
         """Return our error for what the driver or the server reported, by SQLSTATE; never with the password."""
         diagnosis = error.diag if isinstance(error, psycopg.Error) else None
-        said = (diagnosis and diagnosis.message_primary) or _first_line(error)
+        said = (diagnosis and diagnosis.message_primary) or first_line(error).removeprefix("connection failed: ")
         if self.url.password:
             said = said.replace(str(self.url.password), "***")
         code = (error.sqlstate if isinstance(error, psycopg.Error) else None) or ""
@@ -255,8 +255,3 @@ def _describe(url: URL) -> str:
     where = host if isinstance(host, str) else ",".join(host)
     port = f":{url.port}" if url.port else ""
     return f"the database '{url.database or ''}' at {where}{port}"
-
-
-def _first_line(error: BaseException | None) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].removeprefix("connection failed: ") if lines else type(error).__name__
