@@ -18,7 +18,6 @@ from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart, driver_connection, source_id_of
-from caf_pipeline.system.atomic_files import WholeFile
 
 BATCH_ROWS: Final = 50_000
 
@@ -110,12 +109,17 @@ def _batches(
 
 
 def _write(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema, dictionaries: list[str]) -> int:
+    # No `WholeFile`: the run that asked reads it and no later one, so that nothing waits until gigabytes are on the disk.
+    part = path.with_name(path.name + ".part")
     count = 0
     try:
-        with WholeFile(path) as whole, closing(pq.ParquetWriter(whole.file, schema, use_dictionary=dictionaries)) as writer:
+        with closing(pq.ParquetWriter(part, schema, use_dictionary=dictionaries)) as writer:
             for batch in batches:
                 writer.write_batch(batch)
                 count += batch.num_rows
+        part.replace(path)
     except OSError as error:
         raise StagingError(f"{path} cannot be written: {error.strerror or error}", hint="make room on that disk") from error
+    finally:
+        part.unlink(missing_ok=True)
     return count
