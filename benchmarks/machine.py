@@ -9,7 +9,7 @@ from importlib.metadata import version
 def describe() -> str:
     """Return one line: processor, cores, memory, system, versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    names = ("obstore", "pyarrow", "duckdb", "blake3")
+    names = ("awscrt", "pyarrow", "duckdb", "blake3")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} {platform.release()}; "

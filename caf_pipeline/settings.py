@@ -102,7 +102,7 @@ class PackingSettings(_Section):
         window_size: bytes fetched ahead of the writer, at most. 64 MiB was faster than 256 MiB and takes a third of it.
         fetch_threads: GETs side by side.
         part_size: of one ranged GET of a large object, in bytes.
-        compare_checksums: ask S3 for its own checksum of each object whose listing names one over the full object.
+        compare_checksums: with S3's own of each object whose listing names one over the full object.
         unreadable_after: runs that may fail on one object before it is skipped as unreadable.
         staging_limit: bytes that all chunks together may take in staging; 0 for as much as the disk has.
     """

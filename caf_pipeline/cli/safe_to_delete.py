@@ -70,8 +70,8 @@ def safe_to_delete(
     first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
 
     Where only LastModified is newer, one HEAD compares the object's headers (Content-Type, -Encoding, -Language, -Disposition,
-    Cache-Control) and user metadata with those that are archived: where they differ, it is not safe. Expires, tags, ACLs and
-    object lock are not archived.
+    Cache-Control, Expires) and user metadata with those that are archived: where they differ, it is not safe. Tags, ACLs and
+    object lock are not archived; nor was Expires by 0.3.0 and before.
 
     A window counts where the chain shows that the provider's last proof was verified. The proof watch sees both windows where
     it looks at each chunk in each window; else run this in two windows in a row: it says when the next one begins. Of a file of

@@ -15,7 +15,7 @@ class S3SourceResource(S3Resource):
     """A source's S3, with its settings in caf.toml as values. Another value at launch holds for that run.
 
     Keys are no fields, since Dagster shows the values of all: they come from the settings' environment, else from where
-    boto3 looks for them. `AWS_CA_BUNDLE` names the certificates to trust, for obstore as well.
+    boto3 looks for them. `AWS_CA_BUNDLE` names the certificates to trust.
     """
 
     aws_access_key_id: ClassVar[None] = None  # type: ignore[misc]

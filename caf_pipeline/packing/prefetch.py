@@ -119,16 +119,22 @@ class OrderedFetch:
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> tuple[ObjectPart, bytes | None]:
         if end_byte - start_byte < obj.size_bytes:
             return self._source.read(obj, start_byte, end_byte), None
-        expected = self.checksum_of(obj)
+        algorithm = ""
         for _ in range(CHECKSUM_ATTEMPTS):
             part = self._source.read(obj, 0, obj.size_bytes)
-            digest = new_digest(expected.algorithm) if expected else None
-            if digest is None or expected is None:
+            algorithm = _differing(part) if self._compare_checksums else ""
+            if not algorithm:
                 return part, hashlib.sha256(part.body).digest()
-            digest.update(part.body)
-            if digest.digest() == expected.digest:
-                return part, hashlib.sha256(part.body).digest()
-        raise checksum_differs(obj, expected.algorithm if expected else "")
+        raise checksum_differs(obj, algorithm)
+
+
+def _differing(part: ObjectPart) -> str:
+    """Return the algorithm of S3's checksum where the body has another, else ""."""
+    digest = new_digest(part.checksum.algorithm) if part.checksum else None
+    if part.checksum is None or digest is None:
+        return ""
+    digest.update(part.body)
+    return "" if digest.digest() == part.checksum.digest else part.checksum.algorithm
 
 
 def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:

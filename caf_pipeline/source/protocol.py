@@ -29,19 +29,23 @@ class ObjectHeaders:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectPart:
-    """Some bytes of one object, `len(body)` of them, and the headers that came along."""
-
-    body: Buffer
-    headers: ObjectHeaders
-
-
-@dataclass(frozen=True, slots=True)
 class Checksum:
     """S3's own checksum over a full object: "sha256", "sha1", "crc32", "crc32c" or "crc64nvme", and its raw digest."""
 
     algorithm: str
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPart:
+    """Some bytes of one object, `len(body)` of them, and the headers that came along.
+
+    `checksum` is S3's own, where the part is all of the object and there is one.
+    """
+
+    body: Buffer
+    headers: ObjectHeaders
+    checksum: Checksum | None = None
 
 
 class ObjectSource(Protocol):
@@ -71,7 +75,7 @@ class ObjectSource(Protocol):
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's own checksum of the object where it covers the full object, else None.
+        """Return S3's own checksum of the object where it covers the full object, else None: for objects that are read in parts.
 
         Asks the network only where the listing named a checksum.
         """

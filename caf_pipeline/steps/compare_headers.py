@@ -44,8 +44,10 @@ OBJECTS_AT_ONCE: Final = 10_000
 MANIFESTS_KEPT: Final = 4
 """Manifests that are kept on the disk: objects come in the order of keys, and so do most chunks."""
 
-COMPARED: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control")
-"""The headers that an object has to have in common with what is archived, beside its user metadata. Expires is not kept."""
+COMPARED: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
+"""The headers that an object has to have in common with what is archived, beside its user metadata.
+
+Until 0.3.0 Expires was not kept: an object that has one, is archived without it and was written again is archived once more."""
 
 _Headers = tuple[Mapping[str, str], Mapping[str, str]]  # headers, user metadata
 

@@ -33,6 +33,7 @@ class Reason(StrEnum):
     CERTIFICATE = "cannot be trusted: its certificate is not valid here"
     NOT_HTTP = "does not speak HTTP"
     CUT = "broke its answer off"
+    NO_TLS = "cannot be reached: no TLS connection comes about, as where a certificate is not valid here or HTTPS is not spoken"
     OTHER = "cannot be reached, or breaks its answer off"
 
     @property
@@ -50,16 +51,37 @@ _HINTS: Final = {
     Reason.NOT_TLS: "write http:// in {setting}, or the port where it speaks HTTPS",
     Reason.ONLY_TLS: "write https:// in {setting}",
     Reason.CUT: "run it again; if it happens each time, check the server behind {setting}",
+    Reason.NO_TLS: "check the scheme and the port in {setting}, and the server's certificate",
     Reason.NOT_HTTP: "another program listens on that port: check host and port in {setting}",
     Reason.OTHER: "check {setting} and the network",
 }
+
+_OF_CRT: Final = {
+    "AWS_IO_DNS_INVALID_NAME": Reason.NAME,
+    "AWS_IO_DNS_NO_ADDRESS_FOR_HOST": Reason.NAME,
+    "AWS_IO_DNS_QUERY_AGAIN": Reason.NAME,
+    "AWS_IO_DNS_QUERY_FAILED": Reason.NAME,
+    "AWS_IO_SOCKET_CONNECTION_REFUSED": Reason.REFUSED,
+    "AWS_IO_SOCKET_NO_ROUTE_TO_HOST": Reason.NO_ROUTE,
+    "AWS_IO_SOCKET_NETWORK_DOWN": Reason.NO_ROUTE,
+    "AWS_IO_SOCKET_TIMEOUT": Reason.TIMEOUT,
+    "AWS_ERROR_HTTP_CHANNEL_THROUGHPUT_FAILURE": Reason.TIMEOUT,  # nothing came for 30 s
+    "AWS_ERROR_HTTP_RESPONSE_FIRST_BYTE_TIMEOUT": Reason.TIMEOUT,
+    "AWS_IO_SOCKET_CLOSED": Reason.CUT,  # before an answer or within it
+    "AWS_ERROR_HTTP_CONNECTION_CLOSED": Reason.CUT,
+    "AWS_ERROR_HTTP_SERVER_CLOSED": Reason.CUT,
+    "AWS_ERROR_HTTP_PROTOCOL_ERROR": Reason.NOT_HTTP,
+    "AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE": Reason.NO_TLS,
+    "AWS_IO_TLS_NEGOTIATION_TIMEOUT": Reason.NO_TLS,
+}
+"""The names of awscrt's errors; this module loads no client."""
 
 
 def reason_of(error: BaseException, url: str = "") -> Reason:
     """Return why a server could not be asked. Where it closes the connection, it is tried with TLS, if its URL is given."""
     for each in _inside(error):
         if found := _reason(each):
-            if found in (Reason.CLOSED, Reason.NOT_HTTP) and speaks_only_tls(url):
+            if found in (Reason.CLOSED, Reason.CUT, Reason.NOT_HTTP) and speaks_only_tls(url):
                 return Reason.ONLY_TLS
             return found
     return Reason.OTHER
@@ -119,6 +141,8 @@ def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for e
     if type(error).__name__ == "RemoteProtocolError":  # httpx's; this module loads no client
         said = {"disconnected": Reason.CLOSED, "without sending complete message": Reason.CUT}  # h11's words
         return next((reason for words, reason in said.items() if words in str(error)), Reason.NOT_HTTP)
+    if type(error).__name__ == "AwsCrtError":
+        return _OF_CRT.get(error.name)  # type: ignore[attr-defined]
     if isinstance(error, OSError) and error.errno in _NO_ROUTE:
         return Reason.NO_ROUTE
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:

@@ -12,12 +12,10 @@ import pytest
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
 
-# obstore bends the first group and not the second. (moto cannot store a key with a line feed.)
-BENT_KEYS = [
+# Clients and servers bend some of them. (moto cannot store a key with a line feed.)
+KEYS = [
     "/abs", "a/", "a//b", "//", "///", "/", "a//", ".", "..", "./x", "../x", "a/.", "a/..", "a/./b", "a/../b",
     "http://x/y", "\x01", "a\tb", "a\rb", "a\x0bb", "a\x1fb", "a\x7fb",
-]  # fmt: skip
-PLAIN_KEYS = [
     "a", "a/b", "...", "..x", "x..", ".x", "a/.b/c", "%", "%zz", "a%", "a%2Fb", "a%20b", "a%25b", "+", "a+b", " ", " a", "a ",
     "a b", "~", "*", "\\", "a\\b", "?", "a?b=c", "?versionId=x", "#", "a#b", "&", "&amp;", "<Key>", "a&b=c", "[x]", "{x}", "|",
     "^", "`", "\"", "'", "=", ";", ":", "@", "!", "$", "(", ")", ",", "C:\\x", "é", "e\u0301", "日本", "\U0001f600", "\x80",
@@ -115,7 +113,7 @@ class ObjectSourceContract:
         with pytest.raises(ValueError, match="no range of 3 bytes"):
             source.read(listed(source)[0], *bounds)
 
-    @pytest.mark.parametrize("key", [*BENT_KEYS, *PLAIN_KEYS])
+    @pytest.mark.parametrize("key", KEYS)
     def test_every_key_is_listed_and_read_as_itself(self, bucket, key):
         # What a client that bends keys would ask for instead is there as well.
         for other in {key.strip("/"), "a", "abs", "b", "x"} - {key, ""}:

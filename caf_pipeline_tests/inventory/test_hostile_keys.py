@@ -18,7 +18,7 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.store.jackal.store import open_jackal_store
-from caf_pipeline_tests.contracts.object_source import BENT_KEYS, PLAIN_KEYS
+from caf_pipeline_tests.contracts import object_source
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -113,7 +113,7 @@ LOCALLY_BAD = [
     "/".join("d" * 512),
 ]
 MADE_UP = [*PATHS, *OURS, *NUMBERS, *NAMES, *SPELLED, *LETTERS, *CONTROLS, *ESCAPES, *LOCALLY_BAD]
-KEYS = list(dict.fromkeys([*MADE_UP, *BENT_KEYS, *PLAIN_KEYS]))
+KEYS = list(dict.fromkeys([*MADE_UP, *object_source.KEYS]))
 MEMORY_KEYS = ["\n", "a\nb", "a\r\nb", "\t\n", *KEYS]
 NO_TEXT = [b"\xff", b"a/\xc3", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80"]
 NO_ROW = "n\0l"

@@ -792,7 +792,7 @@ ASKED_OF_SOURCES = {
 }
 """Everything that this project asks of S3, none of which changes anything."""
 
-NO_REQUESTS = {"meta", "_get_credentials", "exceptions", "close"}
+NO_REQUESTS = {"meta", "_get_credentials", "_endpoint", "exceptions", "close"}
 PACKAGE = Path(caf_pipeline.__file__).parent
 OF_S3 = sorted((PACKAGE / "source" / "s3").glob("*.py"))
 
@@ -814,19 +814,22 @@ def test_only_requests_that_change_nothing_are_sent_to_sources():
     assert used <= ASKED_OF_SOURCES | NO_REQUESTS
 
 
-def test_obstore_is_asked_for_nothing_but_bytes():
-    used = set().union(*(attributes_of(module, "obstore", "store", "_store") for module in OF_S3))
-    assert "get" in used
-    assert used <= {"get", "S3Store", "exceptions", "store"}
+def test_gets_are_all_that_awscrt_is_asked_for():
+    [module] = [module for module in OF_S3 if module.name == "get_client.py"]
+    calls = [node for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    named = [(getattr(call.func, "attr", "") or getattr(call.func, "id", ""), call) for call in calls]
+    assert [ast.unparse(call.args[0]) for name, call in named if name == "HttpRequest"] == ["'GET'"]
+    [asked] = [call for name, call in named if name == "make_request"]
+    assert {word.arg: word.value for word in asked.keywords}["operation_name"].value == "GetObject"
 
 
 def test_no_module_but_these_has_a_client_of_s3():
-    clients = {"boto3", "obstore", "botocore", "dagster_aws", "aiobotocore", "s3fs"}
+    clients = {"boto3", "botocore", "dagster_aws", "aiobotocore", "s3fs", "awscrt.s3", "awscrt.http"}
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        if {name.split(".")[0] for name in names} & clients:
+        if names & clients or {name.split(".")[0] for name in names} & clients:
             assert path in {*OF_S3, PACKAGE / "defs" / "source_resource.py", PACKAGE / "system" / "ranges.py"}, path
             text_ = path.read_text(encoding="utf-8")
             for word in (
@@ -836,6 +839,6 @@ def test_no_module_but_these_has_a_client_of_s3():
                 "put_bucket",
                 "copy_object",
                 "upload_file",
-                "obstore.delete",
+                "PUT_OBJECT",
             ):
                 assert word not in text_, f"{path} names {word}"

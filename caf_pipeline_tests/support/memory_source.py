@@ -46,7 +46,8 @@ class MemorySource:
             raise ObjectUnavailable(f"{key} is {reason}", reason=reason)
         if key in self.failing and end_byte > self.failing[key]:
             raise ObjectReadFailed(f"{key} broke off")
-        return ObjectPart(self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()))
+        checksum = self.checksums.get(key) if end_byte - start_byte == obj.size_bytes else None
+        return ObjectPart(self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()), checksum)
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         return self.checksums.get(obj.key.decode())

@@ -24,7 +24,8 @@ import pytest
 from pydantic import SecretStr
 
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.s3.clients import build_client, build_store
+from caf_pipeline.source.s3.clients import build_client
+from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.source import S3Source
 from caf_pipeline.system.child_environment import child_environment
 
@@ -62,8 +63,9 @@ class Bucket:
 
     def source(self, prefix: str = "", **options: Any) -> S3Source:
         """Return the bucket as a source."""
-        store = build_store(self.client, self.name)
-        return S3Source(self.name, prefix, self.client, store, **{"name": "demo", "attempts": 2, **options})
+        return S3Source(
+            self.name, prefix, self.client, GetClient(self.client, self.name), **{"name": "demo", "attempts": 2, **options}
+        )
 
 
 def _text(key: bytes | str) -> str:
@@ -157,9 +159,9 @@ class ScriptedS3:
 
     def source(self, prefix: str = "", *, requester_pays: bool = False, **changes: Any) -> S3Source:
         client = client_for(self.endpoint, **changes)
-        store = build_store(client, "bucket-of-script", requester_pays=requester_pays)
+        gets = GetClient(client, "bucket-of-script", requester_pays=requester_pays)
         options = {"name": "demo", "attempts": 2, "requester_pays": requester_pays}
-        return S3Source("bucket-of-script", prefix, client, store, **options)
+        return S3Source("bucket-of-script", prefix, client, gets, **options)
 
 
 class _Handler(BaseHTTPRequestHandler):

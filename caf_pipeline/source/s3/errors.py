@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from awscrt.exceptions import AwsCrtError
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -48,6 +49,19 @@ MAX_WAIT_SECONDS: Final = 20.0
 """The wait before the n-th retry is random, up to the first doubled n times, at most this (botocore's own limit)."""
 
 T = TypeVar("T")
+
+
+_SAID_BY_CRT: Final = {
+    # What S3 said is not in these errors, nor the status.
+    "AWS_ERROR_S3_INTERNAL_ERROR": "the server has an error of its own (InternalError, or HTTP status 500, 502 or 504)",
+    "AWS_ERROR_S3_SLOW_DOWN": "the server asks for fewer requests (SlowDown, or HTTP status 503)",
+    "AWS_ERROR_S3_REQUEST_TIMEOUT": "the server did not get the request in time (RequestTimeout)",
+    # What comes is not what was asked for.
+    "AWS_ERROR_DEST_COPY_TOO_SMALL": "more bytes came than were asked for",
+    "AWS_ERROR_S3_MISSING_ETAG": "the answer has no ETag",
+    "AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER": "the answer does not say which part of the object it is",
+    "AWS_ERROR_S3_INVALID_CONTENT_RANGE_HEADER": "the answer does not say which part of the object it is",
+}
 
 
 class WrongBody(Exception):
@@ -174,7 +188,8 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether the same request may succeed later without anybody changing anything."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
-    return isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError) and not reason_of(error).lasts
+    failed = isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError | AwsCrtError)
+    return failed and not reason_of(error).lasts
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +226,7 @@ class Asking:
         )
 
 
-ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, WrongBody)
+ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtError, WrongBody)
 """What the two functions below translate."""
 
 
@@ -284,7 +299,9 @@ def object_error(error: Exception, at: BucketAddress, key: bytes) -> CafError:
         if reason := _reason(error):
             return unavailable(reason, at, key)
         return ObjectReadFailed(f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})")
-    said = str(error) if isinstance(error, WrongBody) else f"the server {reason_of(error, at.endpoint)}"
+    said = _SAID_BY_CRT.get(getattr(error, "name", "")) or f"the server {reason_of(error, at.endpoint)}"
+    if isinstance(error, WrongBody):
+        said = str(error)
     return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
 
 

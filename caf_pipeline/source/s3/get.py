@@ -1,8 +1,8 @@
-"""GETs of exactly one identity: by obstore where it takes the key as it is, by boto3 otherwise, and after obstore failed.
+"""GETs of exactly one identity, and HEADs where no body is wanted.
 
-obstore costs a tenth of boto3 and its errors carry no code of S3's, so that a failed GET is asked again by boto3: the answer
-says what is wrong, or there is none any more. Both give the same bytes and the same headers.
-Source: GetObject and HeadObject in the Amazon S3 API Reference; obstore 0.12's parsing of paths, tried on a server.
+A GET brings S3's own checksum along where it is of the whole object and the listing named one; an object that is read in parts
+costs a HEAD for it.
+Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64
@@ -12,10 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import obstore
 from botocore.exceptions import ClientError
-from obstore.exceptions import BaseError, PreconditionError
-from obstore.store import S3Store
 
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
@@ -29,46 +26,30 @@ from caf_pipeline.source.s3.errors import (
     object_error,
     unavailable,
 )
+from caf_pipeline.source.s3.get_client import GetAnswer, GetClient, UnreadableHeader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from obstore import GetOptions, GetResult
 
 FULL_OBJECT: Final = "FULL_OBJECT"
 
-_CHECKSUMS: Final[dict[str, str]] = {
-    "SHA256": "ChecksumSHA256",
-    "SHA1": "ChecksumSHA1",
-    "CRC32": "ChecksumCRC32",
-    "CRC32C": "ChecksumCRC32C",
-    "CRC64NVME": "ChecksumCRC64NVME",
-}
-"""S3's name of an algorithm, and of the field that has its value."""
+_CHECKSUMS: Final = frozenset({"SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME"})
+"""S3's names of the algorithms that we know; in lower case they are the ends of its headers' names."""
 
-_HEADERS: Final[dict[str, tuple[str, str]]] = {
-    "content_type": ("Content-Type", "ContentType"),
-    "content_encoding": ("Content-Encoding", "ContentEncoding"),
-    "content_language": ("Content-Language", "ContentLanguage"),
-    "content_disposition": ("Content-Disposition", "ContentDisposition"),
-    "cache_control": ("Cache-Control", "CacheControl"),
-}
-"""Our name of a header, obstore's and boto3's. obstore does not tell Expires, so that it is not kept for any object."""
+_KEPT: Final = (
+    "content_type",
+    "content_encoding",
+    "content_language",
+    "content_disposition",
+    "cache_control",
+    "expires",
+)
+"""The headers of `ObjectHeaders`, which are HTTP's with `_` for `-`."""
 
-_NOT_METADATA: Final = frozenset({"Storage-Class", *(theirs for theirs, _ in _HEADERS.values())})
-"""obstore gives headers and user metadata in one dict; the latter's names are in lower case."""
+_METADATA: Final = "x-amz-meta-"
 
 STALLED_SECONDS: Final = 20.0
 """Without the end of any GET of the source, it is said that an answer is waited for: one part takes long on a slow line."""
-
-_OBSTORE_FAILED: Final = (BaseError, OSError, ValueError)
-
-
-def is_bent(key: bytes) -> bool:
-    """Tell whether obstore would ask for another key than this, or refuse it.
-
-    It drops a slash at either end, and refuses empty, `.` and `..` segments and ASCII control characters.
-    """
-    return any(segment in (b"", b".", b"..") for segment in key.split(b"/")) or any(byte < 0x20 or byte == 0x7F for byte in key)
 
 
 @dataclass(frozen=True)
@@ -76,12 +57,14 @@ class ObjectReader:
     """How objects of one source are read.
 
     Attributes:
-        asking: of one GET by boto3, after that of obstore.
+        client: of the HEADs.
+        gets: of the GETs.
+        asking: of one request.
         extra: parameters of every request of boto3, e.g. who pays.
     """
 
     client: "S3Client"
-    store: S3Store
+    gets: GetClient
     asking: Asking
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -93,53 +76,40 @@ class ObjectReader:
     def part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """See `ObjectSource.read`; the key is text."""
         with self.asking.waiting(STALLED_SECONDS) as wait:
-            part = self._part(obj, start_byte, end_byte)
+            try:
+                part = self.asking.attempt(lambda: self._part(obj, start_byte, end_byte))
+            except ASKING_FAILED as error:
+                raise object_error(error, self.at, obj.key) from error
             wait.moved()
             return part
 
     def _part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
-        part = None if is_bent(obj.key) else self._by_obstore(obj, start_byte, end_byte)
-        if part is not None:
-            return part
-        try:
-            return self.asking.attempt(lambda: self._by_boto3(obj, start_byte, end_byte))
-        except ASKING_FAILED as error:
-            raise object_error(error, self.at, obj.key) from error
-
-    def _by_obstore(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart | None:
-        """Return the part, or None where boto3 is to read it."""
-        options: GetOptions = {"if_match": _quoted(obj.etag)} if obj.version_id is None else {"version": obj.version_id}
-        if end_byte - start_byte < obj.size_bytes:
-            options["range"] = (start_byte, end_byte)
-        try:
-            result = obstore.get(self.store, obj.key.decode(), options=options)
-            body = result.bytes()
-        except PreconditionError as error:
-            raise unavailable(SkipReason.CHANGED, self.at, obj.key) from error
-        except _OBSTORE_FAILED:
-            return None
-        if len(body) != end_byte - start_byte or result.meta["size"] != obj.size_bytes:
-            return None
-        # obstore follows redirects to whichever host and cannot be told not to; boto3 does not follow them.
-        if result.meta["e_tag"] != _quoted(obj.etag):
-            return None
-        return ObjectPart(body, _headers_of_obstore(result))
-
-    def _by_boto3(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         whole = end_byte - start_byte == obj.size_bytes
-        asked: dict[str, Any] = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
-        answer: Any = self.client.get_object(**self._identity(obj), **asked)
-        with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
-            body: bytes = stream.read()
-        size_bytes = len(body) if whole else _size_of_range(answer)
-        if len(body) != end_byte - start_byte or size_bytes != obj.size_bytes:
+        asked = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
+        named = _named_algorithm(obj) if whole else ""
+        answer = self._get(obj, asked | ({"x-amz-checksum-mode": "ENABLED"} if named else {}), end_byte - start_byte)
+        size_bytes = len(answer.body) if whole else _size_of_range(answer.headers)
+        if len(answer.body) != end_byte - start_byte or size_bytes != obj.size_bytes:
             raise WrongBody(
-                f"{len(body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
+                f"{len(answer.body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
             )
-        etag = answer.get("ETag")
+        etag = answer.headers.get("etag")
         if etag not in (None, _quoted(obj.etag), obj.etag):
             raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
-        return ObjectPart(body, _headers_of_boto3(answer))
+        return ObjectPart(answer.body, _object_headers(answer.headers), _checksum(named, answer.headers))
+
+    def _get(self, obj: S3Object, asked: Mapping[str, str], size_bytes: int) -> GetAnswer:
+        pinned = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
+        key, is_range = obj.key.decode(), "Range" in asked
+        try:
+            return self.gets.get(
+                key, version_id=obj.version_id, headers={**pinned, **asked}, size_bytes=size_bytes, is_range=is_range
+            )
+        except UnreadableHeader:
+            more: dict[str, Any] = {"Range": asked["Range"]} if is_range else {}
+            answer: Any = self.client.get_object(**self._identity(obj), **more)
+            with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
+                return GetAnswer(answer["ResponseMetadata"]["HTTPHeaders"], stream.read())
 
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
@@ -149,7 +119,15 @@ class ObjectReader:
         # To the second: HTTP tells no less of a time, and a listing may.
         if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
-        return _headers_of_boto3(answer)
+        return _object_headers(answer["ResponseMetadata"]["HTTPHeaders"])
+
+    def checksum(self, obj: S3Object) -> Checksum | None:
+        """See `ObjectSource.full_object_checksum`; the key is text."""
+        algorithm = _named_algorithm(obj)
+        answer = self._head(obj, ChecksumMode="ENABLED") if algorithm else None
+        if answer is None or isinstance(answer, ClientError):
+            return None
+        return _checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"])
 
     def _head(self, obj: S3Object, **more: Any) -> Any:  # noqa: ANN401 - botocore's calls and answers are made at run time
         """Return the answer to a HEAD, or what refuses it while the object itself can be read."""
@@ -166,21 +144,17 @@ class ObjectReader:
         pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {"VersionId": obj.version_id}
         return {"Bucket": self.at.bucket, "Key": obj.key.decode(), **pinned, **self.extra}
 
-    def checksum(self, obj: S3Object) -> Checksum | None:
-        """See `ObjectSource.full_object_checksum`; the key is text."""
-        algorithm, _, kind = obj.checksum.partition("/")
-        if algorithm not in _CHECKSUMS or kind not in ("", FULL_OBJECT):
-            return None
-        answer = self._head(obj, ChecksumMode="ENABLED")
-        if isinstance(answer, ClientError):
-            return None
-        value = answer.get(_CHECKSUMS[algorithm], "")
-        if answer.get("ChecksumType", FULL_OBJECT) != FULL_OBJECT or "-" in value:
-            return None  # of the parts' checksums, and not of the bytes
-        return _decoded(algorithm, value)
+
+def _named_algorithm(obj: S3Object) -> str:
+    """Return the algorithm of the checksum over the full object that the listing names, "" where it names none."""
+    algorithm, _, kind = obj.checksum.partition("/")
+    return algorithm if algorithm in _CHECKSUMS and kind in ("", FULL_OBJECT) else ""
 
 
-def _decoded(algorithm: str, value: str) -> Checksum | None:
+def _checksum(algorithm: str, headers: Mapping[str, str]) -> Checksum | None:
+    value = headers.get(f"x-amz-checksum-{algorithm.lower()}", "") if algorithm else ""
+    if headers.get("x-amz-checksum-type", FULL_OBJECT) != FULL_OBJECT or "-" in value:
+        return None  # of the parts' checksums, and not of the bytes
     try:
         digest = base64.b64decode(value, validate=True)
     except binascii.Error:
@@ -192,22 +166,12 @@ def _quoted(etag: str) -> str:
     return f'"{etag}"'
 
 
-def _size_of_range(answer: Mapping[str, Any]) -> int:
+def _size_of_range(headers: Mapping[str, str]) -> int:
     """Return the object's whole size as the answer to a ranged GET has it; -1 where it has none."""
-    total = str(answer.get("ContentRange", "")).rpartition("/")[2]
+    total = headers.get("content-range", "").rpartition("/")[2]
     return int(total) if total.isdecimal() else -1
 
 
-def _headers_of_obstore(result: "GetResult") -> ObjectHeaders:
-    found = result.attributes
-    return ObjectHeaders(
-        **{ours: found.get(theirs, "") for ours, (theirs, _) in _HEADERS.items()},
-        user_metadata={name: value for name, value in sorted(found.items()) if name not in _NOT_METADATA},
-    )
-
-
-def _headers_of_boto3(answer: Mapping[str, Any]) -> ObjectHeaders:
-    return ObjectHeaders(
-        **{ours: answer.get(theirs, "") for ours, (_, theirs) in _HEADERS.items()},
-        user_metadata={name.lower(): value for name, value in sorted(answer.get("Metadata", {}).items())},
-    )
+def _object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
+    metadata = {name.removeprefix(_METADATA): value for name, value in sorted(headers.items()) if name.startswith(_METADATA)}
+    return ObjectHeaders(**{name: headers.get(name.replace("_", "-"), "") for name in _KEPT}, user_metadata=metadata)

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from obstore.store import S3Store
-
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
-from caf_pipeline.source.s3.clients import bucket_region, build_client, build_store, is_aws
+from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import ObjectReader
+from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -31,7 +30,7 @@ class S3Source:
         bucket: str,
         prefix: str,
         client: "S3Client",
-        store: S3Store,
+        gets: GetClient,
         *,
         name: str = "",
         requester_pays: bool = False,
@@ -39,7 +38,7 @@ class S3Source:
         page_keys: int = PAGE_KEYS,
         waits: Waits | None = None,
     ) -> None:
-        """Take both clients as they are: `store` is for the bucket, endpoint and credentials of `client` (`build_store`).
+        """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
         the first included, where it fails transiently; `page_keys` are at most 1,000; `waits` says it while there is no answer.
@@ -49,7 +48,7 @@ class S3Source:
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys)
-        self._reading = ObjectReader(client, store, asking, extra)
+        self._reading = ObjectReader(client, gets, asking, extra)
 
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
@@ -104,12 +103,12 @@ def open_s3_source(
         grace=UNANSWERED_SECONDS,
     ):
         region = bucket_region(client, settings.bucket) if is_aws(client) else None
-    store = build_store(client, settings.bucket, requester_pays=settings.requester_pays, region=region)
+    gets = GetClient(client, settings.bucket, requester_pays=settings.requester_pays, region=region)
     return S3Source(
         settings.bucket,
         settings.prefix,
         client,
-        store,
+        gets,
         name=name,
         requester_pays=settings.requester_pays,
         attempts=attempts,
