@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 BRIEF_SECONDS: Final = 1.0
@@ -60,13 +60,21 @@ class OpenWait:
 
     def __init__(self, waits: "Waits", wait: Wait, now: float) -> None:
         self._waits = waits
-        self.wait = wait
+        self._wait = wait
+        self._since = now  # when `_wait` began
         self.began = now
         self.graces: list[float] = []
 
     def moved(self) -> None:
         """Begin the wait again from now: something came, though not the end."""
         self._waits._begin_again(self)
+
+    def wait(self) -> Wait:
+        """Return it as it is told."""
+        if self._since != self.began:
+            since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began)
+            self._wait, self._since = replace(self._wait, since=since), self.began
+        return self._wait
 
     def due(self) -> float:
         """Return the time from which it is reported, by the monotonic clock."""
@@ -134,14 +142,13 @@ class Waits:
     def _begin_again(self, one: OpenWait) -> None:
         with self._lock:
             one.began = time.monotonic()
-            one.wait = replace(one.wait, since=datetime.now(UTC))
 
     def _tell(self, *, again: bool = False) -> None:
         """Tell the listeners what is due, where that has changed."""
         with self._telling:
             with self._lock:
                 now = time.monotonic()
-                due = tuple(one.wait for one in self._open.values() if one.due() <= now)
+                due = tuple(one.wait() for one in self._open.values() if one.due() <= now)
                 news = due != self._told or bool(again and due)
                 self._told = due  # while it is locked: who ends a wait sees whether it is being told, and waits until it was
             if news:

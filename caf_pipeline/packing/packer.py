@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _COPY_BYTES: Final = 1 << 20
 
+_TWO_ENTRIES_BYTES: Final = 2 * (6 * 1024 + 128) + FOOTER_SIZE_BYTES
+"""More than two entries of an index and the footer take: a key has up to 1,024 bytes, and `\\u0000` stands for one of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed(Seal):
@@ -333,6 +336,8 @@ class Packer:
         self._skipped_count += 1
 
     def _fits(self, member: str, start_byte: int, end_byte: int, manifest_bytes: int) -> bool:
+        if end_byte + manifest_bytes + self._index.index_size_bytes + _TWO_ENTRIES_BYTES <= self._limit_bytes:
+            return True
         index = self._index.size_with(member, start_byte, end_byte)
         ours = IndexBuilder()  # the manifest's entry, counted at the place where it would end
         last = ours.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)

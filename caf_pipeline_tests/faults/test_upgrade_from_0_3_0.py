@@ -56,7 +56,7 @@ MOMENTS = {
     "uploading": ("caf_pipeline.jackal.uploads:Uploads.put:before:2", "uploading"),
     "verified": ("caf_pipeline.ledger:PostgresLedger.load_locations:before:2", "verified"),
 }
-"""When the old run is killed, and the state in which it leaves one of three chunks: the second, where none had to be tried again."""
+"""When the old run is killed, and the state in which it leaves one of three chunks: the second, where none was tried again."""
 
 
 @pytest.fixture(scope="module")

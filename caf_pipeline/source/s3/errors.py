@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeVar
 
 from awscrt.exceptions import AwsCrtError
@@ -207,23 +208,41 @@ class Asking:
     waits: Waits
 
     def attempt(self, call: Callable[[], T]) -> T:
-        """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
+        """Return what `call` does as `retried` does, and say where an answer is waited for."""
         with self.waiting(UNANSWERED_SECONDS):
-            return Retrying(
-                stop=stop_after_attempt(self.attempts),
-                wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
-                retry=retry_if_exception(is_transient),
-                reraise=True,
-            )(call)
+            return self.retried(call)
+
+    def retried(self, call: Callable[[], T]) -> T:
+        """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
+        try:
+            return call()  # nearly always; tenacity costs as much CPU as a small GET
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            failed = [error]
+
+        def first_failed() -> T:
+            if failed:
+                raise failed.pop()
+            return call()
+
+        return Retrying(
+            stop=stop_after_attempt(self.attempts),
+            wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=MAX_WAIT_SECONDS),
+            retry=retry_if_exception(is_transient),
+            reraise=True,
+        )(first_failed)
 
     def waiting(self, grace: float) -> "AbstractContextManager[OpenWait]":
         """Say, after `grace` seconds, that an answer is waited for."""
-        times = f"{self.attempts} attempts" if self.attempts > 1 else "one attempt"
-        return self.waits.waiting(
-            f"an answer of {self.at}, which is asked again and again",
-            ends_by=f"an answer ends it, or {times} without one",
-            grace=grace,
-        )
+        what, ends_by = _said_while_waiting(self.at, self.attempts)
+        return self.waits.waiting(what, ends_by=ends_by, grace=grace)
+
+
+@cache
+def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
+    times = f"{attempts} attempts" if attempts > 1 else "one attempt"
+    return f"an answer of {at}, which is asked again and again", f"an answer ends it, or {times} without one"
 
 
 ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtError, WrongBody)

@@ -77,7 +77,7 @@ class ObjectReader:
         """See `ObjectSource.read`; the key is text."""
         with self.asking.waiting(STALLED_SECONDS) as wait:
             try:
-                part = self.asking.attempt(lambda: self._part(obj, start_byte, end_byte))
+                part = self.asking.retried(lambda: self._part(obj, start_byte, end_byte))
             except ASKING_FAILED as error:
                 raise object_error(error, self.at, obj.key) from error
             wait.moved()
