@@ -7,7 +7,8 @@
 #   make lint types   what CI checks besides
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
-#   make bench   measure                  make docs         write the generated pages
+#   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
+#   make docs    write the generated pages
 #   make lock    resolve the dependencies anew
 
 SHELL := /bin/sh
@@ -24,7 +25,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup demo ui network test test-all test-jackal reliability soak lint types bench docs lock clean
+.PHONY: help setup demo ui network test test-all test-jackal reliability soak lint types bench bench-quick docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -81,8 +82,16 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-bench: $(READY)
-	$(BIN)/python -m benchmarks
+# versitygw is the S3 server of the measurements where Go can install it; else moto's is, which is slow.
+TOOLS := .caf/tools
+$(TOOLS)/versitygw:
+	@if command -v go >/dev/null; then GOBIN="$(CURDIR)/$(TOOLS)" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0; fi
+
+bench: $(READY) $(TOOLS)/versitygw
+	$(BIN)/python -m benchmarks --keep $(CASE)
+
+bench-quick: $(READY) $(TOOLS)/versitygw
+	$(BIN)/python -m benchmarks --scale quick $(CASE)
 
 docs: $(READY)
 	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md

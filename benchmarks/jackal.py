@@ -1,16 +1,16 @@
-"""Measures the Merkle root against `openssl dgst -sha256`, and an upload against `curl` sending the same form.
+"""Uploads: one chunk to one provider of the loopback network, beside curl sending the same form.
 
-The upload goes to one provider of the loopback network, on the same machine; both clients meet the same server, in turn.
+Both meet the same server on the same machine. Each run posts a file of its own first, as a provider takes each file once.
 """
 
-import json
-import statistics
-import subprocess
+import itertools
 import sys
-import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import Bench
+from benchmarks.pairs import Command
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -21,91 +21,50 @@ from caf_pipeline.store.protocol import ChunkToStore, Posting
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
-ROUNDS = 3
-GIB = 1 << 30
 MIB = 1 << 20
-MERKLE_BYTES = 4 * GIB
-UPLOADS = (256 * MIB, 2 * GIB)  # two sizes, to see that memory does not follow
-WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+GIB = 1 << 30
+WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"  # a test vector of BIP-39, not a wallet
 PATTERN = bytes(range(256)) * 4096
 
 
-def _file(path: Path, size_bytes: int, first: int) -> Path:
+def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """A chunk of 4 GiB."""
+    size_bytes = bench.pick(4 * GIB, 256 * MIB, MIB)
+    wallet, numbers, path = Wallet(WORDS), itertools.count(1), bench.folder / "upload"
+    with LoopbackNetwork(
+        bench.folder / "network", providers=1, block_seconds=0.2, fund={wallet.address: 10**12}, space={wallet.address: 10**13}
+    ) as network:
+        address = network.providers[0]
+
+        def posted() -> Posting:
+            for stored in (bench.folder / "network").rglob("*"):
+                if stored.is_file() and stored.stat().st_size == size_bytes:
+                    stored.unlink()  # room on the disk: what was stored in the run before is not read again
+            _write(path, size_bytes, next(numbers))
+            return _post(network, wallet, path)
+
+        def our_arguments() -> Sequence[str]:
+            posting = posted()
+            place = [address, str(path), posting.merkle_root.hex(), posting.owner, str(posting.start)]
+            return [sys.executable, "-m", "benchmarks.work", "upload", *place]
+
+        def their_arguments() -> Sequence[str]:
+            posting = posted()
+            fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
+            form = [part for name, value in fields.items() for part in ("-F", f"{name}={value}")]
+            return ["curl", "-sS", "--fail", "-o", "/dev/null", *form, "-F", f"file=@{path}", f"{address}/v2/upload"]
+
+        yield Command(our_arguments), Command(their_arguments)
+    path.unlink(missing_ok=True)
+
+
+def _write(path: Path, size_bytes: int, first: int) -> None:
     """Write a file of this size whose blocks differ; `first` makes its root differ from those of other files."""
     with path.open("wb") as file:
         written = 0
         while written < size_bytes:
             piece = (written + first).to_bytes(8, "big") + PATTERN[8:]
             written += file.write(piece[: size_bytes - written])
-    return path
-
-
-def _seconds(command: list[str]) -> float:
-    started = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.monotonic() - started
-
-
-def merkle(folder: Path) -> list[str]:
-    """Return the table of roots of a 4 GiB file beside openssl's SHA-256 of it, in turn."""
-    path = _file(folder / "merkle", MERKLE_BYTES, 0)
-    lines = ["| Merkle root of 4 GiB | root, s | openssl SHA-256, s | ratio: median (lowest to highest) of 3 |"]
-    lines.append("|---|---|---|---|")
-    for proof_type in (0, 3):
-        rounds = []
-        for _ in range(ROUNDS):
-            bare = _seconds(["openssl", "dgst", "-sha256", str(path)])
-            started = time.monotonic()
-            merkle_root(path, proof_type)
-            rounds.append((time.monotonic() - started, bare))
-        lines.append(f"| type {proof_type} | {_row(rounds)} |")
-    path.unlink()
-    return lines
-
-
-def uploads(folder: Path) -> list[str]:
-    """Return the table of uploads beside curl's, and of the client's peak memory."""
-    wallet = Wallet(WORDS)
-    lines = ["| upload | ours, s | curl, s | ratio: median (lowest to highest) of 3 | peak memory, MiB |"]
-    lines.append("|---|---|---|---|---|")
-    with LoopbackNetwork(
-        folder / "network", providers=1, block_seconds=0.2, fund={wallet.address: 10**10}, space={wallet.address: 10**12}
-    ) as network:
-        for size_bytes in UPLOADS:
-            rounds, peak = [], 0
-            for number in range(ROUNDS):
-                ours = _file(folder / "ours", size_bytes, 2 * number + 1)
-                theirs = _file(folder / "theirs", size_bytes, 2 * number + 2)
-                done = _measured(network, wallet, ours)
-                rounds.append((done["seconds"], _curl(network, wallet, theirs)))
-                peak = max(peak, done["peak_bytes"])
-            lines.append(f"| {size_bytes // MIB:,} MiB | {_row(rounds)} | {peak / MIB:,.0f} |")
-    return lines
-
-
-def _row(rounds: list[tuple[float, float]]) -> str:
-    ratios = [ours / theirs for ours, theirs in rounds]
-    ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return f"{ours:.2f} | {theirs:.2f} | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def _measured(network: LoopbackNetwork, wallet: Wallet, path: Path) -> dict[str, Any]:
-    """Upload in a process of its own, so that its peak memory is its own."""
-    posting = _post(network, wallet, path)
-    place = [network.providers[0], str(path), posting.merkle_root.hex(), posting.owner, str(posting.start)]
-    command = [sys.executable, "-m", "benchmarks.measured", "upload", *place]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def _curl(network: LoopbackNetwork, wallet: Wallet, path: Path) -> float:
-    """Send the same form with curl; return the seconds to the answer, which comes when the file is hashed and stored."""
-    posting = _post(network, wallet, path)
-    fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
-    form = [part for name, value in fields.items() for part in ("-F", f"{name}={value}")]
-    address = f"{network.providers[0]}/v2/upload"
-    return _seconds(["curl", "-sS", "--fail", "-o", "/dev/null", *form, "-F", f"file=@{path}", address])
 
 
 def _post(network: LoopbackNetwork, wallet: Wallet, path: Path) -> Posting:
@@ -138,13 +97,11 @@ class _Unhurried:
         """Let it go on."""
 
 
-def upload(address: str, path: str, root: str, owner: str, start: str) -> dict[str, Any]:
+def send(address: str, path: str, root: str, owner: str, start: str) -> dict[str, Any]:
     """Upload a posted file to one provider, up to its answer."""
     file = Path(path)
     posting = Posting(bytes.fromhex(root), owner, int(start), file.stat().st_size)
     client = ProviderClient(address, may_be_private=True)
-    started = time.monotonic()
     job = client.upload(Sending(posting, file, _Unhurried(), proof_type=3, answer_seconds=600))
-    seconds = time.monotonic() - started
     client.close()
-    return {"seconds": seconds, "bytes": posting.stored_size_bytes, "status": job.status}
+    return {"bytes": posting.stored_size_bytes, "status": job.status}

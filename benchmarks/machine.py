@@ -13,7 +13,7 @@ def describe() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} {platform.release()}; "
-        f"Python {platform.python_version()}; {versions}; commit {_commit()}"
+        f"Python {platform.python_version()}; {versions}"
     )
 
 
@@ -25,6 +25,10 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _commit() -> str:
+def commit() -> str:
+    """Return the commit that is checked out, in short; with a + where files differ from it."""
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=False
+    )
+    return (found.stdout.strip() or "unknown") + ("+" if changed.stdout else "")

@@ -1,6 +1,6 @@
-"""The S3 server of the measurements: versitygw where it is or Go can install it, else moto's, which is the slower one.
+"""The S3 server of the measurements: versitygw where `make bench` could install it, else moto's, which is the slower one.
 
-A slow server hides what packing costs beside reading, so the report names the server.
+A slow server hides what packing costs beside reading, so the report names the server. What is put there stays below `.caf/bench`.
 """
 
 import os
@@ -9,16 +9,73 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import obstore
-from obstore.store import S3Store
+import boto3
 
-VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@latest"
+from benchmarks.inputs import KEPT, bodies
+
+TOOLS = Path(".caf/tools")
 KEY = "bench"
+BUCKET = "bench"
 START_SECONDS = 60
+FILLERS = 8
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A server with one bucket. `name` is the program's, `folder` where what it keeps is noted; None where nothing stays."""
+
+    endpoint: str
+    name: str
+    folder: Path | None
+
+    def fill(self, prefix: str, sizes: Sequence[int]) -> None:
+        """Put objects of these sizes below a prefix, where they are not there; the server keeps a checksum of each."""
+        done = self.folder / f"{prefix}.done" if self.folder else None
+        described = f"{len(sizes)} {sum(sizes)}"
+        if done and done.exists() and done.read_text() == described:
+            return
+        client = self.client()
+
+        def put(one: tuple[str, bytes]) -> None:
+            client.put_object(Bucket=BUCKET, Key=f"{prefix}/{one[0]}", Body=one[1])
+
+        with ThreadPoolExecutor(FILLERS) as pool:
+            waiting: list[Any] = []
+            for one in bodies(sizes):
+                waiting.append(pool.submit(put, one))
+                if len(waiting) >= 2 * FILLERS:  # no more bodies in memory than these
+                    waiting.pop(0).result()
+            for future in waiting:
+                future.result()
+        if done:
+            done.write_text(described)
+
+    def client(self) -> Any:
+        """Return boto3's client, for what is not measured."""
+        return boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=KEY
+        )
+
+    def rclone(self) -> dict[str, str | None]:
+        """Return the environment in which rclone knows the server as the remote `bench:`."""
+        remote = {
+            "TYPE": "s3",
+            "PROVIDER": "Other",
+            "ENDPOINT": self.endpoint,
+            "REGION": "us-east-1",
+            "ACCESS_KEY_ID": KEY,
+            "SECRET_ACCESS_KEY": KEY,
+        }
+        named = {f"RCLONE_CONFIG_BENCH_{name}": value for name, value in remote.items()}
+        # Debian's rclone ends where a bundle is named.
+        return {**named, "RCLONE_CONFIG": "/dev/null", "AWS_CA_BUNDLE": None}
 
 
 def _free_port() -> int:
@@ -27,64 +84,31 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _versitygw(tools: Path) -> str | None:
-    found = shutil.which("versitygw", path=f"{tools}:{os.environ['PATH']}")
-    if found or not shutil.which("go"):
-        return found
-    subprocess.run(["go", "install", VERSITYGW], env={**os.environ, "GOBIN": str(tools.resolve())}, check=False)
-    return shutil.which("versitygw", path=str(tools))
-
-
 @contextmanager
-def running(folder: Path, tools: Path) -> Iterator[tuple[str, str]]:
-    """Yield (endpoint, name) of a server whose bucket `bench` exists."""
+def running() -> Iterator[S3Server]:
+    """Run a server while the context lasts."""
     port = _free_port()
-    program = _versitygw(tools)
-    if program:
-        (folder / "gateway" / "bench").mkdir(parents=True)
-        command = [program, "--access", KEY, "--secret", KEY, "--port", f"127.0.0.1:{port}", "posix", str(folder / "gateway")]
+    program = shutil.which("versitygw", path=f"{TOOLS}:{os.environ['PATH']}")
+    folder = KEPT / "s3" if program else None
+    if folder and program:
+        (folder / "objects" / BUCKET).mkdir(parents=True, exist_ok=True)
+        command = [program, "--access", KEY, "--secret", KEY, "--port", f"127.0.0.1:{port}", "posix", str(folder / "objects")]
     else:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_SECONDS
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
-            if time.monotonic() > deadline or server.poll() is not None:
+            if time.monotonic() > deadline or process.poll() is not None:
                 raise SystemExit(f"{command[0]} did not start")
             time.sleep(0.05)
-        endpoint = f"http://127.0.0.1:{port}"
+        server = S3Server(f"http://127.0.0.1:{port}", "versitygw" if program else "moto", folder)
         if not program:
-            _create_bucket(endpoint)
-        yield endpoint, "versitygw" if program else "moto"
+            server.client().create_bucket(Bucket=BUCKET)
+        yield server
     finally:
-        server.terminate()
-        server.wait()
-
-
-def _create_bucket(endpoint: str) -> None:
-    import boto3  # noqa: PLC0415 - moto only
-
-    boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=KEY
-    ).create_bucket(Bucket="bench")
-
-
-def open_store(endpoint: str) -> S3Store:
-    """Return the bucket for filling it and for the peer's bare reading."""
-    return S3Store(
-        "bench",
-        endpoint=endpoint,
-        region="us-east-1",
-        access_key_id=KEY,
-        secret_access_key=KEY,
-        client_options={"allow_http": True},
-    )
-
-
-def fill(store: S3Store, prefix: str, *, count: int, size_bytes: int) -> None:
-    """Put objects of random bytes, each of its own."""
-    for number in range(count):
-        obstore.put(store, f"{prefix}/{number:07d}", os.urandom(size_bytes))
+        process.terminate()
+        process.wait()

@@ -1,0 +1,100 @@
+"""Two commands as whole processes, in turn: wall time, CPU seconds and peak memory as the operating system counts them."""
+
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PAIRS = 5
+TIMED = str(Path(__file__).with_name("timed.py"))
+
+
+@dataclass(frozen=True)
+class Command:
+    """One side of a comparison.
+
+    Attributes:
+        argv: the program and its arguments, or what makes them before each run, which is not timed.
+        environment: of it, over this process's own; None takes a variable out.
+        removed: files and folders that it makes; they are removed before each run, which is not timed.
+    """
+
+    argv: Sequence[str] | Callable[[], Sequence[str]]
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    removed: Sequence[Path] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one run took, by which command: wall and CPU seconds of all its processes, the largest resident set in bytes."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    argv: Sequence[str]
+
+
+def run(command: Command) -> Usage:
+    """Run a command to its end; raises SystemExit with what it said where it fails."""
+    argv = command.argv() if callable(command.argv) else command.argv
+    for path in command.removed:
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    os.sync()  # what the run before left to be written is not charged to this one
+    environment = {name: value for name, value in {**os.environ, **command.environment}.items() if value is not None}
+    done = subprocess.run(
+        [sys.executable, "-IS", TIMED, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=False
+    )
+    *said, told = done.stderr.decode(errors="replace").splitlines() or [""]
+    used = json.loads(told) if told.startswith("{") else {"exit": done.returncode}
+    if used.pop("exit"):
+        raise SystemExit("\n".join([f"{shlex.join(argv)} failed:", *said[-20:]]))
+    return Usage(**used, argv=argv)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The runs of both sides, pair by pair."""
+
+    ours: Sequence[Usage]
+    theirs: Sequence[Usage]
+
+    def ratios(self, name: str = "seconds") -> list[float]:
+        """Return ours over theirs of each pair."""
+        return [getattr(one, name) / getattr(other, name) for one, other in zip(self.ours, self.theirs, strict=True)]
+
+    def summary(self) -> dict[str, Any]:
+        """Return medians, and the ratios with their spread."""
+        names = ("seconds", "cpu_seconds", "peak_bytes")
+        sides = {
+            side: {name: statistics.median(getattr(usage, name) for usage in usages) for name in names}
+            for side, usages in (("ours", self.ours), ("theirs", self.theirs))
+        }
+        return {
+            **sides,
+            "ratio": statistics.median(self.ratios()),
+            "lowest": min(self.ratios()),
+            "highest": max(self.ratios()),
+            "cpu_ratio": statistics.median(self.ratios("cpu_seconds")),
+            "peak_ratio": statistics.median(self.ratios("peak_bytes")),
+            "pairs": len(self.ours),
+            "commands": [shlex.join(usages[-1].argv) for usages in (self.ours, self.theirs)],
+        }
+
+
+def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Compared:
+    """Run both once to warm up, then in turn; who begins changes with each pair."""
+    run(ours)
+    run(theirs)
+    found: dict[str, list[Usage]] = {"ours": [], "theirs": []}
+    for number in range(pairs):
+        turn = [("ours", ours), ("theirs", theirs)]
+        for side, command in turn if number % 2 == 0 else reversed(turn):
+            found[side].append(run(command))
+    return Compared(found["ours"], found["theirs"])

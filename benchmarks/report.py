@@ -1,0 +1,74 @@
+"""docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its ratio went."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import CASES
+
+PAGE = Path("docs/benchmarks.md")
+PLOT = Path("docs/images/benchmarks.svg")
+MIB = 1 << 20
+BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
+
+_GOALS = {"ratio": "", "cpu_ratio": "CPU ", "peak_ratio": "memory "}
+_ROW, _LEFT, _WIDTH, _SCALE = 24, 130, 760, 120  # pixels of a row, of the names, of the plot, of a ratio of 1
+
+
+def write(history: Path) -> None:
+    """Write the tables between the marks of the page, and the plot beside it; the words around stay."""
+    lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
+    newest = {line["case"]: line for line in lines if line["scale"] == "full"}
+    shown = [newest[name] for name in CASES if name in newest]
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{_tables(shown)}\n{END}{after}", encoding="utf-8")
+    PLOT.write_text(_plot(shown), encoding="utf-8")
+
+
+def _tables(lines: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        "| case | ours, s | theirs, s | ratio: median (lowest to highest) | goal | ratio of CPU | peak memory, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        goals, ours, theirs = line["goals"], line["ours"], line["theirs"]
+        reached = all(line[name] <= goal for name, goal in goals.items())
+        told = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
+        rows.append(
+            f"| {line['case']} | {ours['seconds']:.2f} | {theirs['seconds']:.2f} "
+            f"| **{line['ratio']:.2f}** ({line['lowest']:.2f} to {line['highest']:.2f}) of {line['pairs']} "
+            f"| {told}: {'reached' if reached else 'not reached'} | {line['cpu_ratio']:.2f} "
+            f"| {ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
+        )
+    rows += ["", "| case | what ours does | against | measured |", "|---|---|---|---|"]
+    for line in lines:
+        case = CASES[line["case"]]
+        rows.append(f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit {line['commit']} |")
+    machines = sorted({line["machine"] for line in lines})
+    return "\n".join([*rows, "", *(f"Machine: {machine}." for machine in machines)])
+
+
+def _plot(lines: Sequence[dict[str, Any]]) -> str:
+    """Return bars of the ratios from their lowest to their highest, the goal as a line, in SVG."""
+    height = _ROW * (len(lines) + 1)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH} {height}"',
+        ' font-family="sans-serif" font-size="12">',
+        f'<rect width="{_LEFT + _WIDTH}" height="{height}" fill="white"/>',
+        f'<line x1="{_LEFT + _SCALE}" x2="{_LEFT + _SCALE}" y1="0" y2="{height - _ROW}" stroke="#999"/>',
+        f'<text x="{_LEFT + _SCALE}" y="{height - 8}" text-anchor="middle">as long as the other</text>',
+    ]
+    for number, line in enumerate(lines):
+        top, end = number * _ROW, min(line["ratio"] * _SCALE, _WIDTH - 60)
+        goal = _LEFT + line["goals"]["ratio"] * _SCALE
+        colour = "#4a8" if line["ratio"] <= line["goals"]["ratio"] else "#c74"
+        parts += [
+            f'<text x="{_LEFT - 8}" y="{top + 16}" text-anchor="end">{line["case"]}</text>',
+            f'<rect x="{_LEFT}" y="{top + 4}" width="{end:.0f}" height="{_ROW - 8}" fill="{colour}"/>',
+            f'<line x1="{goal:.0f}" x2="{goal:.0f}" y1="{top + 1}" y2="{top + _ROW - 1}" stroke="black" stroke-width="2"/>',
+            f'<text x="{_LEFT + end + 6:.0f}" y="{top + 16}">{line["ratio"]:.2f}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])

@@ -1,0 +1,135 @@
+"""Our side of the cases, each in a process of its own: `python -m benchmarks.work WHAT …`.
+
+Each function imports what it needs, as a command of `caf` does: what a process loads counts.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+LIMIT_BYTES = 32 << 30
+
+
+def write(folder: str, out: str) -> dict[str, Any]:
+    """Write the files below a folder into one CAF, durably, with SHA-256 of each and the type 3 root."""
+    from caf_pipeline.caf.index import IndexBuilder
+    from caf_pipeline.packing.sink import PartFile, StoredBytes
+
+    index, digests = IndexBuilder(), []
+    with StoredBytes(PartFile.create(Path(out)), proof_type=3) as sink:
+        for base, folders, names in os.walk(folder):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(base, name)
+                with open(path, "rb", buffering=0) as file:
+                    body = file.readall()
+                digests.append(hashlib.sha256(body).digest())
+                start_byte = sink.size_bytes
+                sink.write(body)
+                index.add(os.path.relpath(path, folder), start_byte, sink.size_bytes)
+        for piece in index.iter_index():
+            sink.write(piece)
+        sink.write(index.footer())
+        return {"root": sink.finish().hex(), "objects": len(digests)}
+
+
+def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept") -> dict[str, Any]:
+    """Pack objects from S3 into one chunk on the disk, as a run does: listing, plan, journal, SHA-256, root.
+
+    `compared` is "left" where S3's own checksums are not to be compared; `checkpoints` is "none" where the journal is to have
+    none but the last.
+    """
+    from benchmarks.server import BUCKET, KEY
+    from caf_pipeline.inventory.manifest import ChunkIdentity
+    from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects, write_plan
+    from caf_pipeline.inventory.snapshot import SnapshotWriter
+    from caf_pipeline.packing.journal.format import Journal
+    from caf_pipeline.packing.journal.writer import CheckpointPace
+    from caf_pipeline.packing.packer import Packer
+    from caf_pipeline.packing.sink import PartFile
+    from caf_pipeline.settings import PackingSettings, SourceSettings
+    from caf_pipeline.source.s3.source import open_s3_source
+
+    endless = 1 << 62
+    no_checkpoints = CheckpointPace(
+        due_bytes=endless,
+        due_seconds=endless,
+        due_outcomes=endless,
+        due_outcomes_bytes=endless,
+        ahead_bytes=endless,
+        ahead_seconds=endless,
+    )
+    place = Path(folder)
+    (place / "plan").mkdir(parents=True, exist_ok=True)
+    settings = SourceSettings.model_validate(
+        {"bucket": BUCKET, "prefix": prefix, "endpoint_url": endpoint, "access_key_id": KEY, "secret_access_key": KEY}
+    )
+    source = open_s3_source("bench", settings, attempts=3)
+    with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=MOMENT) as writer:
+        for page in source.list_pages():
+            writer.add(page)
+        snapshot = writer.finish()
+    plan = write_plan(snapshot.path, place / "plan", PlanTerms("bench", "0" * 32, LIMIT_BYTES, "snapshot", MOMENT))
+    packer = Packer(
+        plan.chunks[0],
+        ChunkIdentity("0" * 32, "bench", "bench-00000000-00001", "00000000", "snapshot", MOMENT),
+        source,
+        PackingSettings(compare_checksums=compared == "compared"),
+        proof_type=3,
+        limit_bytes=LIMIT_BYTES,
+        give_up_on=lambda planned, error: False,
+        progress=lambda objects, size_bytes: None,
+        pace=no_checkpoints if checkpoints == "none" else None,
+    )
+    path = place / "chunk.part"
+    part = PartFile.open(path) if path.exists() else PartFile.create(path)
+    journal = Journal.open(place / "chunk.journal", packer.opening)
+    (place / "manifest.part").unlink(missing_ok=True)
+    packed = packer.pack(read_chunk_objects(place / "plan", 1), part, place / "manifest.part", journal)
+    journal.close()
+    return {
+        "objects": packed.member_count,
+        "bytes": packed.member_bytes,
+        "resumed_bytes": packed.resumed_bytes,
+        "fetched_bytes": packed.fetched_bytes,
+        "root": packed.merkle_root.hex(),
+    }
+
+
+def plan(inventory: str, folder: str) -> dict[str, Any]:
+    """Cut a large inventory into chunks, half of it known to the ledger already."""
+    from caf_pipeline.inventory.plan import PlanTerms, write_plan
+    from caf_pipeline.inventory.snapshot import not_yet_archived
+
+    place = Path(folder)
+    (place / "plan").mkdir(parents=True)
+    known = Path(inventory).with_suffix(".known")
+    delta = not_yet_archived(Path(inventory), known, place / "delta.parquet")
+    made = write_plan(delta.path, place / "plan", PlanTerms("bench", "0" * 32, 30 << 30, "snapshot", MOMENT))
+    return {"objects": made.object_count, "bytes": made.object_bytes}
+
+
+def upload(*arguments: str) -> dict[str, Any]:
+    """Upload a posted file to one provider, up to its answer."""
+    from benchmarks.jackal import send
+
+    return send(*arguments)
+
+
+WORK: dict[str, Callable[..., dict[str, Any]]] = {"write": write, "pack": pack, "plan": plan, "upload": upload}
+
+
+def main() -> None:
+    """Do the work that the arguments name; print what came of it."""
+    what, *arguments = sys.argv[1:]
+    print(json.dumps(WORK[what](*arguments)))
+
+
+if __name__ == "__main__":
+    main()

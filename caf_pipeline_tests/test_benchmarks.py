@@ -1,0 +1,80 @@
+"""The benchmarks run: each case at a tiny scale. What they measure is nobody's business here."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.cases import CASES
+from benchmarks.pairs import Command, Compared, Usage, compare
+
+ROOT = Path(__file__).parents[1]
+
+MISSING = [program for program in ("rclone", "openssl", "tar", "curl") if not shutil.which(program)]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_tells_its_ratio_as_json(case):
+    command = [sys.executable, "-m", "benchmarks", "--scale", "tiny", "--pairs", "1", case]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    told = json.loads(line)
+    assert (told["case"], told["scale"], told["pairs"]) == (case, "tiny", 1)
+    assert told["ratio"] == pytest.approx(told["ours"]["seconds"] / told["theirs"]["seconds"])
+    assert min(told["ours"]["cpu_seconds"], told["theirs"]["cpu_seconds"], told["theirs"]["peak_bytes"]) > 0
+
+
+def test_a_case_that_there_is_not_is_named():
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no case 'nothing'; there are writer-small, " in done.stderr
+
+
+def test_a_command_that_fails_is_told_and_not_measured():
+    with pytest.raises(SystemExit, match=r"sh -c 'echo sorry >&2; exit 3' failed:\nsorry"):
+        compare(Command(["sh", "-c", "echo sorry >&2; exit 3"]), Command(["true"]), pairs=1)
+
+
+def test_the_peak_is_that_of_the_command_and_not_of_what_measures_it():
+    ballast = bytearray(100 << 20)
+    ballast[:: 4 << 10] = b"x" * (len(ballast) // (4 << 10))
+    found = compare(Command([sys.executable, "-c", "x = b'x' * (300 << 20)"]), Command(["true"]), pairs=1).summary()
+    assert found["ours"]["peak_bytes"] > 300 << 20
+    assert found["theirs"]["peak_bytes"] < len(ballast) // 2
+
+
+def test_what_a_run_made_is_gone_before_the_next(tmp_path):
+    made = tmp_path / "made"
+    compare(Command(["mkdir", str(made)], removed=[made]), Command(["mkdir", str(made)], removed=[made]), pairs=2)
+
+
+def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(tmp_path, monkeypatch):
+    usage = [Usage(seconds, seconds, 1 << 20, ["true"]) for seconds in (1.0, 2.0, 4.0)]
+    found = Compared(usage, usage[::-1]).summary()
+    assert (found["ratio"], found["lowest"], found["highest"]) == (1.0, 0.25, 4.0)
+    about = {"scale": "full", "at": "2026-11-22T00:00:00+00:00", "commit": "abc", "machine": "one of ours"}
+    lines = [
+        {"case": "writer-small", **found, "ratio": ratio, "goals": {"ratio": 1.0, "cpu_ratio": 3.0}, **about}
+        for ratio in (3.0, 0.9)
+    ] + [{"case": "upload", **found, "ratio": 1.2, "goals": {"ratio": 1.1}, **about}]
+    history, page, plot = tmp_path / "history", tmp_path / "page", tmp_path / "plot"
+    history.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    monkeypatch.setattr(report, "PAGE", page)
+    monkeypatch.setattr(report, "PLOT", plot)
+    report.write(history)
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert re.search(r"\| writer-small \| .*\*\*0\.90\*\* .*\| 1\.0, CPU 3\.0: reached \|", text)
+    assert re.search(r"\| upload \| .*\*\*1\.20\*\* .*\| 1\.1: not reached \|", text)
+    assert plot.read_text().count("<rect") == 3
