@@ -30,7 +30,7 @@ TYPES = {
 """Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
-COMPUTING = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions"}
+COMPUTING = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions", "caf_native"}
 OLD_NAMES = {"defs.storage", "defs.launcher", "defs.command"}  # named in a dagster.yaml or an entry point of version 0.3.0
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -4,69 +4,59 @@ The file is cut into blocks of 10,240 bytes, the last one short. A leaf hashes t
 followed by its bytes as lower-case hex; leaves are padded with zero hashes to a power of two; a node hashes its two
 children. Proof type 0 takes SHA-256 for the block and SHA3-512 for the tree, type 3 BLAKE3-256 for both.
 
+Full subtrees of up to 64 blocks are the compiled module's work where it is installed (`native/`), else
+`merkle_reference`'s; what is above them is done here.
 Source: the trees of canine-chain v5; vectors in the tests.
 """
 
-import hashlib
+import os
 import struct
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Final, Self
 
-import blake3
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES, HASHES
 from caf_pipeline.errors import ArchiveError, UsageError
 
-BLOCK_BYTES: Final = 10_240
+try:
+    from caf_native import subtree_root
 
-ProofType = Literal[0, 3]
+    IMPLEMENTATION = "native"
+except ImportError:  # not built: `make setup` does it where cargo is
+    from caf_pipeline.caf.merkle_reference import subtree_root
 
-_BATCH_BLOCKS: Final = 64  # made hex at once: below 16 numpy's overhead shows, above 100 the batch leaves the cache
+    IMPLEMENTATION = "Python"
+
+_BATCH_LEVEL: Final = 6  # 64 blocks at once: below 16 numpy's overhead shows, above 100 the batch leaves the cache
+_BATCH_BLOCKS: Final = 1 << _BATCH_LEVEL
 _BATCH_BYTES: Final = _BATCH_BLOCKS * BLOCK_BYTES
-_NUMBER_BYTES: Final = 20  # room before a block's hex for any 64-bit number in decimal
+_PART_BLOCKS: Final = 16 * _BATCH_BLOCKS  # of a file, by one thread: a few ms of work, beside which handing it out is nothing
+_PART_BYTES: Final = _PART_BLOCKS * BLOCK_BYTES
 _STATE: Final = struct.Struct("<4sBQHQ")  # magic, proof type, leaves, bytes of the open block, bit set of stacked levels
 _STATE_MAGIC: Final = b"cMT1"
-
-
-def _hash_by(make: Callable[[Buffer], Any]) -> Callable[[Buffer], bytes]:
-    return lambda data: make(data).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Hashes:
-    block: Callable[[Buffer], bytes]
-    tree: Callable[[Buffer], bytes]
-    size_bytes: int
-
-
-_HASHES: Final = {
-    0: _Hashes(_hash_by(hashlib.sha256), _hash_by(hashlib.sha3_512), 64),
-    3: _Hashes(_hash_by(blake3.blake3), _hash_by(blake3.blake3), 32),
-}
 
 
 class MerkleTree:
     """Takes a file's bytes in order, in pieces of any size, and knows the root of what it has taken.
 
-    Memory is one hash a level and two batches of 64 blocks. Pieces of a MiB and more are hashed without being copied, and
-    most of the time without the interpreter's lock. One thread at a time.
+    Memory is one hash a level and two batches of 64 blocks. Pieces of a MiB and more are mostly hashed without being
+    copied, and without the interpreter's lock. One thread at a time.
     """
 
     def __init__(self, proof_type: int) -> None:
         """Begin an empty tree; raises UsageError for a proof type other than 0 and 3."""
-        if proof_type not in _HASHES:
+        if proof_type not in HASHES:
             raise UsageError(f"There is no proof type {proof_type}.", hint="Jackal knows 0 and 3.")
         self.proof_type = proof_type
-        self._hashes = _HASHES[proof_type]
+        self._hashes = HASHES[proof_type]
         self._leaf_count = 0
         self._pending = bytearray()  # less than a batch that is not hashed yet, from a block's beginning on
         self._levels: list[bytes | None] = []  # a binary counter: the full subtree of 2**n leaves that waits for another
-        self._text = _HexText()
 
     @property
     def size_bytes(self) -> int:
@@ -77,15 +67,16 @@ class MerkleTree:
         """Take the file's next bytes."""
         view = memoryview(data).cast("B")
         position = 0
-        if self._pending:
-            position = min(_BATCH_BYTES - len(self._pending), len(view))
+        # A batch begins at a multiple of 64 blocks: there it is one subtree.
+        begun_bytes = self._leaf_count % _BATCH_BLOCKS * BLOCK_BYTES + len(self._pending)
+        if begun_bytes:
+            position = min(_BATCH_BYTES - begun_bytes, len(view))
             self._pending += view[:position]
-            if len(self._pending) < _BATCH_BYTES:
+            if begun_bytes + position < _BATCH_BYTES:
                 return
             self._hash_pending()
         end = position + (len(view) - position) // _BATCH_BYTES * _BATCH_BYTES
-        for start in range(position, end, _BATCH_BYTES):
-            self._add_blocks(view[start : start + _BATCH_BYTES])
+        self._add_blocks(view[position:end])
         self._pending += view[end:]
 
     def root(self) -> bytes:
@@ -160,71 +151,35 @@ class MerkleTree:
             del self._pending[:end]
 
     def _add_blocks(self, blocks: memoryview) -> None:
-        """Add a batch of whole blocks, or the file's short last one alone."""
-        block_hash, tree_hash = self._hashes.block, self._hashes.tree
-        for text in self._text.of(blocks, self._leaf_count):
-            self._push(tree_hash(block_hash(text)))
+        """Add whole blocks, or the file's short last one alone, as the largest full subtrees that begin where they do."""
+        position = 0
+        while position < len(blocks):
+            number = self._leaf_count
+            level = max(0, ((len(blocks) - position) // BLOCK_BYTES).bit_length() - 1)
+            level = min(level, ((number | _BATCH_BLOCKS) & -(number | _BATCH_BLOCKS)).bit_length() - 1)
+            end = position + (BLOCK_BYTES << level)
+            self._push(subtree_root(blocks[position:end], number, self.proof_type), level)
+            position = end
 
-    def _push(self, node: bytes) -> None:
-        """Add a leaf: carry it up through the levels that are taken."""
-        self._leaf_count += 1
-        for level, left in enumerate(self._levels):
+    def _push(self, node: bytes, level: int) -> None:
+        """Add the root of a full subtree of `2**level` leaves: carry it up through the levels that are taken."""
+        self._leaf_count += 1 << level
+        self._levels += [None] * (level - len(self._levels))
+        for above in range(level, len(self._levels)):
+            left = self._levels[above]
             if left is None:
-                self._levels[level] = node
+                self._levels[above] = node
                 return
             node = self._hashes.tree(left + node)
-            self._levels[level] = None
+            self._levels[above] = None
         self._levels.append(node)
 
-
-class _HexText:
-    """What the leaves hash: decimal number and lower-case hex of each block of a batch, by arithmetic on 16-bit lanes.
-
-    Nearly twice as fast as binascii.hexlify, which also holds the interpreter's lock; numpy does not. Number and hex lie
-    together, since hashing them in one call takes half the time of two where BLAKE3 is concerned.
-    """
-
-    def __init__(self) -> None:
-        self._lanes: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
-        self._scratch: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
-
-    def of(self, blocks: memoryview, first_number: int) -> Iterator[memoryview]:
-        """Yield the text of each block, overwritten by the next call. All are whole, or it is a single short one."""
-        count = max(1, len(blocks) // BLOCK_BYTES)
-        width = min(len(blocks), BLOCK_BYTES)
-        if len(self._lanes) < count:
-            self._lanes = np.empty((count, _NUMBER_BYTES // 2 + BLOCK_BYTES), np.uint16)
-            self._scratch = np.empty((count, BLOCK_BYTES), np.uint16)
-        first_lane = _NUMBER_BYTES // 2
-        _to_hex(
-            np.frombuffer(blocks, np.uint8).reshape(count, width),
-            self._lanes[:count, first_lane : first_lane + width],
-            self._scratch[:count, :width],
-        )
-        text = self._lanes.data.cast("B")
-        for n in range(count):
-            hex_from = n * (_NUMBER_BYTES + 2 * BLOCK_BYTES) + _NUMBER_BYTES
-            number = b"%d" % (first_number + n)
-            text[hex_from - len(number) : hex_from] = number
-            yield text[hex_from - len(number) : hex_from + 2 * width]
-
-
-def _to_hex(blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]) -> None:
-    """Write two digits for each byte, the high one into a lane's low byte: the first in memory on little-endian machines."""
-    np.copyto(lanes, blocks)
-    np.left_shift(lanes, 8, out=scratch)
-    np.right_shift(lanes, 4, out=lanes)
-    np.bitwise_or(lanes, scratch, out=lanes)
-    np.bitwise_and(lanes, 0x0F0F, out=lanes)
-    # Digits above 9 carry into bit 4 when 6 is added; their letters lie further on in ASCII.
-    np.add(lanes, 0x0606, out=scratch)
-    np.right_shift(scratch, 4, out=scratch)
-    np.bitwise_and(scratch, 0x0101, out=scratch)
-    np.multiply(scratch, ord("a") - ord("9") - 1, out=scratch)
-    np.add(lanes, scratch, out=lanes)
-    np.add(lanes, 0x3030, out=lanes)
-    if sys.byteorder == "big":
-        lanes.byteswap(inplace=True)
+    def _append(self, part: "MerkleTree") -> None:
+        """Take what a tree has taken that began, at a part's beginning, where this one ends."""
+        for level, node in reversed([*enumerate(part._levels)]):
+            if node is not None:
+                self._push(node, level)
+        self._pending += part._pending
 
 
 def merkle_root(path: Path, proof_type: int) -> bytes:
@@ -234,18 +189,66 @@ def merkle_root(path: Path, proof_type: int) -> bytes:
 
 def merkle_roots(path: Path, *proof_types: int) -> list[bytes]:
     """Return the roots of a file by several types of tree, of bytes that are read once; constant memory, raises OSError."""
-    trees = [MerkleTree(proof_type) for proof_type in proof_types]
-    buffer = memoryview(bytearray(2 * _BATCH_BYTES))
     with open(path, "rb", buffering=0) as file:
-        while size_bytes := file.readinto(buffer):
+        descriptor = file.fileno()
+
+        def read(start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[memoryview]:
+            buffer = memoryview(bytearray(piece_bytes))
+            while start_byte < end_byte:
+                size_bytes = os.preadv(descriptor, [buffer[: end_byte - start_byte]], start_byte)
+                if not size_bytes:  # cut off meanwhile: the roots are of what was there
+                    return
+                start_byte += size_bytes
+                yield buffer[:size_bytes]
+
+        return roots_of(read, os.fstat(descriptor).st_size, *proof_types)
+
+
+def roots_of(
+    stream: Callable[[int, int, int], Iterable[Buffer]],
+    size_bytes: int,
+    *proof_types: int,
+    done: Callable[[int], None] = lambda size_bytes: None,
+) -> list[bytes]:
+    """Return the roots of a file by several types of tree, taken on all cores.
+
+    `stream` yields a file's bytes from a start to an end, in pieces of at most the third number; it is called by several
+    threads, a MiB of memory each. `done` is called by this one with numbers of bytes as they are hashed, in order.
+    """
+
+    def part(start_byte: int) -> list[MerkleTree]:
+        trees = [MerkleTree(proof_type) for proof_type in proof_types]
+        for tree in trees:
+            tree._leaf_count = start_byte // BLOCK_BYTES
+        for piece in stream(start_byte, min(start_byte + _PART_BYTES, size_bytes), _BATCH_BYTES):
             for tree in trees:
-                tree.update(buffer[:size_bytes])
+                tree.update(piece)
+        return trees
+
+    trees = [MerkleTree(proof_type) for proof_type in proof_types]
+    cores = _cores()
+    starts = iter(range(0, size_bytes, _PART_BYTES))
+    with ThreadPoolExecutor(cores, thread_name_prefix="merkle") as pool:
+        parts = deque(pool.submit(part, start) for start in islice(starts, 2 * cores))  # one at work and one waiting each
+        while parts:
+            before_bytes = trees[0].size_bytes
+            for tree, its_part in zip(trees, parts.popleft().result(), strict=True):
+                tree._append(its_part)
+            done(trees[0].size_bytes - before_bytes)
+            parts.extend(pool.submit(part, start) for start in islice(starts, 1))
     return [tree.root() for tree in trees]
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def type_of_root(root: bytes) -> int:
     """Return the proof type that a root is of, by its size; raises UsageError where no type has such roots."""
-    for proof_type, hashes in _HASHES.items():
+    for proof_type, hashes in HASHES.items():
         if hashes.size_bytes == len(root):
             return proof_type
     raise UsageError(f"A Merkle root has 32 or 64 bytes, not {len(root)}.")

@@ -14,7 +14,7 @@ from caf_pipeline.cli import creating
 from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
-from caf_pipeline.system.ranges import FileRanges, open_ranges
+from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
 
@@ -268,20 +268,23 @@ def merkle(
     as_json: AsJson = False,
 ) -> None:
     """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no root."""
-    from caf_pipeline.caf.merkle import MerkleTree  # noqa: PLC0415  the other commands need no numpy
+    from caf_pipeline.caf.merkle import MerkleTree, roots_of  # noqa: PLC0415  the other commands need no numpy
 
-    tree = MerkleTree(int(proof_type))
     with open_ranges(file, _open_s3) as source:
         _, size_bytes = source.read_suffix(1)
         with progress("hashing", size_bytes) as advance:
-            for piece in source.stream(0, size_bytes, _READ_BYTES):
-                tree.update(piece)
-                advance(len(piece))
-    root = tree.root().hex()
+            if isinstance(source, LocalFile):
+                (root,) = roots_of(source.stream, size_bytes, int(proof_type), done=advance)
+            else:
+                tree = MerkleTree(int(proof_type))
+                for piece in source.stream(0, size_bytes, _READ_BYTES):
+                    tree.update(piece)
+                    advance(len(piece))
+                root = tree.root()
     if as_json:
-        print_json({"merkle_root": root, "proof_type": int(proof_type), "size_bytes": size_bytes})
+        print_json({"merkle_root": root.hex(), "proof_type": int(proof_type), "size_bytes": size_bytes})
     else:
-        print(root)
+        print(root.hex())
 
 
 COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (

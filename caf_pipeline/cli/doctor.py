@@ -53,7 +53,10 @@ def doctor(
     source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
     interrupted.
     """
+    from caf_pipeline.caf.merkle import IMPLEMENTATION  # noqa: PLC0415  loaded by the command that uses it
+
     settings = load_settings()
+    note(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
         if source is not None:
             require_source(settings, ledger, source)

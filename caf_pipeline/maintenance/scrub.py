@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from caf_pipeline.caf.merkle import BLOCK_BYTES
+from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable

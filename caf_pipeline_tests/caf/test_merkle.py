@@ -1,4 +1,4 @@
-"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere."""
+"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere; compiled and in Python."""
 
 import hashlib
 import json
@@ -9,11 +9,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.caf.merkle import BLOCK_BYTES, MerkleTree, merkle_root
+from caf_pipeline.caf import merkle, merkle_reference
+from caf_pipeline.caf.merkle import MerkleTree, merkle_root, merkle_roots
+from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.errors import ArchiveError, UsageError
 
+try:
+    import caf_native
+except ImportError:
+    caf_native = None
+
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())["vectors"]
+STATES = [  # SHA-256 of the state of version 0.4.0 after 75 blocks and 5 bytes
+    (0, "6150fe91ac2f4ff58301d1832bc25b99b1c355e941e6c3ca510c2e0ec7b7a046"),
+    (3, "1e936c205cc35e3268ef0da2ed7983d503fb559d0cd2ff71c71af3b5e76f070b"),
+]
 SIZES = st.integers(0, 3 * BLOCK_BYTES) | st.sampled_from([64, 65, 130, 200]).map(lambda blocks: blocks * BLOCK_BYTES + 5)
+NEEDS_NATIVE = pytest.mark.skipif(caf_native is None, reason="caf_native is not built: `make setup` does it where cargo is")
+
+
+@pytest.fixture(scope="module", autouse=True, params=["Python", pytest.param("native", marks=NEEDS_NATIVE)])
+def implementation(request):
+    """What takes the roots of this module's tests, one after the other."""
+    module = caf_native if request.param == "native" else merkle_reference
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merkle, "subtree_root", module.subtree_root)
+        yield
 
 
 def sample(size_bytes: int) -> bytes:
@@ -98,3 +119,17 @@ def test_a_damaged_state_is_refused(damage):
 def test_an_unknown_proof_type_is_refused():
     with pytest.raises(UsageError):
         MerkleTree(1)
+
+
+def test_the_roots_of_a_file_of_several_parts_are_those_of_its_bytes(tmp_path):
+    content = sample(2 * merkle._PART_BYTES + 3 * BLOCK_BYTES + 5)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert merkle_roots(path, 0, 3) == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
+
+
+@pytest.mark.parametrize(("proof_type", "digest"), STATES)
+def test_a_state_has_the_bytes_of_earlier_versions(proof_type, digest):
+    tree = MerkleTree(proof_type)
+    tree.update(sample(75 * BLOCK_BYTES + 5))
+    assert hashlib.sha256(tree.state()).hexdigest() == digest

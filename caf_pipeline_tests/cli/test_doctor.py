@@ -7,6 +7,7 @@ import time
 import psycopg
 import pytest
 
+from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.crashes import everything, killed, started
@@ -49,6 +50,7 @@ def test_nothing_to_find_is_said_and_is_no_failure(caf):
     archive_source(caf)
     done = caf("doctor", "src")
     assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
+    assert done.err == f"caf: Merkle roots are taken in {IMPLEMENTATION} code\n"
 
 
 def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(caf, tmp_path, database_url):

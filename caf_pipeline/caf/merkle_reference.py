@@ -1,0 +1,89 @@
+"""A full subtree of the Jackal Merkle tree in Python: the reference that the compiled one is held to, and its fall-back.
+
+What the tree is stands in `caf.merkle`; the compiled one in `native/`.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES, HASHES
+
+_NUMBER_BYTES: Final = 20  # room before a block's hex for any 64-bit number in decimal
+
+
+def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> bytes:
+    """Return the root over a power of two of whole blocks, or over the file's short last one alone.
+
+    `first_number` is the first block's number in the file. Most of the time is spent without the interpreter's lock.
+    """
+    hashes = HASHES[proof_type]
+    level = [hashes.tree(hashes.block(text)) for text in _texts().of(blocks, first_number)]
+    while len(level) > 1:
+        level = [hashes.tree(level[n] + level[n + 1]) for n in range(0, len(level), 2)]
+    return level[0]
+
+
+class _HexText:
+    """What the leaves hash: decimal number and lower-case hex of each block of a batch, by arithmetic on 16-bit lanes.
+
+    Nearly twice as fast as binascii.hexlify, which also holds the interpreter's lock; numpy does not. Number and hex lie
+    together, since hashing them in one call takes half the time of two where BLAKE3 is concerned.
+    """
+
+    def __init__(self) -> None:
+        self._lanes: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
+        self._scratch: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
+
+    def of(self, blocks: memoryview, first_number: int) -> Iterator[memoryview]:
+        """Yield the text of each block, overwritten by the next call. All are whole, or it is a single short one."""
+        count = max(1, len(blocks) // BLOCK_BYTES)
+        width = min(len(blocks), BLOCK_BYTES)
+        if len(self._lanes) < count:
+            self._lanes = np.empty((count, _NUMBER_BYTES // 2 + BLOCK_BYTES), np.uint16)
+            self._scratch = np.empty((count, BLOCK_BYTES), np.uint16)
+        first_lane = _NUMBER_BYTES // 2
+        _to_hex(
+            np.frombuffer(blocks, np.uint8).reshape(count, width),
+            self._lanes[:count, first_lane : first_lane + width],
+            self._scratch[:count, :width],
+        )
+        text = self._lanes.data.cast("B")
+        for n in range(count):
+            hex_from = n * (_NUMBER_BYTES + 2 * BLOCK_BYTES) + _NUMBER_BYTES
+            number = b"%d" % (first_number + n)
+            text[hex_from - len(number) : hex_from] = number
+            yield text[hex_from - len(number) : hex_from + 2 * width]
+
+
+def _to_hex(blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]) -> None:
+    """Write two digits for each byte, the high one into a lane's low byte: the first in memory on little-endian machines."""
+    np.copyto(lanes, blocks)
+    np.left_shift(lanes, 8, out=scratch)
+    np.right_shift(lanes, 4, out=lanes)
+    np.bitwise_or(lanes, scratch, out=lanes)
+    np.bitwise_and(lanes, 0x0F0F, out=lanes)
+    # Digits above 9 carry into bit 4 when 6 is added; their letters lie further on in ASCII.
+    np.add(lanes, 0x0606, out=scratch)
+    np.right_shift(scratch, 4, out=scratch)
+    np.bitwise_and(scratch, 0x0101, out=scratch)
+    np.multiply(scratch, ord("a") - ord("9") - 1, out=scratch)
+    np.add(lanes, scratch, out=lanes)
+    np.add(lanes, 0x3030, out=lanes)
+    if sys.byteorder == "big":
+        lanes.byteswap(inplace=True)
+
+
+_OF_THREAD: Final = threading.local()
+
+
+def _texts() -> _HexText:
+    """Return this thread's own: its memory is some 2.6 MB at batches of 64 blocks, and is worth being kept."""
+    if not hasattr(_OF_THREAD, "texts"):
+        _OF_THREAD.texts = _HexText()
+    texts: _HexText = _OF_THREAD.texts
+    return texts

@@ -1,0 +1,39 @@
+//! What Python is too slow for: the Merkle root. `caf_pipeline/caf/merkle_reference.py` is the same in Python.
+
+mod hex;
+#[cfg(target_arch = "x86_64")]
+mod sha256;
+mod subtree;
+
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use subtree::BLOCK_BYTES;
+
+/// Returns the root of a full subtree: a power of two of whole blocks, or one short block.
+#[pyfunction]
+fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, proof_type: u8) -> PyResult<Bound<'py, PyBytes>> {
+    let count = data.len_bytes().div_ceil(BLOCK_BYTES);
+    let whole = data.len_bytes().is_multiple_of(BLOCK_BYTES);
+    if !count.is_power_of_two() || !(whole || count == 1) || !data.is_c_contiguous() {
+        return Err(PyValueError::new_err("not the bytes of a full subtree"));
+    }
+    if first_number.checked_add(count as u64 - 1).is_none() {
+        return Err(PyValueError::new_err("a block's number has 64 bits"));
+    }
+    // SAFETY: the buffer's owner keeps these bytes where they are while `data` lives. As with hashlib, no thread may write
+    // into them meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(data.buf_ptr().cast::<u8>(), data.len_bytes()) };
+    match proof_type {
+        0 => Ok(PyBytes::new(py, &py.detach(|| subtree::sha_root(bytes, first_number)))),
+        3 => Ok(PyBytes::new(py, &py.detach(|| subtree::blake3_root(bytes, first_number)))),
+        _ => Err(PyValueError::new_err("a proof type is 0 or 3")),
+    }
+}
+
+#[pymodule]
+fn caf_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(subtree_root, module)?)
+}
