@@ -3,6 +3,8 @@
 mod hex;
 #[cfg(target_arch = "x86_64")]
 mod sha256;
+#[cfg(target_arch = "x86_64")]
+mod sha3_512;
 mod subtree;
 
 use pyo3::buffer::PyBuffer;

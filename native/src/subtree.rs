@@ -1,65 +1,54 @@
 //! The root of a full subtree of the Jackal Merkle tree. What the tree is stands in `caf_pipeline/caf/merkle.py`.
 
-use std::io::Write;
-
 use sha2::{Digest, Sha256};
 use sha3::Sha3_512;
 
 use crate::hex;
 #[cfg(target_arch = "x86_64")]
-use crate::sha256;
+use crate::{sha256, sha3_512};
 
 pub const BLOCK_BYTES: usize = 10_240;
 const NUMBER_BYTES: usize = 20; // of the largest 64-bit number in decimal
-const TEXT_BYTES: usize = NUMBER_BYTES + 2 * BLOCK_BYTES;
+const PADDING_BYTES: usize = 64 + 8; // at most, behind a message of SHA-256
 
 /// Returns the root of proof type 3 over blocks of which the first has this number.
 pub fn blake3_root(data: &[u8], first_number: u64) -> [u8; 32] {
-    let mut text = Vec::with_capacity(TEXT_BYTES);
-    let mut leaves = Vec::new();
-    for (number, block) in numbered(data, first_number) {
-        write_text(number, block, &mut text);
-        leaves.push(blake3_of(&blake3_of(&text)));
-    }
-    reduce(leaves, blake3_of)
+    let mut text = Text::new();
+    let leaf = |(number, block)| blake3_of(&blake3_of(text.of(number, block)));
+    let leaves = numbered(data, first_number).map(leaf).collect();
+    reduce::<32, 64>(leaves, |pairs| pairs.iter().map(|pair| blake3_of(pair)).collect())
 }
 
 /// Returns the root of proof type 0 over blocks of which the first has this number.
 pub fn sha_root(data: &[u8], first_number: u64) -> [u8; 64] {
-    let mut leaves = Vec::new();
-    let mut text = Vec::with_capacity(TEXT_BYTES);
-    let paired = pair_leaves(data, first_number, &mut leaves);
-    for (number, block) in numbered(data, first_number).skip(paired) {
-        write_text(number, block, &mut text);
-        leaves.push(sha3_of(&Sha256::digest(&text)));
+    let mut digests = hashed_in_pairs(data, first_number);
+    let mut text = Text::new();
+    for (number, block) in numbered(data, first_number).skip(digests.len()) {
+        digests.push(Sha256::digest(text.of(number, block)).into());
     }
-    reduce(leaves, sha3_of)
+    reduce::<64, 128>(sha3_of_each(&digests), sha3_of_each)
 }
 
-/// Adds the leaves of as many blocks as go in pairs where the processor hashes two at once, and tells how many those are.
+/// Returns SHA-256 of as many blocks' texts as go in pairs, where the processor hashes two at once.
 #[cfg(target_arch = "x86_64")]
-fn pair_leaves(data: &[u8], first_number: u64, leaves: &mut Vec<[u8; 64]>) -> usize {
-    if !sha256::two_at_once() {
-        return 0;
-    }
-    let mut texts = [const { Vec::new() }; 2];
-    let whole = &data[..data.len() - data.len() % (2 * BLOCK_BYTES)];
-    let mut blocks = numbered(whole, first_number);
-    while let (Some(first), Some(second)) = (blocks.next(), blocks.next()) {
-        for (text, (number, block)) in texts.iter_mut().zip([first, second]) {
-            write_text(number, block, text);
-            pad(text);
+fn hashed_in_pairs(data: &[u8], first_number: u64) -> Vec<[u8; 32]> {
+    let mut digests = Vec::new();
+    if sha256::two_at_once() {
+        let (mut text, mut other_text) = (Text::new(), Text::new());
+        let whole = &data[..data.len() - data.len() % (2 * BLOCK_BYTES)];
+        let mut blocks = numbered(whole, first_number);
+        while let (Some((number, block)), Some((other_number, other))) = (blocks.next(), blocks.next()) {
+            let (first, second) = (text.padded(number, block), other_text.padded(other_number, other));
+            // SAFETY: `two_at_once` has found what the function is compiled for.
+            digests.extend(unsafe { sha256::of_two(first, second) });
         }
-        // SAFETY: `two_at_once` has found what the function is compiled for.
-        let digests = unsafe { sha256::of_two(&texts[0], &texts[1]) };
-        leaves.extend(digests.map(|digest| sha3_of(&digest)));
     }
-    leaves.len()
+    digests
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn pair_leaves(_: &[u8], _: u64, _: &mut Vec<[u8; 64]>) -> usize {
-    0
+fn hashed_in_pairs(_: &[u8], _: u64) -> Vec<[u8; 32]> {
+    Vec::new()
 }
 
 fn numbered(data: &[u8], first_number: u64) -> impl Iterator<Item = (u64, &[u8])> {
@@ -67,26 +56,44 @@ fn numbered(data: &[u8], first_number: u64) -> impl Iterator<Item = (u64, &[u8])
 }
 
 /// What a leaf hashes: the block's number in decimal, and its bytes as hex.
-fn write_text(number: u64, block: &[u8], text: &mut Vec<u8>) {
-    text.clear();
-    write!(text, "{number}").expect("a vector takes everything");
-    let hex_from = text.len();
-    text.resize(hex_from + 2 * block.len(), 0);
-    hex::write(block, &mut text[hex_from..]);
+struct Text(Vec<u8>);
+
+impl Text {
+    fn new() -> Self {
+        Text(vec![0; NUMBER_BYTES + 2 * BLOCK_BYTES + PADDING_BYTES])
+    }
+
+    fn of(&mut self, number: u64, block: &[u8]) -> &[u8] {
+        let (from, end) = self.write(number, block);
+        &self.0[from..end]
+    }
+
+    /// Ends the text as SHA-256 wants it: one bit, zeros up to a whole block, the number of bits before.
+    #[cfg(target_arch = "x86_64")]
+    fn padded(&mut self, number: u64, block: &[u8]) -> &[u8] {
+        let (from, end) = self.write(number, block);
+        let padded_end = from + (end - from + 1 + 8).next_multiple_of(64);
+        self.0[end] = 0x80;
+        self.0[end + 1..padded_end - 8].fill(0);
+        self.0[padded_end - 8..padded_end].copy_from_slice(&(8 * (end - from) as u64).to_be_bytes());
+        &self.0[from..padded_end]
+    }
+
+    fn write(&mut self, number: u64, block: &[u8]) -> (usize, usize) {
+        let digits = number.to_string();
+        let (from, end) = (NUMBER_BYTES - digits.len(), NUMBER_BYTES + 2 * block.len());
+        self.0[from..NUMBER_BYTES].copy_from_slice(digits.as_bytes());
+        hex::write(block, &mut self.0[NUMBER_BYTES..end]);
+        (from, end)
+    }
 }
 
-/// Ends a message as SHA-256 wants it: one bit, zeros up to a whole block, the number of bits before.
-#[cfg(target_arch = "x86_64")]
-fn pad(text: &mut Vec<u8>) {
-    let bits = 8 * text.len() as u64;
-    text.push(0x80);
-    text.resize((text.len() + 8).next_multiple_of(64) - 8, 0);
-    text.extend(bits.to_be_bytes());
-}
-
-fn reduce<const WIDTH: usize>(mut level: Vec<[u8; WIDTH]>, hash: fn(&[u8]) -> [u8; WIDTH]) -> [u8; WIDTH] {
+fn reduce<const NODE: usize, const PAIR: usize>(
+    mut level: Vec<[u8; NODE]>,
+    hash_each: impl Fn(&[[u8; PAIR]]) -> Vec<[u8; NODE]>,
+) -> [u8; NODE] {
     while level.len() > 1 {
-        level = level.chunks(2).map(|pair| hash(pair.as_flattened())).collect();
+        level = hash_each(level.as_flattened().as_chunks().0);
     }
     level[0]
 }
@@ -95,6 +102,15 @@ fn blake3_of(data: &[u8]) -> [u8; 32] {
     blake3::hash(data).into()
 }
 
-fn sha3_of(data: &[u8]) -> [u8; 64] {
-    Sha3_512::digest(data).into()
+fn sha3_of_each<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
+    let (mut digests, mut rest) = (Vec::with_capacity(messages.len()), messages);
+    #[cfg(target_arch = "x86_64")]
+    if sha3_512::four_at_once() {
+        let fours;
+        (fours, rest) = messages.as_chunks();
+        // SAFETY: `four_at_once` has found what the function is compiled for.
+        digests.extend(fours.iter().flat_map(|four| unsafe { sha3_512::of_four(four) }));
+    }
+    digests.extend(rest.iter().map(|message| <[u8; 64]>::from(Sha3_512::digest(message))));
+    digests
 }
