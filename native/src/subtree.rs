@@ -103,14 +103,23 @@ fn blake3_of(data: &[u8]) -> [u8; 32] {
 }
 
 fn sha3_of_each<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
-    let (mut digests, mut rest) = (Vec::with_capacity(messages.len()), messages);
-    #[cfg(target_arch = "x86_64")]
-    if sha3_512::four_at_once() {
-        let fours;
-        (fours, rest) = messages.as_chunks();
-        // SAFETY: `four_at_once` has found what the function is compiled for.
-        digests.extend(fours.iter().flat_map(|four| unsafe { sha3_512::of_four(four) }));
-    }
-    digests.extend(rest.iter().map(|message| <[u8; 64]>::from(Sha3_512::digest(message))));
+    let mut digests = hashed_in_fours(messages);
+    digests.extend(messages[digests.len()..].iter().map(|message| <[u8; 64]>::from(Sha3_512::digest(message))));
     digests
+}
+
+/// Returns SHA3-512 of as many messages as go in fours, where the processor hashes four at once.
+#[cfg(target_arch = "x86_64")]
+fn hashed_in_fours<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
+    let mut digests = Vec::with_capacity(messages.len());
+    if sha3_512::four_at_once() {
+        // SAFETY: `four_at_once` has found what the function is compiled for.
+        digests.extend(messages.as_chunks().0.iter().flat_map(|four| unsafe { sha3_512::of_four(four) }));
+    }
+    digests
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn hashed_in_fours<const SIZE: usize>(messages: &[[u8; SIZE]]) -> Vec<[u8; 64]> {
+    Vec::with_capacity(messages.len())
 }
