@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opening import load_settings, opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
-from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.settings import Settings
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
@@ -107,7 +107,7 @@ def _spend_cap(text: str) -> str | None:
     return amount
 
 
-def _show(settings: Settings, ledger: "Ledger", json: bool) -> None:
+def _show(settings: "Settings", ledger: "Ledger", json: bool) -> None:
     from caf_pipeline.throttle import open_throttle  # noqa: PLC0415  loaded by the command that uses it
 
     orders, throttle = ledger.controls().orders(), open_throttle(settings.jackal, ledger.controls())

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_store, require_source
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
-from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
+    from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore
 
@@ -77,7 +77,7 @@ class _Examination:
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
 
-    def examine_source(self, settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> None:
+    def examine_source(self, settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> None:
         """Look at one source, and mend what can be mended as it is found."""
         from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415
         from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
@@ -185,7 +185,7 @@ def _needs(operator: int, waiting: int) -> str:
 # --- what is looked at -----------------------------------------------------------------------------------------------
 
 
-def _workplace(settings: Settings, ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
+def _workplace(settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
     """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
     from caf_pipeline.context import Workplace  # noqa: PLC0415
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
@@ -195,7 +195,7 @@ def _workplace(settings: Settings, ledger: "Ledger", store: "ChunkStore", source
     return Workplace(source, settings, objects, store, ledger, this_process(RUN))
 
 
-def _settler(settings: Settings, store: "ChunkStore", log: "TransactionLog") -> "Settler | None":
+def _settler(settings: "Settings", store: "ChunkStore", log: "TransactionLog") -> "Settler | None":
     from caf_pipeline.maintenance.doctor.examine import Settler  # noqa: PLC0415  loaded by the command that uses it
 
     if settings.store.kind != "jackal":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_network, opened_workplace
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_network, opened_workplace
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
@@ -24,12 +24,12 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
-from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.records import Chunk
+    from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.chain_diff import ChainDiff
     from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
 
@@ -197,7 +197,7 @@ def price(
         typer.echo(f"missing  {show_size(charged - free)}: caf jackal buy --bytes {max(needed, LEAST_BYTES)} --days {days}")
 
 
-def _not_yet_archived(settings: Settings, ledger: "Ledger", source: str) -> tuple[int, int]:
+def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tuple[int, int]:
     """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
     registered = source in ledger.sources()
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
@@ -213,13 +213,15 @@ def _not_yet_archived(settings: Settings, ledger: "Ledger", source: str) -> tupl
     return left, -(-left // _usual_chunk_bytes(settings, source))
 
 
-def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
+def _usual_chunk_bytes(settings: "Settings", source: str | None = None) -> int:
     if source is not None and source in settings.sources:
         return int(settings.sources[source].target_size)
+    from caf_pipeline.settings import SourceSettings  # noqa: PLC0415
+
     return int(SourceSettings.model_fields["target_size"].default)
 
 
-def _fees(settings: Settings, posts: int) -> int:
+def _fees(settings: "Settings", posts: int) -> int:
     """Return what posts cost at most, each in a transaction of its own; those that wait together share one."""
     from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST  # noqa: PLC0415  loaded by the commands that use it
 
@@ -325,7 +327,7 @@ def files(
         )
 
 
-def _holdings(settings: Settings, ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
+def _holdings(settings: "Settings", ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
     from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
     from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it

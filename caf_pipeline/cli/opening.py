@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.transactions import TransactionLog
+    from caf_pipeline.settings import Settings
     from caf_pipeline.source.protocol import ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore
@@ -35,8 +35,19 @@ class Network:
     account: str
 
 
+def load_settings() -> "Settings":
+    """Return the settings of caf.toml and the environment; what reads them is most of what a command on files would load.
+
+    Raises:
+        SettingsError: one of them cannot be used.
+    """
+    from caf_pipeline import settings  # noqa: PLC0415
+
+    return settings.load_settings()
+
+
 @contextmanager
-def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
+def opened_ledger(settings: "Settings") -> "Iterator[Ledger]":
     """Open the ledger while the context lasts."""
     from caf_pipeline.wiring import open_ledger  # noqa: PLC0415  loaded by the commands that use it
 
@@ -45,7 +56,7 @@ def opened_ledger(settings: Settings) -> "Iterator[Ledger]":
 
 
 @contextmanager
-def opened_store(settings: Settings, ledger: "Ledger") -> "Iterator[ChunkStore]":
+def opened_store(settings: "Settings", ledger: "Ledger") -> "Iterator[ChunkStore]":
     """Open the store, whichever it is, while the context lasts."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
     from caf_pipeline.wiring import close_store, open_store  # noqa: PLC0415
@@ -58,7 +69,7 @@ def opened_store(settings: Settings, ledger: "Ledger") -> "Iterator[ChunkStore]"
 
 
 @contextmanager
-def opened_archive(settings: Settings, ledger: "Ledger", source: str) -> "Iterator[ChunkStore]":
+def opened_archive(settings: "Settings", ledger: "Ledger", source: str) -> "Iterator[ChunkStore]":
     """Open the store to read what was archived of a source, while the context lasts.
 
     Raises:
@@ -73,7 +84,7 @@ def opened_archive(settings: Settings, ledger: "Ledger", source: str) -> "Iterat
 
 @contextmanager
 def opened_workplace(
-    settings: Settings, ledger: "Ledger", source: str, objects: "ObjectSource | None" = None
+    settings: "Settings", ledger: "Ledger", source: str, objects: "ObjectSource | None" = None
 ) -> "Iterator[Workplace]":
     """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given."""
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
@@ -86,7 +97,7 @@ def opened_workplace(
 
 
 @contextmanager
-def opened_network(settings: Settings) -> Iterator[Network]:
+def opened_network(settings: "Settings") -> Iterator[Network]:
     """Open Jackal while the context lasts.
 
     Raises:
@@ -101,12 +112,12 @@ def opened_network(settings: Settings) -> Iterator[Network]:
         yield Network(ledger, store, ledger.transactions(holder), account)
 
 
-def known_sources(settings: Settings, ledger: "Ledger") -> list[str]:
+def known_sources(settings: "Settings", ledger: "Ledger") -> list[str]:
     """Return the names of all sources of the settings and of the ledger."""
     return sorted({*ledger.sources(), *settings.sources})
 
 
-def require_source(settings: Settings, ledger: "Ledger", name: str) -> None:
+def require_source(settings: "Settings", ledger: "Ledger", name: str) -> None:
     """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
     if name not in settings.sources and name not in (known := ledger.sources()):
         raise settings.unknown_source(name, known)

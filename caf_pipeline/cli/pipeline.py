@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.cli.opening import known_sources, opened_archive, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
-from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import known_sources, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NotProven, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourcesArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
-from caf_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.rebuild import FileKind, RebuildOutcome
+    from caf_pipeline.settings import Settings
 
 
 def rebuild(
@@ -71,7 +71,7 @@ def rebuild(
         )
 
 
-def _require_owner(settings: Settings, owner: str | None) -> str | None:
+def _require_owner(settings: "Settings", owner: str | None) -> str | None:
     if owner is None:
         return None
     if settings.store.kind != "jackal":
@@ -82,7 +82,7 @@ def _require_owner(settings: Settings, owner: str | None) -> str | None:
 
 
 def _rebuild(
-    settings: Settings, ledger: "Ledger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
+    settings: "Settings", ledger: "Ledger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
 ) -> "Counter[FileKind]":
     """Rebuild one source; return its files by kind."""
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
@@ -161,7 +161,7 @@ def _print(outcome: "RebuildOutcome", dry_run: bool) -> None:
         typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
 
 
-def _print_not_known(settings: Settings) -> None:
+def _print_not_known(settings: "Settings") -> None:
     from caf_pipeline.maintenance.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
 
     typer.echo("Not restored, since no chunk contains it:")

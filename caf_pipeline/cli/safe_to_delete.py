@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, SettingsError
-from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
     from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, NotSafe
