@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory.snapshot import STANDING_SCHEMA, S3Object, SnapshotWriter
+from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.snapshot import STANDING_SCHEMA, SnapshotWriter
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = 10_000

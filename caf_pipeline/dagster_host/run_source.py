@@ -52,7 +52,7 @@ from caf_pipeline.errors import (
     first_line,
     one_line,
 )
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings

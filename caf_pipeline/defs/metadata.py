@@ -7,8 +7,9 @@ from typing import Final
 import pyarrow as pa
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
 
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
-from caf_pipeline.inventory.snapshot import Accounting, SkipReason, Snapshot
+from caf_pipeline.inventory.snapshot import Accounting, Snapshot
 from caf_pipeline.ledger.records import Chunk, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport

@@ -18,11 +18,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
 from caf_pipeline.inventory.snapshot import (
     EXCEPTION_SCHEMA,
     SNAPSHOT_SCHEMA,
-    TIME_FORMAT,
-    CurrentException,
     KeyWindow,
     Snapshot,
     bounded,

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
-from caf_pipeline.inventory.snapshot import object_version, object_versions
+from caf_pipeline.inventory.objects import object_version
+from caf_pipeline.inventory.snapshot import object_versions
 
 HEAD_MEMBER: Final = ".caf/chunk"
 MANIFEST_MEMBER: Final = ".caf/manifest.parquet"

@@ -41,13 +41,8 @@ from caf_pipeline.inventory.manifest import (
     ROWS_PER_GROUP,
     manifest_row_bound,
 )
-from caf_pipeline.inventory.snapshot import (
-    SNAPSHOT_SCHEMA,
-    S3Object,
-    object_version,
-    object_versions,
-    s3_object,
-)
+from caf_pipeline.inventory.objects import S3Object, object_version
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, s3_object
 
 MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""

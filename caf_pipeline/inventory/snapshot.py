@@ -1,7 +1,7 @@
-"""Objects of a source, snapshots of them, and which of them are not yet archived.
+"""Snapshots of a source's objects, and which of them are not yet archived.
 
-Holds the records that name an object, the Parquet schemas of snapshots and standings, and the set arithmetic between them: what
-is to be archived, and where each object of a snapshot has ended. All of it is files in, files out, in memory that is bounded by
+Holds the Parquet schemas of snapshots and standings, and the set arithmetic between them: what is to be archived, and where each
+object of a snapshot has ended. All of it is files in, files out, in memory that is bounded by
 a budget and not by the number of objects.
 Source: "Which objects are to be archived" in docs/design.md.
 """
@@ -10,8 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,108 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
+from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, is_supported, object_version
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
-
-MAX_KEY_BYTES: Final = 1024
-"""S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
-
-
-class SkipReason(StrEnum):
-    """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""
-
-    CHANGED = "changed"
-    DELETED = "deleted"
-    COLD_STORAGE = "cold_storage"
-    ACCESS_DENIED = "access_denied"
-    NEEDS_KEY = "needs_key"
-    UNREADABLE = "unreadable"
-    NOT_COMPARED = "not_compared"
-    UNSUPPORTED_KEY = "unsupported_key"
-    TOO_LARGE = "too_large"
-
-
-RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
-    # An identity that is still listed after it was seen changed or gone is a listing that lags: soon, but not at once,
-    # or every tick of the sensor would plan it again.
-    SkipReason.CHANGED: timedelta(hours=1),
-    SkipReason.DELETED: timedelta(hours=1),
-    # These wait for somebody to restore, permit or repair something.
-    SkipReason.COLD_STORAGE: timedelta(days=1),
-    SkipReason.ACCESS_DENIED: timedelta(days=1),
-    SkipReason.NEEDS_KEY: timedelta(days=1),
-    SkipReason.UNREADABLE: timedelta(days=1),
-    # The same bytes were written again, and no provider gave the archived headers to compare with: an outage, most likely.
-    SkipReason.NOT_COMPARED: timedelta(minutes=10),
-    # Nothing that time could mend.
-    SkipReason.UNSUPPORTED_KEY: None,
-    SkipReason.TOO_LARGE: None,
-}
-"""How long after a first skip the object may be planned again (None: not by itself); doubles each time, up to 30 days."""
-
-MAX_RETRY_AFTER: Final = timedelta(days=30)
-
-
-@dataclass(frozen=True, slots=True)
-class S3Object:
-    """One object as a listing shows it.
-
-    Attributes:
-        key: the exact bytes of the key, at most 1,024, whatever they are.
-        version_id: None where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
-        etag: without its quotes; an identity, never a hash.
-        last_modified: aware, in UTC.
-        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
-            type; "" where it names no checksum.
-        rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
-    """
-
-    key: bytes
-    version_id: str | None
-    etag: str
-    size_bytes: int
-    last_modified: datetime
-    storage_class: str = "STANDARD"
-    checksum: str = ""
-    rewritten: bool = False
-
-    @property
-    def object_version(self) -> str:
-        """What, beside source and key, makes up the object's identity."""
-        version = object_version(self.version_id, self.etag, self.size_bytes)
-        return rewritten_version(version, self.last_modified) if self.rewritten else version
-
-
-def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
-    """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
-    return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
 
 
 def object_versions(batch: pa.RecordBatch) -> pa.Array:
     """Return `object_version` of each row of a batch with the columns `version_id`, `etag` and `size_bytes`."""
     by_etag = pc.binary_join_element_wise("etag", batch["etag"], batch["size_bytes"].cast(pa.string()), ":")
     return pc.coalesce(batch["version_id"], by_etag)
-
-
-def rewritten_version(version: str, last_modified: datetime) -> str:
-    """Return the identity of bytes that were written again with other headers: `etag:<ETag>:<size>:<LastModified>`.
-
-    LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
-    """
-    return f"{version}:{last_modified.astimezone(UTC):{TIME_FORMAT}}"
-
-
-TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"  # DuckDB's strftime and Python's write it alike
-
-
-def is_supported(key: bytes) -> bool:
-    """Tell whether a key can be archived: valid UTF-8, at most 1,024 bytes, no NUL (which Postgres text cannot hold)."""
-    if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
-        return False
-    try:
-        key.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
@@ -177,19 +82,6 @@ EXCEPTION_SCHEMA: Final = pa.schema(
     ]
 )
 """What the bucket had as current, where the locations' LastModified tell otherwise (`current`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CurrentException:
-    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
-
-    `last_modified`, where it is given: the headers of the object written at this time are those that are archived.
-    """
-
-    key: str
-    stated_at: datetime
-    object_version: str | None
-    last_modified: datetime | None = None
 
 
 # --- snapshots -------------------------------------------------------------------------------------------------------

@@ -6,19 +6,20 @@ Source: COPY in the PostgreSQL 18 manual.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 from sqlalchemy import Connection, TextClause, text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
-from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER
+from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.ledger.database import driver_connection
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.quantities import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
@@ -34,10 +35,6 @@ _LOCATION: Final = (
 )
 """The columns of `file_locations` that LOCATION_SCHEMA has, in its order."""
 
-_ESCAPED: Final = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
-"""What COPY's text form does not take as it is, the backslash first."""
-
-_CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
 _IDENTITY: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
     **_IDENTITY,
@@ -63,7 +60,7 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
 
 
 def copy_location_batches(
-    connection: Connection, table: str, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]
+    connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA; return how many they were."""
     same = {"source_id": source_id, "part": 0, "caf_file_id": caf_file_id}
@@ -71,63 +68,31 @@ def copy_location_batches(
 
 
 def _copy_batches(
-    connection: Connection, table: str, same: Mapping[str, int], columns: Sequence[str], batches: Iterable[pa.RecordBatch]
+    connection: Connection, table: str, same: Mapping[str, int], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
     count = 0
-    values = [pa.scalar(str(value)) for value in same.values()]
+    from caf_pipeline.ledger.arrow import as_text  # noqa: PLC0415 - a look-up needs no pyarrow
+
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT text, ENCODING 'UTF8')"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         for batch in batches:
             if batch.num_rows:
-                copy.write(_as_text(values, batch))
+                copy.write(as_text(list(same.values()), batch))
                 count += batch.num_rows
     return count
 
 
-def _as_text(same: Sequence[pa.Scalar], batch: pa.RecordBatch) -> bytes:
-    """Return rows of these values and a batch's as lines of COPY's text form."""
-    columns = [*same, *map(_as_texts, batch.columns)]
-    lines = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement=r"\N")
-    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
-    text_form: bytes = whole[0].as_buffer().to_pybytes()
-    return text_form + b"\n"
-
-
-def _as_texts(values: pa.Array) -> pa.Array:
-    """Return a column as COPY's text form has it; null stays null."""
-    if pa.types.is_fixed_size_binary(values.type):
-        digits = pa.py_buffer(b"".join(values.to_pylist()).hex().encode())
-        texts = pa.Array.from_buffers(pa.binary(2 * values.type.byte_width), len(values), [None, digits])
-        return pc.binary_join_element_wise(r"\\x", texts.cast(pa.binary()).cast(pa.string()), "")
-    if not pa.types.is_string(values.type):
-        return values.cast(pa.string())
-    for character, escaped in _ESCAPED:
-        values = pc.replace_substring(values, character, escaped)
-    return values
-
-
-def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: Iterable[pa.RecordBatch]) -> None:
+def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: "Iterable[pa.RecordBatch]") -> None:
     """Load claims, batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number.
 
     Raises:
         ClaimConflict: an object is claimed already; the transaction can only be rolled back.
     """
-    numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
-    batches = (
-        pa.record_batch(
-            [
-                ids.take(pc.index_in(batch["chunk_number"], numbers)),
-                batch["key"].cast(pa.string()),
-                batch["object_version"],
-                batch["last_modified"],
-            ],
-            names=_CLAIM,
-        )
-        for batch in claims
-    )
+    from caf_pipeline.ledger.arrow import CLAIM, claim_batches  # noqa: PLC0415 - as above
+
     try:
-        _copy_batches(connection, "claims", {"source_id": source_id}, _CLAIM, batches)
+        _copy_batches(connection, "claims", {"source_id": source_id}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
@@ -136,7 +101,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
 
 _HAS_LOCATED = text("SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND state = ANY(:good))")
 # LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
-_CLAIMED_BUT_LOCATED = text(
+CLAIMED_BUT_LOCATED = text(
     """
     SELECT claims.file_path, located.name
     FROM caf_files AS planned
@@ -156,14 +121,14 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
     if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
         return
-    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
+    found = connection.execute(CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
     if found is not None:
         raise ClaimConflict(
             f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
         )
 
 
-def copy_locations(connection: Connection, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]) -> int:
+def copy_locations(connection: Connection, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]") -> int:
     """Load a chunk's locations: straight into the table, or past rows that a chunk no longer in good standing left there.
 
     Returns the rows written.
@@ -237,11 +202,11 @@ _UPSERT_SKIPS = text(
             ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, :doublings)), :longest) END
     """
 )
-_END_SKIPPED_CLAIMS = text(
+_END_SKIPPEDCLAIMS = text(
     "DELETE FROM claims USING skipping WHERE claims.caf_file_id = :caf_file_id"
     " AND claims.file_path = skipping.file_path AND claims.object_version = skipping.object_version"
 )
-_END_RELEASED_CLAIMS = text(
+_END_RELEASEDCLAIMS = text(
     "DELETE FROM claims USING releasing WHERE claims.caf_file_id = :caf_file_id"
     " AND claims.file_path = releasing.file_path AND claims.object_version = releasing.object_version"
 )
@@ -253,7 +218,7 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
         connection.execute(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
-            connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
+            connection.execute(_END_SKIPPEDCLAIMS, {"caf_file_id": caf_file_id})
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
@@ -291,7 +256,7 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
         text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
     )
     if copy_rows(connection, "releasing", _IDENTITY, released):
-        connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
+        connection.execute(_END_RELEASEDCLAIMS, {"caf_file_id": caf_file_id})
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:

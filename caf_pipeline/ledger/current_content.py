@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, text
 
-from caf_pipeline.inventory.snapshot import CurrentException, S3Object, rewritten_version
+from caf_pipeline.inventory.objects import CurrentException, S3Object, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, LocatedVersion, recorded_key

@@ -5,17 +5,11 @@ COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from sqlalchemy import Connection, text
 
-from caf_pipeline.errors import StagingError
-from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart, driver_connection, source_id_of
 
@@ -59,67 +53,35 @@ class Exports(LedgerPart):
 
         An object may have several rows, e.g. skipped by one chunk and claimed by the next.
         """
-        return self._export(source, path, STANDING_SCHEMA, _STANDING, dictionaries=["standing", "reason"])
+        return self._export("standing", source, path, _STANDING)
 
     def export_exceptions(self, source: str, path: Path) -> int:
         """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
-        return self._export(source, path, EXCEPTION_SCHEMA, [(_EXCEPTIONS, {})], dictionaries=["object_version"])
+        return self._export("exceptions", source, path, [(_EXCEPTIONS, {})])
 
     def export_located(self, source: str, path: Path) -> int:
         """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
         Rows come as they lie in the table, where those of a chunk lie together.
         """
-        return self._export(source, path, LOCATED_SCHEMA, [(_LOCATIONS, {})], dictionaries=["object_version"])
+        return self._export("located", source, path, [(_LOCATIONS, {})])
 
-    def _export(
-        self,
-        source: str,
-        path: Path,
-        schema: pa.Schema,
-        queries: Iterable[tuple[str, Mapping[str, Any]]],
-        *,
-        dictionaries: list[str],
-    ) -> int:
+    def _export(self, what: str, source: str, path: Path, queries: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+        from caf_pipeline.ledger.arrow import write_export  # noqa: PLC0415 - a look-up needs no pyarrow
+
         with self._database.transaction() as connection:
             # One snapshot for all queries: an object that becomes located meanwhile would be missing from both.
             connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
             # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
             connection.execute(text("SET LOCAL cursor_tuple_fraction = 1.0"))
             source_id = source_id_of(connection, source)
-            batches = (_batches(connection, query, source_id, schema, same) for query, same in queries)
-            return _write(chain.from_iterable(batches), path, schema, dictionaries)
+            fetched = ((same, rows) for query, same in queries for rows in _fetched(connection, query, source_id))
+            return write_export(what, path, fetched)
 
 
-def _batches(
-    connection: Connection, query: str, source_id: int, schema: pa.Schema, same: Mapping[str, Any]
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query; `same` has the columns that it does not give."""
+def _fetched(connection: Connection, query: str, source_id: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of a query, some at once."""
     with driver_connection(connection).cursor("export", binary=True) as cursor:
         cursor.execute(query, {"source_id": source_id, "good": GOOD})
         while rows := cursor.fetchmany(BATCH_ROWS):
-            given = zip(*rows, strict=True)
-            columns = [
-                pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
-                if field.name in same
-                else pa.array(next(given), field.type)
-                for field in schema
-            ]
-            yield pa.record_batch(columns, schema=schema)
-
-
-def _write(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema, dictionaries: list[str]) -> int:
-    # No `WholeFile`: the run that asked reads it and no later one, so that nothing waits until gigabytes are on the disk.
-    part = path.with_name(path.name + ".part")
-    count = 0
-    try:
-        with closing(pq.ParquetWriter(part, schema, use_dictionary=dictionaries)) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                count += batch.num_rows
-        part.replace(path)
-    except OSError as error:
-        raise StagingError(f"{path} cannot be written: {error.strerror or error}", hint="make room on that disk") from error
-    finally:
-        part.unlink(missing_ok=True)
-    return count
+            yield rows

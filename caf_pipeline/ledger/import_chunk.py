@@ -9,10 +9,9 @@ import hashlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import pyarrow as pa
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -22,6 +21,9 @@ from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, re
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Skip, StoredChunk
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
@@ -115,7 +117,7 @@ class ChunkImport(LedgerPart):
     """Restores chunks."""
 
     def restore_chunk(
-        self, chunk: StoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, plan_folder: str, fault: str = ""
+        self, chunk: StoredChunk, rows: "Iterable[pa.RecordBatch]", skips: Iterable[Skip], *, plan_folder: str, fault: str = ""
     ) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
 

@@ -8,7 +8,7 @@ from sqlalchemy import Row, text
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.snapshot import SkipReason, is_supported
+from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, currency
 from caf_pipeline.ledger.database import LedgerPart

@@ -7,15 +7,13 @@ Source: "Database" and "Promises" in docs/design.md.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from sqlalchemy import Connection, text
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.plan import ChunkPlan
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
@@ -43,6 +41,11 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Waits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from caf_pipeline.inventory.plan import ChunkPlan
 
 _S = ChunkState
 
@@ -146,7 +149,7 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
             )
             return found.first() is not None
 
-    def register_plan(self, plan: PlanRecord, chunks: Sequence[ChunkPlan], claims: Iterable[pa.RecordBatch]) -> None:
+    def register_plan(self, plan: PlanRecord, chunks: "Sequence[ChunkPlan]", claims: "Iterable[pa.RecordBatch]") -> None:
         """Write the plan, its chunks as `planned`, and its claims, batches as of `plan.read_identities`.
 
         A plan of the same hash that is registered already changes nothing. Plans of one source are registered one by one.
@@ -263,7 +266,7 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, CurrentContent, Exports, Repl
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
 
-    def load_locations(self, lease: Lease, chunk: str, rows: Iterable[pa.RecordBatch]) -> int:
+    def load_locations(self, lease: Lease, chunk: str, rows: "Iterable[pa.RecordBatch]") -> int:
         """verified → located: write the rows, batches of LOCATION_SCHEMA, and end the chunk's claims, at once.
 
         Returns the rows written.
@@ -409,7 +412,7 @@ def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> in
 
 
 def _insert_chunks(
-    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: Sequence[ChunkPlan]
+    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: "Sequence[ChunkPlan]"
 ) -> Mapping[int, int]:
     """Return the new chunks' ids by number."""
     rows = (

@@ -8,7 +8,7 @@ from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
+from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 

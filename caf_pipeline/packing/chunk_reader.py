@@ -23,7 +23,7 @@ from caf_pipeline.inventory.manifest import (
     open_manifest,
     row_identity,
 )
-from caf_pipeline.inventory.snapshot import MAX_KEY_BYTES, SkipReason
+from caf_pipeline.inventory.objects import MAX_KEY_BYTES, SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.store.protocol import ChunkStore, Posting
 from caf_pipeline.system.quantities import counted

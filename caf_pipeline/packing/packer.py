@@ -23,8 +23,8 @@ from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_digest
 from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Seal
 from caf_pipeline.packing.journal.format import (
     Journal,

@@ -14,8 +14,8 @@ from typing import Final, Self
 
 from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.inventory.checksums import new_digest
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
-from caf_pipeline.inventory.snapshot import S3Object
 from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource
 
 MIN_UNIT_BYTES: Final = 4096

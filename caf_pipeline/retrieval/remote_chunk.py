@@ -37,7 +37,7 @@ from caf_pipeline.inventory.manifest import (
     refuse_bloated,
     row_identity,
 )
-from caf_pipeline.inventory.snapshot import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.inventory.objects import SkipReason, is_supported, object_version, rewritten_version
 from caf_pipeline.ledger.records import StoredChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of

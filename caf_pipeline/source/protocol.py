@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import SourceUnreachable
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 
 
 @dataclass(frozen=True, slots=True)

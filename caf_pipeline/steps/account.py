@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, identities
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, read_chunk_batches
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.system.quantities import counted

@@ -26,8 +26,8 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again

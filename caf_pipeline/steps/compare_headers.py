@@ -29,7 +29,8 @@ from caf_pipeline.errors import (
     StoreError,
 )
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
-from caf_pipeline.inventory.snapshot import CurrentException, S3Object, SkipReason, read_objects
+from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
+from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.staging import manifest_is_right, staged_path

@@ -19,11 +19,10 @@ from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, write_plan
 from caf_pipeline.inventory.snapshot import (
     Accounting,
-    S3Object,
-    SkipReason,
     Snapshot,
     SnapshotWriter,
     not_yet_archived,

@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 
@@ -107,6 +109,23 @@ def test_a_second_run_archives_only_what_is_new(archived):
 
 def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
     one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["get", "src", "some/key-03", "-o", "fetched"]], ids=["status", "get"])
+def test_looking_something_up_loads_nothing_heavy(archived, arguments):
+    program = (
+        "import sys; from caf_pipeline.cli import main; status = main(sys.argv[1:]);"
+        "print([name for name in ('dagster', 'boto3', 'pyarrow', 'duckdb') if name in sys.modules]); sys.exit(status)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=archived.caf.folder,
+        env=archived.caf.variables(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "[]"), run.stderr
 
 
 def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):

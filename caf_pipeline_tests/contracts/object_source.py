@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from caf_pipeline.errors import ObjectUnavailable
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 
 # Clients and servers bend some of them. (moto cannot store a key with a line feed.)
 KEYS = [

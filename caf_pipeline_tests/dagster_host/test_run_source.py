@@ -13,7 +13,7 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import NOT_ARCHIVABLE, Standing, Summary, exit_status, run_command, run_source
 from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
-from caf_pipeline.inventory.snapshot import SkipReason, object_version
+from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.settings import Settings, StoreSettings

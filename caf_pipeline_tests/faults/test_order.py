@@ -10,7 +10,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, IllegalMove, LedgerError
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip, chunk_lease
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.steps import chunk_steps, planning

@@ -21,7 +21,7 @@ from mnemonic import Mnemonic
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive

@@ -12,7 +12,7 @@ import pytest
 
 from caf_pipeline.cli import main
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders

@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError
 from caf_pipeline.inventory import snapshot as inventory
+from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.inventory.snapshot import (
     SNAPSHOT_SCHEMA,
     STANDING_SCHEMA,
-    S3Object,
-    SkipReason,
     Snapshot,
     SnapshotWriter,
     account_for,
-    is_supported,
     not_yet_archived,
     read_objects,
     read_snapshot,

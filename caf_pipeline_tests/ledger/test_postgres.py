@@ -15,7 +15,7 @@ from sqlalchemy import text
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.snapshot import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
+from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import Ledger

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
 from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, S3Object, is_supported
+from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.maintenance.full_read import RangeCheck

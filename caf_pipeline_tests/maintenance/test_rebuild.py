@@ -13,7 +13,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.rebuild import FileKind

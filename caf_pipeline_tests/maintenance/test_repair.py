@@ -6,7 +6,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, NotProven, StoreError, StoreUnreachable
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing.staging import staged_path

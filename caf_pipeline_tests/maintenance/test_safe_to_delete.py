@@ -23,7 +23,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     UsageError,
 )
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease

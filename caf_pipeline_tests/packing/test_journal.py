@@ -8,7 +8,7 @@ import pytest
 
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
 from caf_pipeline.inventory.manifest import ChunkIdentity
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.packing.journal.format import (
     MAX_ENTRY_BYTES,
     MAX_OUTCOMES,

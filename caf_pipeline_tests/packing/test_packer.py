@@ -12,8 +12,8 @@ from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import ObjectReadFailed, StagingError
 from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer

@@ -13,8 +13,8 @@ import pytest
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefused, StagingError
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk

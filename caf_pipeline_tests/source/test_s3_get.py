@@ -29,7 +29,7 @@ from caf_pipeline.errors import (
     SourceError,
     SourceUnreachable,
 )
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.clients import build_client, is_aws
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.source import open_s3_source

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import ObjectUnavailable
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.contracts.object_source import KEYS, ObjectSourceContract, listed, whole
 from caf_pipeline_tests.support.s3_server import make_bucket

@@ -11,8 +11,8 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.manifest import OpenedManifest
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
-from caf_pipeline.inventory.snapshot import SkipReason
 from caf_pipeline.steps import account, chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource

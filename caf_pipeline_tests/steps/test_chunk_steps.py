@@ -14,7 +14,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     StagingError,
 )
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease

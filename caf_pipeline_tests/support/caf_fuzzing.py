@@ -28,7 +28,7 @@ from caf_pipeline.caf.archive import CafReader, CafWriter
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.errors import ArchiveError
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.packing.journal import format as journal
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges, caf_bytes, index_of
 

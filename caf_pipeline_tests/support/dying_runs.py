@@ -44,7 +44,7 @@ class SteadySource(MemorySource):
         return super().read(obj, start_byte, end_byte)
 
     def object(self, key):
-        from caf_pipeline.inventory.snapshot import S3Object
+        from caf_pipeline.inventory.objects import S3Object
 
         return S3Object(key.encode(), None, f"etag-{key}", len(self.bodies[key]), MOMENT)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 

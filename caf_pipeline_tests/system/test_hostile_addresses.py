@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from caf_pipeline.errors import CafError, SourceError, StoreUnreachable
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.source.s3.ranges import S3File
 from caf_pipeline.store.jackal.chain import Chain

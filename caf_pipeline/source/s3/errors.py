@@ -41,7 +41,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     first_line,
 )
-from caf_pipeline.inventory.snapshot import SkipReason
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.system.unreachable import Reason, hint_for, reason_of, speaks_only_tls
 from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused
-from caf_pipeline.inventory.snapshot import S3Object
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:

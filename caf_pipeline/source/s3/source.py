@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from caf_pipeline.errors import ObjectUnavailable
-from caf_pipeline.inventory.snapshot import S3Object, SkipReason, is_supported
+from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
