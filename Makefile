@@ -106,10 +106,10 @@ TOOLS := .caf/tools
 $(TOOLS)/versitygw:
 	@if command -v go >/dev/null; then GOBIN="$(CURDIR)/$(TOOLS)" go install github.com/versity/versitygw/cmd/versitygw@v1.8.0; fi
 
-bench: $(READY) $(TOOLS)/versitygw
+bench: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --keep $(CASE)
 
-bench-quick: $(READY) $(TOOLS)/versitygw
+bench-quick: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --scale quick $(CASE)
 
 docs: $(READY)

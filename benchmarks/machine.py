@@ -5,6 +5,8 @@ import platform
 import subprocess
 from importlib.metadata import version
 
+from caf_pipeline.caf.merkle import IMPLEMENTATION
+
 
 def describe() -> str:
     """Return one line: processor, cores, memory, system, versions."""
@@ -13,7 +15,7 @@ def describe() -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
         f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} {platform.release()}; "
-        f"Python {platform.python_version()}; {versions}"
+        f"Python {platform.python_version()}; {versions}; Merkle roots in {IMPLEMENTATION} code"
     )
 
 

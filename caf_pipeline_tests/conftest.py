@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+from caf_pipeline.caf.merkle import IMPLEMENTATION
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; the tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -21,6 +23,11 @@ pytest_plugins = [
     "caf_pipeline_tests.faults.recording",
     "caf_pipeline_tests.faults.fixtures",
 ]
+
+
+def pytest_report_header() -> str:
+    """Say once which of the two the tests use."""
+    return f"Merkle roots are taken in {IMPLEMENTATION} code"
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ import network
 import server
 from rich.console import Console
 
+from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.system.child_environment import Need, child_environment
 
 CAF = str(Path(sys.executable).with_name("caf"))
@@ -40,6 +41,7 @@ def main() -> int:
     if arguments.folder and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is not a folder")
     files = [] if arguments.bucket else server.show(arguments.folder.resolve() if arguments.folder else None)
+    console.print(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()
         if arguments.bucket:
