@@ -13,6 +13,7 @@ import pytest
 PROCESSES_PER_CORE: Final = 2
 
 LONGEST_FIRST: Final = (
+    "faults/test_upgrade_from_0_3_0.py",
     "cli/test_pipeline.py",
     "faults/test_services_daemon.py",
     "dagster_host/test_daemon.py",
@@ -45,6 +46,7 @@ LONGEST_FIRST: Final = (
     "packing/test_crashes.py",
     "packing/test_resume.py",
     "maintenance/test_doctor.py",
+    "test_benchmarks.py",
 )
 """By what was measured; a file that is not here takes less than half a minute."""
 
