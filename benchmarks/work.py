@@ -25,14 +25,14 @@ def write(folder: str, out: str) -> dict[str, Any]:
     with StoredBytes(PartFile.create(Path(out)), proof_type=3) as sink:
         for base, folders, names in os.walk(folder):
             folders.sort()
+            below = os.path.relpath(base, folder)
             for name in sorted(names):
-                path = os.path.join(base, name)
-                with open(path, "rb", buffering=0) as file:
+                with open(f"{base}/{name}", "rb", buffering=0) as file:
                     body = file.readall()
                 digests.append(hashlib.sha256(body).digest())
                 start_byte = sink.size_bytes
                 sink.write(body)
-                index.add(os.path.relpath(path, folder), start_byte, sink.size_bytes)
+                index.add(f"{below}/{name}", start_byte, sink.size_bytes)
         for piece in index.iter_index():
             sink.write(piece)
         sink.write(index.footer())
