@@ -101,7 +101,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
 
 _HAS_LOCATED = text("SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND state = ANY(:good))")
 # LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
-CLAIMED_BUT_LOCATED = text(
+_CLAIMED_BUT_LOCATED = text(
     """
     SELECT claims.file_path, located.name
     FROM caf_files AS planned
@@ -121,7 +121,7 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
     if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
         return
-    found = connection.execute(CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
+    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
     if found is not None:
         raise ClaimConflict(
             f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
@@ -202,11 +202,11 @@ _UPSERT_SKIPS = text(
             ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, :doublings)), :longest) END
     """
 )
-_END_SKIPPEDCLAIMS = text(
+_END_SKIPPED_CLAIMS = text(
     "DELETE FROM claims USING skipping WHERE claims.caf_file_id = :caf_file_id"
     " AND claims.file_path = skipping.file_path AND claims.object_version = skipping.object_version"
 )
-_END_RELEASEDCLAIMS = text(
+_END_RELEASED_CLAIMS = text(
     "DELETE FROM claims USING releasing WHERE claims.caf_file_id = :caf_file_id"
     " AND claims.file_path = releasing.file_path AND claims.object_version = releasing.object_version"
 )
@@ -218,7 +218,7 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
         connection.execute(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
-            connection.execute(_END_SKIPPEDCLAIMS, {"caf_file_id": caf_file_id})
+            connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
@@ -256,7 +256,7 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
         text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
     )
     if copy_rows(connection, "releasing", _IDENTITY, released):
-        connection.execute(_END_RELEASEDCLAIMS, {"caf_file_id": caf_file_id})
+        connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:
