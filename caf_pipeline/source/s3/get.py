@@ -100,13 +100,10 @@ class ObjectReader:
 
     def _get(self, obj: S3Object, asked: Mapping[str, str], size_bytes: int) -> GetAnswer:
         pinned = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
-        key, is_range = obj.key.decode(), "Range" in asked
         try:
-            return self.gets.get(
-                key, version_id=obj.version_id, headers={**pinned, **asked}, size_bytes=size_bytes, is_range=is_range
-            )
+            return self.gets.get(obj.key.decode(), version_id=obj.version_id, headers={**pinned, **asked}, size_bytes=size_bytes)
         except UnreadableHeader:
-            more: dict[str, Any] = {"Range": asked["Range"]} if is_range else {}
+            more: dict[str, Any] = {"Range": asked["Range"]} if "Range" in asked else {}
             answer: Any = self.client.get_object(**self._identity(obj), **more)
             with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
                 return GetAnswer(answer["ResponseMetadata"]["HTTPHeaders"], stream.read())

@@ -91,10 +91,10 @@ class GetClient:
             connect_timeout_ms=int(CONNECT_TIMEOUT.total_seconds() * 1000),
         )
 
-    def get(self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int, is_range: bool) -> GetAnswer:
-        """Return the answer to one GET with these headers, of which `Range` is one where `is_range`.
+    def get(self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int) -> GetAnswer:
+        """Return the answer to one GET with these headers.
 
-        `size_bytes` are those that are asked for; of a range, no more is taken.
+        `size_bytes` are those that are asked for; where `Range` is among the headers, no more is taken.
 
         Raises:
             ClientError: S3 refuses. AwsCrtError: there is no answer, or none that is of use. UnreadableHeader.
@@ -104,6 +104,7 @@ class GetClient:
         request = HttpRequest(
             "GET", f"{self.path}/{quote(key, safe=_SAFE)}{query}", HttpHeaders([*self._headers, *headers.items()])
         )
+        is_range = "Range" in headers
         got: list[list[tuple[str, str]]] = []
         pieces: list[bytes] = []
         asked = self._awscrt.make_request(
