@@ -61,7 +61,7 @@ class SourceSettings(_Section):
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
         public: the operator's word that every byte of this source may be read by anybody.
-        target_size: of a chunk, in bytes, index and footer included.
+        target_size: of a chunk, in bytes, index and footer included; its manifest comes on top.
         watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
     """

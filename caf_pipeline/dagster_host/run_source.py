@@ -321,16 +321,19 @@ class _Command:
         )
         self._summary = Summary(source)
         self._alike: Counter[str] = Counter()
+        self._gave_back = False  # a chunk tried last closed before its last planned object, so that the rest is to be planned
 
     def run(self) -> Summary:
         """Plan, archive every chunk under way, and count the objects of the inventory by what became of them."""
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
-            if self._withdrawn_as_too_large():
-                # Providers turned out to be slower than the chunks are large: the objects are cut again, to what fits now.
+            # Providers may turn out to be slower than the chunks are large. Once: an object alone may be too large for them.
+            again = self._withdrawn_as_too_large()
+            while again or self._gave_back:
                 snapshot = self._plan()
                 self._archive_under_way()
+                again = False
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
         self._summary.standing = self._standing(snapshot)
         return self._summary
@@ -348,7 +351,8 @@ class _Command:
         return _shown_in(planned, SNAPSHOT)[0]
 
     def _archive_under_way(self) -> None:
-        """Archive each chunk that has work and that this command has not tried yet."""
+        """Archive each chunk that has work and that this command has not tried yet; see whether any gave objects back."""
+        self._gave_back = False
         chunks = [chunk for chunk in chunks_with_work(self._ledger, self._source) if chunk.name not in self._summary.chunks]
         self._progress.plan(chunks)
         for number, chunk in enumerate(chunks):
@@ -356,8 +360,10 @@ class _Command:
             self._progress.begin()
             archived = self._archive(chunk)
             self._progress.end(archived, held=chunk.name in self._summary.held)
+            self._gave_back |= self._ledger.chunk(chunk.name).released_count > chunk.released_count
             rest = [one.name for one in chunks[number + 1 :]]
             if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name) and rest:
+                self._gave_back = False  # what is planned now would fail by it, too
                 self._summary.not_tried += rest
                 self._say(
                     f"the next chunk would fail by the same error: {counted(len(rest), 'more chunk')} not tried",

@@ -52,7 +52,7 @@ MANIFEST_ROW_BYTES: Final = 150
 
 HEADERS_ALLOWANCE_BYTES: Final = 64
 """Room that a plan leaves in each row for content type, other headers and user metadata, which no listing shows.
-Where they take more, the chunk closes earlier; see `packing.packer`."""
+Where they take more, the chunk is larger than planned; only at its limit it closes earlier, see `packing.packer`."""
 
 MANIFEST_SCHEMA: Final = pa.schema(
     [

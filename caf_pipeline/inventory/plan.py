@@ -1,8 +1,9 @@
 """Cuts what is to be archived into chunks: which objects go in which chunk, under which names, and how large it gets.
 
-In key order, greedy under the target: a chunk takes objects until the next one would lift its size, index, footer and our
-own two members included, over the target. Index and footer are counted exactly, the manifest by an upper bound. An object
-that is larger than the target has a chunk to itself; one that no chunk can hold is listed apart.
+In key order, greedy under the target: a chunk takes objects until the next one would lift its size, index and footer included
+and the manifest not, over the target. The manifest comes on top: its size is known only when all headers are, so that the plan
+estimates it, and only the limit ends a chunk for it. An object that is larger than the target has a chunk to itself; one that no
+chunk can hold is listed apart.
 
     objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
@@ -82,7 +83,13 @@ _OVER: Final = -1  # past the plan's last chunk: left for the next plan
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """What, beside the objects, a plan's bytes depend on. `inventory_time` and `snapshot` are told, not hashed."""
+    """What, beside the objects, a plan's bytes depend on. `inventory_time` and `snapshot` are told, not hashed.
+
+    Attributes:
+        target_size_bytes: of a chunk of several objects without its manifest.
+        limits: of every chunk, the hard ones of the format and of Jackal.
+        limit_size_bytes: of a chunk of several objects with its manifest; 0: as `limits` say.
+    """
 
     source: str
     archive_id: str
@@ -90,13 +97,19 @@ class PlanTerms:
     snapshot: str
     inventory_time: datetime
     limits: Limits = DEFAULT_LIMITS
+    limit_size_bytes: int = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most bytes of a chunk of several objects, for plan and packing alike."""
+        return self.limit_size_bytes or self.limits.max_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """One chunk of a plan, as `chunks.parquet` has it.
 
-    `expected_size_bytes` is the whole file, the manifest counted by its upper bound.
+    `expected_size_bytes` is the whole file, the manifest counted by its upper bound for headers of usual length.
     """
 
     chunk_number: int
@@ -181,11 +194,12 @@ class _Chunk:
         told_apart = 0 if identity == object_version(version_id, etag, size_bytes) else len(identity)
         return end, index, self._manifest + group + manifest_row_bound(key, version_id, etag) + told_apart
 
-    def fits(self, grown: _Sizes, most_bytes: int, limits: Limits) -> bool:
-        """Tell whether the chunk of these sizes stays within `most_bytes` and the hard limits."""
-        _, index, _ = grown
+    def fits(self, grown: _Sizes, target_bytes: int, most_bytes: int, limits: Limits) -> bool:
+        """Tell whether the chunk of these sizes stays within the target but for its manifest, `most_bytes`, and the limits."""
+        end, index, _ = grown
         return (
-            sum(grown) + FOOTER_SIZE_BYTES <= most_bytes
+            end + index + FOOTER_SIZE_BYTES <= target_bytes
+            and sum(grown) + FOOTER_SIZE_BYTES <= most_bytes
             and index <= limits.max_index_bytes
             and self.object_count + 3 <= limits.max_members
         )
@@ -236,6 +250,7 @@ class _Cutter:
             "source": terms.source,
             "archive": terms.archive_id,
             "target_size_bytes": terms.target_size_bytes,
+            "limit_size_bytes": terms.limit_bytes,
         }
         self._hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode() + b"\n")
 
@@ -269,11 +284,11 @@ class _Cutter:
 
     def _place(self, row: _Row, member: str) -> int:
         key, _, _, size_bytes, identity = row
-        limits = self._terms.limits
+        terms, limits = self._terms, self._terms.limits
         grown = self._chunk.grown(row, member)
-        if member in self._chunk.labels or not self._chunk.fits(grown, self._terms.target_size_bytes, limits):
+        if member in self._chunk.labels or not self._chunk.fits(grown, terms.target_size_bytes, terms.limit_bytes, limits):
             alone = _Chunk(0, limits)
-            if not alone.fits(alone.grown(row, member), limits.max_bytes, limits):
+            if not alone.fits(alone.grown(row, member), limits.max_bytes, limits.max_bytes, limits):
                 self.too_large_count += 1
                 return _TOO_LARGE
             self._close()
@@ -324,6 +339,7 @@ def _described(terms: PlanTerms) -> dict[str, str]:
         "snapshot": terms.snapshot,
         "inventory_time": terms.inventory_time.isoformat(),
         "target_size": str(terms.target_size_bytes),
+        "limit_size": str(terms.limit_bytes),
     }
 
 
@@ -350,8 +366,8 @@ def _write_batch(
 def read_terms(folder: Path) -> dict[str, str]:
     """Return what a plan's files say of it.
 
-    That is source, archive, snapshot, inventory_time (ISO 8601), target_size (bytes) and content_sha256 (hex). Plans that were
-    written before these were kept have no target_size, or no content_sha256.
+    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes) and content_sha256 (hex).
+    Plans that were written before these were kept have no target_size, no content_sha256 or no limit_size.
 
     Raises:
         CafError: there is no readable plan in `folder`.

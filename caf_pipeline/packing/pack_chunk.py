@@ -68,7 +68,8 @@ def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
 def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
     """Return what packs this chunk, under this lease."""
     terms = read_terms(Path(chunk.plan_folder))
-    target_size = int(terms.get("target_size", work.source_settings.target_size))
+    # Plans of earlier versions say no limit: theirs was the target, and a chunk that was posted has to come out the same.
+    limit_size = int(terms.get("limit_size") or terms.get("target_size") or work.source_settings.target_size)
     return Packer(
         plan,
         _identity(chunk, terms),
@@ -76,7 +77,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         work.settings.packing,
         # What was sealed is packed once more to come out the same, whatever is set by now.
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
-        limit_bytes=max(target_size, plan.expected_size_bytes),
+        limit_bytes=max(limit_size, plan.expected_size_bytes),
         give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
         progress=_held_progress(work, lease),
     )

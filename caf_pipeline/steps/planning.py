@@ -247,7 +247,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
-    chunk was withdrawn that was larger than what fits now, they have the size that fits.
+    chunk was withdrawn that was larger than what fits now, they are no larger than what fits, manifest included.
 
     Raises:
         StoredAlready: see `refuse_second_copy`; and what the store raises when it is asked.
@@ -258,14 +258,14 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
             refuse_second_copy(work)
-        target_size, warning = _target_size(work)
+        target_size, limit_size, warning = _sizes(work)
         _remove_unnamed(work)
         with _workspace(work, _CUTTING) as outer:
             current = state_current(work, lease, snapshot, outer)
             more = True
             while more:
                 with _workspace(work, _CUTTING) as folder:
-                    plan = _write_plan(work, snapshot, current.identified, folder, target_size)
+                    plan = _write_plan(work, snapshot, current.identified, folder, (target_size, limit_size))
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         plans.append(_register(work, snapshot, plan))
@@ -275,18 +275,23 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     return PlanReport(snapshot, plans, chunks, warnings, current.comparison, current.exceptions)
 
 
-def _target_size(work: Workplace) -> tuple[int, str]:
-    """Return the size to cut chunks at, and what to say where the store does not take the source's own."""
+def _sizes(work: Workplace) -> tuple[int, int, str]:
+    """Return the size to cut chunks at, their limit with the manifest (0: the hard one), and what to say of a slow store."""
     target_size, fitting = int(work.source_settings.target_size), work.store.largest_chunk_bytes()
-    if fitting is None or fitting >= target_size:
-        return target_size, ""
+    if fitting is None:
+        return target_size, 0, ""
     withdrawn = work.ledger.chunks(source=work.source, states=[ChunkState.WITHDRAWN])
     refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
-    cut_at = max(fitting, LEAST_TARGET_BYTES) if refused else target_size
-    return cut_at, (
+    limit_size = max(fitting, LEAST_TARGET_BYTES) if refused else 0
+    cut_at = min(target_size, limit_size or target_size)
+    if fitting >= target_size:
+        return cut_at, limit_size, ""
+    return (
+        cut_at,
+        limit_size,
         f"source {work.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
         f" uploaded in the time that providers give; "
-        + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less")
+        + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less"),
     )
 
 
@@ -313,7 +318,7 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     return accounting
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, target_size: int) -> Plan:
+def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, sizes: tuple[int, int]) -> Plan:
     standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
     work.ledger.export_standing(work.source, standing)
     delta = not_yet_archived(identified, standing, wanted)
@@ -321,9 +326,10 @@ def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: P
     terms = PlanTerms(
         source=work.source,
         archive_id=work.archive_id,
-        target_size_bytes=target_size,
+        target_size_bytes=sizes[0],
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,
+        limit_size_bytes=sizes[1],
     )
     files = folder / "plan"
     files.mkdir()

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from dagster import AssetKey, RunsFilter
@@ -20,6 +21,7 @@ from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.plans import as_by_an_earlier_version
 from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
@@ -47,6 +49,38 @@ def test_everything_ends_located_and_a_second_run_finds_nothing_new(pipeline, ru
     (again,) = run()
     assert again.chunks == []
     assert "nothing new; the source is complete" in run.printed.getvalue()
+
+
+def put_with_metadata(pipeline, count):
+    """Put objects as tools like rclone write them: their headers are in no listing, so that a plan can only guess them."""
+    for number in range(count):
+        metadata = {"mtime": "1700000000.123456789", "sha256": f"{number:064x}"}
+        pipeline.bucket.put(f"key-{number:03}", b"x" * 300, Metadata=metadata)
+
+
+def with_target(pipeline, target_size, **changes):
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(target_size), **changes})
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+
+
+def test_objects_with_more_metadata_than_a_plan_reserves_are_all_archived_as_planned(pipeline):
+    mine = with_target(pipeline, 40_000)
+    put_with_metadata(mine, 150)
+    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
+    assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
+    assert {chunk.released_count for chunk in mine.ledger.chunks(SOURCE)} == {0}
+    assert len(mine.ledger.chunks(SOURCE)) > 1
+
+
+def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline):
+    mine = with_target(pipeline, 40_000)
+    put_with_metadata(mine, 150)
+    mine.plan()
+    for chunk in mine.ledger.chunks(SOURCE):
+        as_by_an_earlier_version(Path(chunk.plan_folder))
+    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
+    assert sum(chunk.released_count for chunk in mine.ledger.chunks(SOURCE)) > 0
+    assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
 
 
 def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):

@@ -35,8 +35,8 @@ keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 objects_by_key = st.dictionaries(keys, st.integers(0, 2 * TARGET), max_size=60)
 
 
-def size_by_hand(chunk, objects):
-    """The chunk's size as the format defines it, computed by the index itself and not by the planner's sums."""
+def sizes_by_hand(chunk, objects):
+    """The chunk's size without and with its manifest, computed by the index itself and not by the planner's sums."""
     index, position = IndexBuilder(), HEAD_SIZE_BYTES
     index.add(chunk.head_member, 0, HEAD_SIZE_BYTES)
     manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // ROWS_PER_GROUP)
@@ -46,16 +46,28 @@ def size_by_hand(chunk, objects):
         position += obj.size_bytes
         manifest += manifest_row_bound(obj.key, obj.version_id, obj.etag)
     index.add(chunk.manifest_member, position, position + manifest)
-    return position + manifest + index.index_size_bytes + 4
+    return position + index.index_size_bytes + 4, position + manifest + index.index_size_bytes + 4
 
 
 @settings(deadline=None, max_examples=60)
 @given(objects_by_key)
-def test_a_plan_covers_each_object_once_and_stays_under_the_target(sizes):
+def test_a_plan_covers_each_object_once_and_only_manifests_pass_the_target(sizes):
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(Path(folder), [an_object(key, size) for key, size in sizes.items()], target_size_bytes=TARGET)
         chunks = chunks_of(plan)
     assert sorted(planned.object.key for chunk in chunks for planned in chunk) == sorted(key.encode() for key in sizes)
+    for chunk, objects in zip(plan.chunks, chunks, strict=True):
+        assert sizes_by_hand(chunk, objects)[0] <= TARGET or len(objects) == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(objects_by_key)
+def test_no_chunk_of_several_objects_passes_its_limit_manifest_included(sizes):
+    objects = [an_object(key, size) for key, size in sizes.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_of(Path(folder), objects, target_size_bytes=TARGET, limit_size_bytes=TARGET)
+        chunks = chunks_of(plan)
+    assert sum(len(chunk) for chunk in chunks) == len(sizes)
     for chunk, objects in zip(plan.chunks, chunks, strict=True):
         assert chunk.expected_size_bytes <= TARGET or len(objects) == 1
 
@@ -68,7 +80,7 @@ def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
         chunks = chunks_of(plan)
     for chunk, objects in zip(plan.chunks, chunks, strict=True):
         # The manifest's own range is counted at the digits of the largest chunk: at most 2 × 10 more than it takes.
-        assert 0 <= chunk.expected_size_bytes - size_by_hand(chunk, objects) <= 22
+        assert 0 <= chunk.expected_size_bytes - sizes_by_hand(chunk, objects)[1] <= 22
 
 
 def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
@@ -76,7 +88,15 @@ def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
     first, second = chunks_of(plan)[:2]
     together = [*first, second[0]]
-    assert size_by_hand(plan.chunks[0], first) <= TARGET < size_by_hand(plan.chunks[0], together)
+    assert sizes_by_hand(plan.chunks[0], first)[0] <= TARGET < sizes_by_hand(plan.chunks[0], together)[0]
+
+
+def test_a_limit_below_the_hard_one_is_told_by_the_plan_and_makes_it_another(tmp_path):
+    objects = [an_object("a"), an_object("b")]
+    hard = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET)
+    less = plan_of(tmp_path / "2", objects, target_size_bytes=TARGET, limit_size_bytes=TARGET)
+    assert (read_terms(hard.folder)["limit_size"], read_terms(less.folder)["limit_size"]) == (str(32 << 30), str(TARGET))
+    assert hard.sha256() != less.sha256()
 
 
 def test_objects_stand_in_key_order_by_bytes(tmp_path):
@@ -184,7 +204,7 @@ def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
 def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_module, "ROWS_PER_BATCH", 4)
     objects = [an_object(f"key-{number:02d}", 1000) for number in range(30)]
-    plan = plan_of(tmp_path, objects, target_size_bytes=30_000)
+    plan = plan_of(tmp_path, objects, target_size_bytes=12_000)
     counts = [count_chunk_objects(plan.folder, chunk.chunk_number) for chunk in plan.chunks]
     assert counts == [chunk.object_count for chunk in plan.chunks] == [len(chunk) for chunk in chunks_of(plan)]
     assert len(counts) > 2

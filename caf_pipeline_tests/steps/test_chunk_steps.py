@@ -1,6 +1,7 @@
 """The steps of a chunk: what each leaves, what a crash or another run leaves, and that running again ends right."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,12 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
+from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import as_by_an_earlier_version
 from caf_pipeline_tests.support.workplaces import (
     CHUNK_STEPS,
     a_workplace,
@@ -299,16 +303,50 @@ def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(work):
     assert states(work)[name] is ChunkState.LOCATED
 
 
-def test_objects_that_an_early_close_released_are_in_the_next_plan(work, source):
-    from caf_pipeline.source.protocol import ObjectHeaders
-
+def fat_headers(source):
+    """Let each object have more user metadata than a plan reserves room for."""
     source.headers = {key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies}
+
+
+def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(work, source):
+    fat_headers(source)
     archive_everything(work)
+    chunks = work.ledger.chunks(source="src")
+    assert [chunk.released_count for chunk in chunks] == [0] * len(chunks)
+    assert len(chunks) > 1
+    every_object_reads_back(work)
+
+
+def test_objects_that_an_early_close_released_are_in_the_next_plan(work, source):
+    fat_headers(source)
+    for chunk in plan(work).chunks:
+        as_by_an_earlier_version(Path(chunk.plan_folder))
+        archive_chunk(work, chunk.name)
     released = sum(chunk.released_count for chunk in work.ledger.chunks(source="src"))
     assert released > 0
     while plan(work).plan:
         for chunk in work.ledger.chunks(source="src", states=[ChunkState.PLANNED]):
             archive_chunk(work, chunk.name)
+    every_object_reads_back(work)
+
+
+class SlowStore(DirectoryStore):
+    """A store that was measured to take so many bytes in time."""
+
+    def largest_chunk_bytes(self):
+        return 500_000
+
+
+def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_path, source, ledger):
+    work = a_workplace(tmp_path, source, ledger, store=SlowStore(tmp_path / "store"))
+    fat_headers(source)
+    for chunk in plan(work).chunks:
+        chunk_steps.withdraw(work, chunk.name)
+    while (report := plan(work)).plan:
+        for chunk in report.chunks:
+            archive_chunk(work, chunk.name)
+    located = ledger.chunks(source="src", states=[ChunkState.LOCATED])
+    assert max(chunk.stored_size_bytes for chunk in located) <= 500_000
     every_object_reads_back(work)
 
 

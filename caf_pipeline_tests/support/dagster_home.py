@@ -56,7 +56,7 @@ class Pipeline:
     ledger: Ledger
 
     def put(self, count: int, *, size_bytes: int = 3_000, prefix: str = "key") -> None:
-        """Put objects; a chunk of the target size takes some ten of 3,000 bytes."""
+        """Put objects; a chunk of the target size takes six of 3,000 bytes."""
         for number in range(count):
             self.bucket.put(f"{prefix}-{number:03}", f"{prefix}-{number}".encode().ljust(size_bytes, b"."))
 
@@ -95,7 +95,7 @@ def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url:
         home=home,
         database_url=SecretStr(database_url),
         store=StoreSettings(kind="directory", folder=home / "store"),
-        sources={SOURCE: new_bucket.settings(target_size=40_000, public=True)},
+        sources={SOURCE: new_bucket.settings(target_size=20_000, public=True)},
     )
 
 

@@ -1,14 +1,16 @@
 """Deltas and plans for tests: objects in a Parquet file as `inventory` would leave it, and what a plan says of them."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.plan import Plan, PlannedObject, PlanTerms, read_chunk_objects, write_plan
+from caf_pipeline.inventory.plan import CHUNKS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects, write_plan
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -37,11 +39,26 @@ def write_delta(path: Path, objects: list[S3Object]) -> Path:
 
 
 def plan_of(
-    folder: Path, objects: list[S3Object], *, target_size_bytes: int, limits: Limits = DEFAULT_LIMITS, source: str = "src"
+    folder: Path,
+    objects: list[S3Object],
+    *,
+    target_size_bytes: int,
+    limits: Limits = DEFAULT_LIMITS,
+    source: str = "src",
+    **terms: Any,
 ) -> Plan:
     folder.mkdir(parents=True, exist_ok=True)
-    terms = PlanTerms(source, "0" * 32, target_size_bytes, "snapshot", MOMENT, limits)
+    terms = PlanTerms(source, "0" * 32, target_size_bytes, "snapshot", MOMENT, limits, **terms)
     return write_plan(write_delta(folder / "delta.parquet", objects), folder, terms)
+
+
+def as_by_an_earlier_version(folder: Path) -> None:
+    """Let a plan say no limit, as those of 0.3.0: the target was the limit of a chunk, manifest included."""
+    table = pq.read_table(folder / CHUNKS_FILE)
+    (key,) = table.schema.metadata
+    terms = json.loads(table.schema.metadata[key])
+    terms.pop("limit_size", None)
+    pq.write_table(table.replace_schema_metadata({key: json.dumps(terms)}), folder / CHUNKS_FILE, write_page_checksum=True)
 
 
 def chunks_of(plan: Plan) -> list[list[PlannedObject]]:
