@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile
 
@@ -9,6 +10,7 @@ from benchmarks import inputs, inventories
 from benchmarks.case import Bench, Case, ours, shell
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
+from benchmarks.ledgers import load, look_up
 from benchmarks.pairs import Command, run
 
 CAF = str(Path(sys.executable).with_name("caf"))
@@ -188,8 +190,8 @@ CASES = {
             peak_goal=0.6,
         ),
         Case("reader-extract", "20,000 files of 16 KiB extracted from a CAF", "tar -x of the same", 1.1, reader_extract),
-        Case("merkle-3", "type 3 root of 4 GiB, cached", "openssl dgst -sha256", 0.5, lambda bench: _merkle(3, bench)),
-        Case("merkle-0", "type 0 root of 4 GiB, cached", "openssl dgst -sha256", 1.0, lambda bench: _merkle(0, bench)),
+        Case("merkle-3", "type 3 root of 4 GiB, cached", "openssl dgst -sha256", 0.5, partial(_merkle, 3)),
+        Case("merkle-0", "type 0 root of 4 GiB, cached", "openssl dgst -sha256", 1.0, partial(_merkle, 0)),
         Case(
             "packing-small",
             "20,000 objects of 16 KiB from S3 into a chunk: listing, plan, journal, S3's checksums compared, SHA-256, root",
@@ -234,6 +236,31 @@ CASES = {
             "DuckDB reading, sorting and writing the same file",
             2.0,
             planning,
+        ),
+        Case(
+            "load-in-order",
+            "5,000,000 locations of a chunk loaded from its manifest, its claims ended and its state moved",
+            "bare COPY of the same rows into the same table with the same indexes",
+            1.1,
+            partial(load, in_order=True),
+        ),
+        Case(
+            "load-random",
+            "the same in no order",
+            "likewise",
+            1.1,
+            partial(load, in_order=False),
+        ),
+        *(
+            Case(
+                f"look-up-{at_once}-{cache}",
+                f"{keys} of 10,000,000 located keys looked up {at_once}, with what is current of each, {meaning}",
+                f"SELECT by primary key through psycopg, {at_once}",
+                1.1,
+                partial(look_up, batched=batched, cold=cold),
+            )
+            for at_once, keys, batched in (("singly", "10,000", False), ("batched", "100,000", True))
+            for cache, meaning, cold in (("warm", "all in memory", False), ("cold", "caches of system and server empty", True))
         ),
     )
 }

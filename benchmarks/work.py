@@ -115,6 +115,33 @@ def plan(inventory: str, folder: str) -> dict[str, Any]:
     return {"objects": made.object_count, "bytes": made.object_bytes}
 
 
+def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
+    """Load a chunk's locations, and move it to located, as a run does."""
+    from caf_pipeline.inventory.manifest import open_manifest
+    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.processes import this_process
+
+    ledger = Ledger(Database(parse_url(url)))
+    with ledger.lease(f"chunk/{chunk}", this_process("bench")) as lease:
+        count = ledger.load_locations(lease, chunk, open_manifest(Path(manifest)).locations())
+    ledger.close()
+    return {"locations": count}
+
+
+def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
+    """Look up keys, so many at once, as one process that stays connected does."""
+    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.postgres import Ledger
+
+    ledger, wanted, count = Ledger(Database(parse_url(url))), Path(keys).read_text().split(), 0
+    for first in range(0, len(wanted), int(at_once)):
+        some = wanted[first : first + int(at_once)]
+        count += len(some) if len(some) == 1 and ledger.locate("src", some[0]) else len(ledger.locate_many("src", some))
+    ledger.close()
+    return {"looked_up": len(wanted), "located": count}
+
+
 def upload(*arguments: str) -> dict[str, Any]:
     """Upload a posted file to one provider, up to its answer."""
     from benchmarks.jackal import send
@@ -122,7 +149,14 @@ def upload(*arguments: str) -> dict[str, Any]:
     return send(*arguments)
 
 
-WORK: dict[str, Callable[..., dict[str, Any]]] = {"write": write, "pack": pack, "plan": plan, "upload": upload}
+WORK: dict[str, Callable[..., dict[str, Any]]] = {
+    "write": write,
+    "pack": pack,
+    "plan": plan,
+    "load": load,
+    "look-up": look_up,
+    "upload": upload,
+}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The ledger's rows as Arrow batches: as lines of COPY's text form on the way in, as Parquet on the way out.
+"""The ledger's rows as Arrow batches: in COPY's binary form on the way in, as Parquet on the way out.
 
 What only looks something up loads none of this: pyarrow takes as long to load as all the rest of the ledger.
 Source: COPY in the PostgreSQL 18 manual.
@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,8 +19,14 @@ from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, ST
 
 CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
 
-_ESCAPED: Final = (("\\", r"\\"), ("\t", r"\t"), ("\n", r"\n"), ("\r", r"\r"))
-"""What COPY's text form does not take as it is, the backslash first."""
+SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""What COPY's binary form begins with: the signature, no flags, no extension."""
+
+TRAILER: Final = b"\xff\xff"
+"""What it ends with."""
+
+_NULL: Final = b"\xff" * 4
+_POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, since 1970
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -29,26 +36,37 @@ _EXPORTS: Final = {
 """What is exported: its schema, and the columns that are written by a dictionary."""
 
 
-def as_text(same: Sequence[object], batch: pa.RecordBatch) -> bytes:
-    """Return rows of these values and a batch's as lines of COPY's text form."""
-    columns = [*(pa.scalar(str(value)) for value in same), *map(_as_texts, batch.columns)]
-    lines = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement=r"\N")
-    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), "\n")
-    text_form: bytes = whole[0].as_buffer().to_pybytes()
-    return text_form + b"\n"
+def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
+    """Return rows of these values, in Postgres' binary form, and a batch's as COPY's binary form has them.
+
+    Texts and binaries become `text` and `bytea`, integers `int8`, timestamps in microseconds `timestamptz`.
+    """
+    count = (len(same) + batch.num_columns).to_bytes(2, "big")
+    begin = count + b"".join(len(value).to_bytes(4, "big") + value for value in same)
+    fields = [piece for column in batch.columns for piece in _as_fields(column)]
+    rows = pc.binary_join_element_wise(pa.scalar(begin), *fields, b"", null_handling="replace", null_replacement=_NULL)
+    return pc.binary_join(pa.ListArray.from_arrays([0, len(rows)], rows), b"")[0].as_buffer()
 
 
-def _as_texts(values: pa.Array) -> pa.Array:
-    """Return a column as COPY's text form has it; null stays null."""
-    if pa.types.is_fixed_size_binary(values.type):
-        digits = pa.py_buffer(b"".join(values.to_pylist()).hex().encode())
-        texts = pa.Array.from_buffers(pa.binary(2 * values.type.byte_width), len(values), [None, digits])
-        return pc.binary_join_element_wise(r"\\x", texts.cast(pa.binary()).cast(pa.string()), "")
-    if not pa.types.is_string(values.type):
-        return values.cast(pa.string())
-    for character, escaped in _ESCAPED:
-        values = pc.replace_substring(values, character, escaped)
-    return values
+def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
+    """Yield what a column's field consists of in each row: null, where the value is, for what stands in place of both."""
+    if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
+        begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
+        field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])
+        field["length"] = field["value"].itemsize
+        field["value"] = values.cast(pa.int64()).fill_null(0).to_numpy() - begins
+        yield _null_as_in(values, field)
+    else:
+        texts = values.cast(pa.binary())
+        yield _null_as_in(values, pc.binary_length(texts).fill_null(0).to_numpy().astype(">i4"))
+        yield texts.fill_null(b"")
+
+
+def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
+    """Return items of one width as binaries, those null whose value is null."""
+    ends = np.arange(len(fields) + 1, dtype=np.int32) * np.int32(fields.itemsize)
+    whole = pa.Array.from_buffers(pa.binary(), len(fields), [None, pa.py_buffer(ends), pa.py_buffer(fields)])
+    return pc.if_else(values.is_valid(), whole, None) if values.null_count else whole
 
 
 def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,12 +1,13 @@
 """What the ledger takes in by the million: claims, locations and skips, by COPY inside the caller's transaction.
 
-Rows that Python has go by COPY's binary form. Claims and locations come as Arrow batches and are made COPY's text form as
-columns, without an object a row. Memory is a batch, or psycopg's buffer.
+All in COPY's binary form. Rows that Python has are written one by one; claims and locations come as Arrow batches and are
+made COPY's form as columns, without an object a row. Memory is a batch, or psycopg's buffer.
 Source: COPY in the PostgreSQL 18 manual.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from sqlalchemy import Connection, TextClause, text
@@ -20,6 +21,8 @@ from caf_pipeline.system.quantities import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_Piece = TypeVar("_Piece")
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
@@ -63,24 +66,38 @@ def copy_location_batches(
     connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA; return how many they were."""
-    same = {"source_id": source_id, "part": 0, "caf_file_id": caf_file_id}
+    same = {"source_id": _int4(source_id), "part": _int4(0), "caf_file_id": caf_file_id.to_bytes(8, "big", signed=True)}
     return _copy_batches(connection, table, same, _LOCATION, batches)
 
 
 def _copy_batches(
-    connection: Connection, table: str, same: Mapping[str, int], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
+    connection: Connection, table: str, same: Mapping[str, bytes], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
     count = 0
-    from caf_pipeline.ledger.arrow import as_text  # noqa: PLC0415 - a look-up needs no pyarrow
+    from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - a look-up needs no pyarrow
 
-    statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT text, ENCODING 'UTF8')"
+    statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
-        for batch in batches:
-            if batch.num_rows:
-                copy.write(as_text(list(same.values()), batch))
-                count += batch.num_rows
+        copy.write(SIGNATURE)
+        for size, rows in _one_ahead((batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches):
+            copy.write(rows)
+            count += size
+        copy.write(TRAILER)
     return count
+
+
+def _one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Yield pieces, each made while the one before it is used: the server takes rows in as long as they take to be made."""
+    with ThreadPoolExecutor(1, thread_name_prefix="rows") as thread:
+        following = thread.submit(next, pieces, None)
+        while (piece := following.result()) is not None:
+            following = thread.submit(next, pieces, None)
+            yield piece
+
+
+def _int4(value: int) -> bytes:
+    return value.to_bytes(4, "big", signed=True)
 
 
 def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: "Iterable[pa.RecordBatch]") -> None:
@@ -92,7 +109,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
     from caf_pipeline.ledger.arrow import CLAIM, claim_batches  # noqa: PLC0415 - as above
 
     try:
-        _copy_batches(connection, "claims", {"source_id": source_id}, CLAIM, claim_batches(chunks, claims))
+        _copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"

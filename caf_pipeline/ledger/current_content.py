@@ -3,18 +3,16 @@
 Source: "Which objects are to be archived" in docs/design.md.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from caf_pipeline.inventory.objects import CurrentException, S3Object, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Content, Currency, InventoryRecord, LocatedVersion, recorded_key
+from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
@@ -89,22 +87,6 @@ _SETTLED = text(
         WHERE known.source_id = :source_id AND known.file_path = key AND part = 0 AND state = ANY(:good)) AS located ON true
     WHERE claimed.yes OR skipped.yes OR CASE WHEN said.stated_at >= latest THEN said.object_version = located.object_version
         ELSE located.last_modified = latest END
-    """
-)
-_PENDING = text(
-    """
-    SELECT claims.object_version, claims.last_modified, caf_files.name AS chunk, caf_files.state AS state
-    FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = :source_id AND claims.file_path = :key
-    UNION ALL
-    SELECT object_version, last_modified, NULL, reason FROM skipped_objects WHERE source_id = :source_id AND file_path = :key
-    """
-)
-_LAST_SEEN = text(
-    """
-    SELECT max(earlier.taken_at) FROM inventories AS own JOIN inventories AS earlier ON earlier.source_id = own.source_id
-        AND (earlier.taken_at, earlier.name) < (own.taken_at, own.name)
-    WHERE own.source_id = :source_id AND own.name = :inventory AND earlier.after_key < :key
-        AND coalesce(earlier.until_key >= :key, true)
     """
 )
 
@@ -191,43 +173,3 @@ def content(connection: Connection, source_id: int) -> Content | None:
         older_objects=int(row.older),
         gone_objects=int(row.gone),
     )
-
-
-def currency(connection: Connection, source_id: int, key: str, row: Row[Any]) -> Currency:
-    """Return what is known of the current content of a key, beside the location that is given out for it.
-
-    Args:
-        connection: in the transaction that found the location.
-        source_id: of the source.
-        key: of the object.
-        row: the location, with `said_at`, `said_version` and `inventory` of the exception that holds, or nulls.
-    """
-    in_force = row.said_at is not None
-    since = row.said_at if in_force else row.last_modified
-    for other in connection.execute(_PENDING, {"source_id": source_id, "key": key}):
-        is_newer = other.chunk is not None if other.last_modified is None else other.last_modified > since
-        if other.object_version == row.object_version:
-            continue
-        if is_newer or (in_force and other.object_version == row.said_version):
-            return Currency(is_current=False, chunk=other.chunk, state=other.state)
-    if not in_force or row.said_version == row.object_version:
-        return Currency(is_current=True)
-    if row.said_version is not None:
-        return Currency(is_current=False)
-    return Currency(is_current=False, gone_at=since, last_seen=_last_seen(connection, source_id, key, row))
-
-
-def _last_seen(connection: Connection, source_id: int, key: str, row: Row[Any]) -> datetime | None:
-    """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
-    values = {"source_id": source_id, "inventory": row.inventory, "key": key.encode()}
-    seen: datetime | None = connection.execute(_LAST_SEEN, values).scalar_one_or_none()
-    return max(filter(None, (seen, _time_of(row.snapshot))), default=None)
-
-
-_SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")
-
-
-def _time_of(snapshot: str) -> datetime | None:
-    """Return the time that a snapshot's name ends with."""
-    match = _SNAPSHOT_TIME.fullmatch(snapshot)
-    return datetime.strptime(match[1], "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) if match else None

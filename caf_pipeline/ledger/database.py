@@ -33,6 +33,7 @@ _SETTINGS: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
     "application_name": "caf-pipeline",
+    "client_encoding": "utf8",  # of what is loaded in binary form, whatever PGCLIENTENCODING says
     # A server that went away without a word is noticed within a lease's time, not after the kernel's two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -124,6 +125,22 @@ class Database:
             except Exception:
                 raise
             except BaseException:  # a statement may be under way, so that a roll-back fails and the pool logs a traceback
+                connection.invalidate()
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[psycopg.Connection[Any]]:
+        """Give the driver's connection, for questions alone: each statement is a transaction of its own where none is begun.
+
+        Raises: as `transaction`.
+        """
+        with self._translated(), self.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                yield driver_connection(connection)
+            except Exception:
+                raise
+            except BaseException:  # as above
                 connection.invalidate()
                 raise
 

@@ -1,4 +1,4 @@
-"""Questions about chunks and objects: rows of chunks, where an object is, sums over a source. Nothing here writes."""
+"""Questions about chunks: their rows, the versions of a key, sums over a source. Nothing here writes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -10,10 +10,10 @@ from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.current_content import content, currency
+from caf_pipeline.ledger.current_content import content
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Chunk, Location, LocationRow, SourceAccount
-from caf_pipeline.store.protocol import Posting, Sample
+from caf_pipeline.ledger.records import Chunk, LocationRow, SourceAccount
+from caf_pipeline.store.protocol import Sample
 
 _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
@@ -22,26 +22,6 @@ _CHUNK: Final = """
         proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
         tail_start, tail_sha256
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
-"""
-# The exception in force comes first. Else S3 tells times to the second: of two versions of one second that is current which was
-# listed later (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger says the same.
-_LOCATE: Final = """
-    WITH found AS (
-        SELECT file_locations.source_id, file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified,
-            file_locations.sha256, part, caf_files.name AS chunk, merkle_root, owner, start, stored_size_bytes, snapshot,
-            max(last_modified) OVER () AS latest
-        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
-        JOIN sources ON sources.source_id = file_locations.source_id
-        WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
-    ), said AS (
-        SELECT stated_at, object_version, inventory FROM current_exceptions
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key
-        ORDER BY stated_at DESC LIMIT 1
-    )
-    SELECT found.*, said.stated_at AS said_at, said.object_version AS said_version, inventory
-    FROM found LEFT JOIN said ON said.stated_at >= latest {version}
-    ORDER BY coalesce(found.object_version = said.object_version, false) DESC, last_modified DESC, snapshot COLLATE "C" DESC,
-        found.object_version DESC LIMIT 1
 """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
     WHERE sources.name = :source AND state = :located AND look_again_at <= now()
@@ -114,27 +94,6 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
-
-    def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
-        """Return the current location of a key, or that of one version.
-
-        Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
-        is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
-        Only chunks in good standing count.
-        """
-        if not is_supported(key.encode("utf-8", "surrogatepass")):
-            return None
-        condition = "" if object_version is None else "WHERE found.object_version = :version"
-        with self._database.transaction() as connection:
-            row = connection.execute(
-                text(_LOCATE.format(version=condition)),
-                {"source": source, "key": key, "version": object_version, "good": GOOD},
-            ).one_or_none()
-            if row is None:
-                return None
-            known = None if object_version else currency(connection, row.source_id, key, row)
-        posting = Posting(row.merkle_root, row.owner, row.start, row.stored_size_bytes)
-        return Location(_location_row(row), row.chunk, posting, known)
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
         """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""

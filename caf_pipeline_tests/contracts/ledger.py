@@ -31,13 +31,14 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.objects import S3Object, SkipReason
+from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,
     Holder,
+    InventoryRecord,
     LocationRow,
     OperatorOrders,
     PlanRecord,
@@ -506,6 +507,24 @@ class LedgerContract:
         archive(ledger, ["a"])
         for key in ["", "a\0", "\ud800", "k" * 1025]:
             assert ledger.locate(SOURCE, key) is None
+
+    def test_of_many_keys_at_once_each_is_told_as_alone(self, ledger):
+        first, second = archive(ledger, ["a", "b", "gone"]), archive(ledger, ["c", *ODD_KEYS])
+        end(ledger, archive(ledger, ["expired"]), ChunkState.EXPIRED)
+        later = EARLY + timedelta(days=1)
+        ledger.register_plan(plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
+        stated = [CurrentException(*one) for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))]
+        ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
+        keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
+        found = ledger.locate_many(SOURCE, keys)
+        assert found == {key: ledger.locate(SOURCE, key) for key in keys if ledger.locate(SOURCE, key)}
+        assert {key: one.chunk for key, one in found.items()} == (
+            dict.fromkeys(["a", "b", "gone"], first) | dict.fromkeys(["c", *ODD_KEYS], second)
+        )
+        assert {key for key, one in found.items() if not one.currency.is_current} == {"b", "gone"}
+        assert found["b"].currency.state == "planned"
+        assert found["gone"].currency.gone_at == later
+        assert ledger.locate_many("another", keys) == ledger.locate_many(SOURCE, []) == {}
 
     @pytest.mark.parametrize(
         "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]

