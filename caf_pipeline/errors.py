@@ -14,6 +14,7 @@
     │   ├── BucketMissing
     │   ├── SourceUnreachable     (t)  no answer, 5xx, slow-down
     │   ├── ListingRefused             an answer to a listing that breaks the protocol
+    │   ├── ReportRefused              an inventory report that is missing, damaged, too old or of something else
     │   ├── ObjectReadFailed      (t)  one object's bytes did not come as promised
     │   └── ObjectUnavailable          one object cannot be archived, with its skip reason
     ├── LedgerError                6   the database
@@ -152,6 +153,10 @@ class SourceUnreachable(SourceError):
 
 class ListingRefused(SourceError):
     """A listing's answer breaks the protocol; nothing of it was taken."""
+
+
+class ReportRefused(SourceError):
+    """There is no complete inventory report, or it is damaged, too old or of something else; nothing of it was taken."""
 
 
 class ObjectReadFailed(SourceError):

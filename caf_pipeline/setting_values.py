@@ -50,6 +50,17 @@ def _prefix(text: str) -> str:
     return text
 
 
+def _report_folder(text: str) -> str:
+    """Return the address of a folder, which ends in a slash."""
+    if not text:
+        return text
+    bucket, _, folder = text.removeprefix("s3://").partition("/")
+    segments = folder.removesuffix("/").split("/")
+    if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket) or len(segments) < 2 or not all(segments[-2:]):
+        raise ValueError("must be the folder of S3 Inventory's reports: s3://DEST-BUCKET/PREFIX/SOURCE-BUCKET/CONFIG-ID/")
+    return text if text.endswith("/") else f"{text}/"
+
+
 def _server(text: str) -> str:
     """Return the address of an HTTP server as it was given."""
     if not text.startswith(("http://", "https://")):
@@ -145,6 +156,7 @@ def _no_truth_value(value: object) -> object:
 SourceName = Annotated[str, AfterValidator(_source_name)]
 BucketName = Annotated[str, AfterValidator(_bucket)]
 KeyPrefix = Annotated[str, AfterValidator(_prefix)]
+ReportFolder = Annotated[str, AfterValidator(_report_folder)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 RegionName = Annotated[str, AfterValidator(_region)]
 OwnerName = Annotated[str, AfterValidator(_owner)]

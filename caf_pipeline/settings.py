@@ -31,6 +31,7 @@ from caf_pipeline.setting_values import (
     OwnerName,
     ProofType,
     RegionName,
+    ReportFolder,
     Size,
     SourceName,
     Whole,
@@ -58,6 +59,7 @@ class SourceSettings(_Section):
     """One source: a bucket and prefix to archive, and how.
 
     Attributes:
+        inventory: the folder of S3 Inventory's reports of the bucket, `s3://…/`; the bucket is listed where empty.
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
         public: the operator's word that every byte of this source may be read by anybody.
@@ -68,6 +70,7 @@ class SourceSettings(_Section):
 
     bucket: BucketName
     prefix: KeyPrefix = ""
+    inventory: ReportFolder = ""
     endpoint_url: Endpoint = ""
     region: RegionName = ""
     profile: str = ""
@@ -87,6 +90,14 @@ class SourceSettings(_Section):
         if (self.access_key_id is None) != (self.secret_access_key is None):
             missing = "access_key_id" if self.access_key_id is None else "secret_access_key"
             raise ValueError(f"access_key_id and secret_access_key are set together or not at all; {missing} is missing")
+        return self
+
+    @model_validator(mode="after")
+    def _reports_of_this_bucket(self) -> "SourceSettings":
+        if self.inventory and self.inventory.split("/")[-3] != self.bucket:
+            raise ValueError(
+                f"inventory, {self.inventory}, must end in SOURCE-BUCKET/CONFIG-ID/, and this source's bucket is '{self.bucket}'"
+            )
         return self
 
     @property

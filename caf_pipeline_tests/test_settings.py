@@ -103,6 +103,12 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
         (SOURCE_TEXT + 'endpoint_url = "http://my_host:9000"', "without '_'"),
         (SOURCE_TEXT + 'endpoint_url = "https://"', "with the name of a host"),
         (SOURCE_TEXT + 'endpoint_url = "https://h/?x=1"', "without '?'"),
+        (SOURCE_TEXT + 'inventory = "dest/p/b/daily/"', "must be the folder of S3 Inventory's reports: s3://DEST-BUCKET/PREFIX/"),
+        (SOURCE_TEXT + 'inventory = "s3://dest/daily/"', "must be the folder of S3 Inventory's reports"),
+        (
+            SOURCE_TEXT + 'inventory = "s3://dest/p/other/daily/"',
+            "must end in SOURCE-BUCKET/CONFIG-ID/",
+        ),
         (SOURCE_TEXT + 'region = "eu west"', "must be a region's name such as eu-central-1"),
         (SOURCE_TEXT + 'owner = "data"', "sources.one.owner is 'data', but must be team:NAME or an e-mail address"),
         ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),

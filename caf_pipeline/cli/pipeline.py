@@ -29,6 +29,10 @@ def run(
     second_copy: Annotated[
         bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
     ] = False,
+    report: Annotated[
+        str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
+    ] = "",
+    list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
     json: Annotated[bool, typer.Option("--json", help="End with one JSON object that sums it up, on standard output.")] = False,
 ) -> int:
     r"""Take an inventory, plan what is new, and archive every planned chunk.
@@ -42,6 +46,9 @@ def run(
     the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
     all of it once more.
 
+    A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is taken. --report, with
+    --source, takes that of another day; --list lists the bucket.
+
     \b
     Examples:
       caf run --source demo
@@ -51,17 +58,20 @@ def run(
     Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
     that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
     skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet. Before any chunk is tried, or
-    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 2 --second-copy without --source; 3 a setting
-    is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already; 8 the disk under
-    home failed; 9 a plan or an inventory is damaged. 130 interrupted.
+    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 2 an option is for one source, or excludes
+    another; 3 a setting is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already;
+    8 the disk under home failed; 9 a plan or an inventory is damaged. 130 interrupted.
     """
     settings = load_settings()
     if source is not None:
         settings.source(source)
-    elif second_copy:
-        raise UsageError("--second-copy is for one source.", hint="Name it with --source.")
+    elif second_copy or report:
+        raise UsageError(f"{'--second-copy' if second_copy else '--report'} is for one source.", hint="Name it with --source.")
+    if report and list_bucket:
+        raise UsageError("--report and --list exclude each other.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
-    status: int = entry.load()(source, settings=settings, second_copy=second_copy, json=json)
+    inventory = {"report": report, "list_bucket": list_bucket}
+    status: int = entry.load()(source, settings=settings, second_copy=second_copy, inventory=inventory, json=json)
     return status
 
 

@@ -37,7 +37,7 @@ from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRe
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
 from caf_pipeline.defs.launching import chunks_with_work
-from caf_pipeline.defs.metadata import SKIPPED, SNAPSHOT, WARNING
+from caf_pipeline.defs.metadata import REPORT, REPORT_AGE, SKIPPED, SNAPSHOT, WARNING
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, job_name, op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.defs.resources import RunResource, SharedLedger
@@ -185,7 +185,14 @@ def exit_status(summaries: Sequence[Summary]) -> int:
     return min((summary.exit_status for summary in summaries if summary.exit_status), default=0)
 
 
-def run_command(source: str | None, *, settings: Settings, second_copy: bool = False, json: bool = False) -> int:
+def run_command(
+    source: str | None,
+    *,
+    settings: Settings,
+    second_copy: bool = False,
+    inventory: Mapping[str, object] | None = None,
+    json: bool = False,
+) -> int:
     """Return the exit status of `run_source`.
 
     With `json`, the last line on standard output is a JSON object that sums it up, also where it ends by an error.
@@ -193,7 +200,7 @@ def run_command(source: str | None, *, settings: Settings, second_copy: bool = F
     done: list[Summary] = []
     ended: dict[str, object] = {}
     try:
-        run_source(source, settings=settings, second_copy=second_copy, done=done)
+        run_source(source, settings=settings, second_copy=second_copy, inventory=inventory, done=done)
     except CafError as error:
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
@@ -213,6 +220,7 @@ def run_source(
     *,
     settings: Settings,
     second_copy: bool = False,
+    inventory: Mapping[str, object] | None = None,
     console: Console | None = None,
     done: list[Summary] | None = None,
 ) -> list[Summary]:
@@ -222,6 +230,7 @@ def run_source(
         source: its name; None for every source of the settings, in order of their names.
         settings: as loaded.
         second_copy: plan also what the store may have, where the ledger knows nothing of the source.
+        inventory: which inventory is taken, as the config of `s3_inventory`; its defaults where it is not given.
         console: where progress and notes go; a new one on stderr by default.
         done: where each source's summary is added as soon as there is one; a new list by default.
 
@@ -247,7 +256,14 @@ def run_source(
                     _say(console, f"run {run} was killed earlier; it is marked as failed", style="yellow")
                 for name in names:
                     command = _Command(
-                        settings, instance, ledger, console=console, source=name, watch=watch, second_copy=second_copy
+                        settings,
+                        instance,
+                        ledger,
+                        console=console,
+                        source=name,
+                        watch=watch,
+                        second_copy=second_copy,
+                        inventory=inventory or {},
                     )
                     summaries.append(command.run())
                 for summary in summaries:
@@ -297,8 +313,10 @@ class _Command:
         source: str,
         watch: InterruptWatch,
         second_copy: bool,
+        inventory: Mapping[str, object],
     ) -> None:
         self._source = source
+        self._inventory = inventory
         self._second_copy = second_copy
         self._watch = watch
         self._instance = instance
@@ -340,11 +358,14 @@ class _Command:
 
     def _plan(self) -> str:
         """Take an inventory and plan what is new of it; return its name."""
-        terms = {"ops": {op_name(self._source, "chunk_plan"): {"config": {"second_copy": self._second_copy}}}}
-        planned = self._execute(job_name(self._source, "plan"), config=terms)
+        terms = {"s3_inventory": self._inventory, "chunk_plan": {"second_copy": self._second_copy}}
+        config = {"ops": {op_name(self._source, asset): {"config": values} for asset, values in terms.items()}}
+        planned = self._execute(job_name(self._source, "plan"), config=config)
         self._summary.planning = self._holder(planned) or ""
         if self._summary.planning:
             self._say(f"run {self._summary.planning} is planning this source; going on with what is planned already")
+        for report, age in zip(_shown_in(planned, REPORT), _shown_in(planned, REPORT_AGE), strict=True):
+            self._say(f"the inventory is that of {report}, which was {age} old")
         for warning in _shown_in(planned, WARNING):
             self._say(warning, style="yellow")
         register_chunks(self._instance, self._ledger, self._source)

@@ -29,6 +29,7 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.plan import PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.settings import SourceSettings
@@ -40,11 +41,25 @@ PLAN_VERSION: Final = DataVersion("plans only add")
 Results = Iterator[MaterializeResult[Any]]
 
 
-class InventoryWindow(Config):
-    """Which part of the listing is taken: the whole source by default."""
+class InventoryTerms(Config):
+    """Which inventory is taken: of the whole source by default, from its newest inventory report where it has any."""
 
-    after: str = Field(default="", description="Percent-encoded key; only keys greater than it, compared as bytes.")
-    until: str | None = Field(default=None, description="Percent-encoded key, the last one taken; to the end where not given.")
+    after: str = Field(default="", description="Percent-encoded key; only keys greater than it, compared as bytes. Lists.")
+    until: str | None = Field(
+        default=None, description="Percent-encoded key, the last one taken; to the end where not given. Lists."
+    )
+    report: str = Field(
+        default="",
+        description="Time of an inventory report, or its beginning, e.g. `2026-11-21`; the newest such one is taken.",
+    )
+    list_bucket: bool = Field(default=False, description="List the bucket, although the source has inventory reports.")
+
+    def takes_report(self, settings: SourceSettings) -> bool:
+        """Tell whether a report is taken instead of a listing."""
+        lists = self.list_bucket or bool(self.after) or self.until is not None
+        if lists and self.report:
+            raise UsageError("a report is taken as a whole: 'report' goes with neither 'list_bucket', 'after' nor 'until'")
+        return bool(self.report) or (bool(settings.inventory) and not lists)
 
 
 class PlanTerms(Config):
@@ -65,9 +80,10 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
     @asset(
         key=asset_key(source, "s3_inventory"),
         description=(
-            f"What is in `s3://{settings.bucket}/{settings.prefix}` now: every key with its size, ETag and time, as one sorted "
-            "Parquet file on this machine. Take a new one whenever you like; it changes nothing by itself.\n\n"
-            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new."
+            f"What is in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, ETag and time, as one sorted "
+            f"Parquet file on this machine. {_told_by(settings)} Take a new one whenever you like; it changes nothing by itself."
+            "\n\n*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new. "
+            "`report` takes the inventory report of a day, `list_bucket` lists although there are reports."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -77,23 +93,35 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         kinds={"s3", "parquet"},
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
-    def s3_inventory(context: AssetExecutionContext, config: InventoryWindow) -> Results:
+    def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
         after = unquote_to_bytes(config.after)
         until = None if config.until is None else unquote_to_bytes(config.until)
 
         def take(work: Workplace) -> metadata.Metadata:
             if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
                 work.wait_while_paused(lambda: None)
-            snapshot = planning.take_inventory(work, after=after, until=until)
-            if warning := planning.nothing_found(work, snapshot):
+            report = None
+            if config.takes_report(settings):
+                snapshot, report = planning.take_report(work, config.report)
+            else:
+                snapshot = planning.take_inventory(work, after=after, until=until)
+            warning = "; ".join(filter(None, [planning.nothing_found(work, snapshot), report.warning if report else ""]))
+            if warning:
                 context.log.warning(warning)
-            return metadata.snapshot_metadata(snapshot, warning)
+            return metadata.snapshot_metadata(snapshot, warning, report)
 
         shown = attempt_step(context, source, take)
         if shown is not None:
             yield MaterializeResult(metadata=shown)
 
     return s3_inventory
+
+
+def _told_by(settings: SourceSettings) -> str:
+    """Say where the inventory comes from."""
+    if not settings.inventory:
+        return "The bucket is listed."
+    return f"Taken from the newest report of S3 Inventory in `{settings.inventory}`."
 
 
 def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:

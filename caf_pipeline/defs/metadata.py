@@ -1,6 +1,7 @@
 """What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
-from caf_pipeline.steps.planning import PlanReport
+from caf_pipeline.steps.planning import PlanReport, TakenReport
 from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.store.protocol import Copy
@@ -89,6 +90,10 @@ def _uri(path: Path) -> str:
 SNAPSHOT: Final = "snapshot"
 """The name of the inventory that numbers are of."""
 
+REPORT: Final = "inventory_report"
+REPORT_AGE: Final = "inventory_report_age"
+"""The names of the address and the age of the report that an inventory was made of; `caf run` shows them, too."""
+
 SKIPPED: Final = "skipped_"
 """How the names of the numbers of skipped objects begin; the reason follows."""
 
@@ -105,8 +110,8 @@ def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
     return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
 
 
-def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
-    """Return what is shown of an inventory."""
+def snapshot_metadata(snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None) -> Metadata:
+    """Return what is shown of an inventory, and of the report that it was made of."""
     return {
         **({WARNING: warning} if warning else {}),
         SNAPSHOT: snapshot.name,
@@ -116,6 +121,24 @@ def snapshot_metadata(snapshot: Snapshot, warning: str = "") -> Metadata:
         **sizes(size_bytes=snapshot.object_bytes),
         "unsupported_keys": snapshot.unsupported_count,
         "whole_source": snapshot.complete,
+        **(_report_metadata(taken) if taken else {}),
+    }
+
+
+def _report_metadata(taken: TakenReport) -> Metadata:
+    report, counts = taken.report, taken.counts
+    return {
+        REPORT: report.url,
+        "inventory_report_time": f"{report.taken_at:%Y-%m-%d %H:%M:%S} UTC",
+        REPORT_AGE: str(timedelta(seconds=int(taken.age.total_seconds()))),
+        "inventory_report_files": report.file_count,
+        **sizes(inventory_report_size_bytes=report.size_bytes),
+        "older_versions": counts.older_versions,
+        "delete_markers": counts.delete_markers,
+        "outside_prefix": counts.outside_prefix,
+        "multipart_objects": counts.multipart,
+        "storage_classes": table({"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()),
+        "encryption": table({"encryption": "string", "objects": "int"}, counts.encryption.most_common()),
     }
 
 

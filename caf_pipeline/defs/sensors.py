@@ -80,15 +80,19 @@ def _new_objects(source: str, settings: SourceSettings) -> SensorDefinition:
             cursor = json.dumps({"after": quote_from_bytes(seen.next_after or b"")})  # None: again from the start
             if not seen.new_objects:
                 return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
-            return SensorResult([RunRequest(run_config=_window(source, after, seen.next_after))], cursor=cursor)
+            return SensorResult([RunRequest(run_config=_window(source, after, seen.next_after, settings))], cursor=cursor)
 
         return _told(look)
 
     return new_objects
 
 
-def _window(source: str, after: bytes, until: bytes | None) -> dict[str, object]:
-    window = {"after": quote_from_bytes(after)} | ({} if until is None else {"until": quote_from_bytes(until)})
+def _window(source: str, after: bytes, until: bytes | None, settings: SourceSettings) -> dict[str, object]:
+    window: dict[str, object] = {"after": quote_from_bytes(after)}
+    if until is not None:
+        window["until"] = quote_from_bytes(until)
+    if settings.inventory:  # a window of the whole bucket would be taken for no window, and a report is older than what was seen
+        window["list_bucket"] = True
     return {"ops": {op_name(source, "s3_inventory"): {"config": window}}}
 
 

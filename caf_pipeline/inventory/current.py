@@ -159,7 +159,10 @@ _EXCEPTIONS: Final = """WITH listed AS (
     )
     SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,
         nullif(object_version, '') AS object_version, NULL AS last_modified
-    FROM judged WHERE object_version IS DISTINCT FROM believed ORDER BY key"""
+    FROM judged WHERE object_version IS DISTINCT FROM believed {unless} ORDER BY key"""
+
+# A report may lack what was written or found out shortly before its time, and was not there to see what came later.
+_SETTLED: Final = "AND latest_modified < TIMESTAMPTZ '{silent_from}' AND coalesce(said_at < TIMESTAMPTZ '{silent_from}', true)"
 
 
 def find_exceptions(
@@ -174,7 +177,8 @@ def find_exceptions(
 ) -> int:
     """Write the exceptions that this inventory is to add (EXCEPTION_SCHEMA); return how many there are.
 
-    An exception is never earlier than a LastModified known of its key: all that is known was listed before.
+    An exception is never earlier than a LastModified known of its key: all that is known was listed before. A report, which may
+    be taken long after its time, adds none of a key of which something as late as the report is known.
 
     Args:
         snapshot: of the inventory.
@@ -190,7 +194,9 @@ def find_exceptions(
     """
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
     covered = f"AND {bounded((snapshot.after or None, snapshot.until))}{within}"
-    statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat())
+    silent_from = snapshot.silent_from
+    unless = _SETTLED.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
+    statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat()).replace("{unless}", unless)
     with _query(identified, standing, exceptions, out, budget) as query:
 
         def found() -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -88,18 +88,23 @@ EXCEPTION_SCHEMA: Final = pa.schema(
 
 _SNAPSHOT_KEY: Final = b"caf.snapshot"
 
+REPORT_LAG: Final = timedelta(hours=12)
+"""An inventory report may lack what was written or deleted shortly before its time, and S3 names no limit. Half of the time
+between two daily reports: what one is silent about, the next one tells."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A listing of a source at one time, as a Parquet file of SNAPSHOT_SCHEMA with each object once.
+    """What a source held at one time, by a listing or an inventory report, as a Parquet file of SNAPSHOT_SCHEMA.
 
     Attributes:
-        listed_at: when the listing began, by this machine's clock; aware.
+        listed_at: when the listing began, by this machine's clock; aware. The report's own time where it is of one.
         taken_at: the same by S3's clock; by this machine's where an earlier version took it.
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
         unsupported_count: of the objects, those whose key cannot be archived.
         run: who took it, as the ledger names holders; "" where an earlier version took it.
+        report: the address of the inventory report that it is of; "" where it is of a listing.
     """
 
     path: Path
@@ -112,6 +117,12 @@ class Snapshot:
     unsupported_count: int
     taken_at: datetime
     run: str = ""
+    report: str = ""
+
+    @property
+    def silent_from(self) -> datetime | None:
+        """Of a key that was written at this time or later it tells nothing by not having it; None where it tells of all."""
+        return self.taken_at - REPORT_LAG if self.report else None
 
     @property
     def name(self) -> str:
@@ -125,10 +136,10 @@ class Snapshot:
 
 
 class SnapshotWriter:
-    """Takes the pages of a listing and makes a snapshot of them, which has its name only when it is finished.
+    """Takes the pages of a listing, or the files of a report, and makes a snapshot, which has its name only when it is finished.
 
-    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; a listing whose
-    keys do not ascend is sorted on disk at the end, within the budget.
+    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; files, and a listing
+    whose keys do not ascend, are sorted on disk at the end, within the budget.
     """
 
     def __init__(
@@ -141,15 +152,17 @@ class SnapshotWriter:
         after: bytes = b"",
         until: bytes | None = None,
         run: str = "",
+        report: str = "",
         budget: QueryBudget = DEFAULT_BUDGET,
     ) -> None:
         self._path = path
-        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at or listed_at, run)
+        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at or listed_at, run, report)
         self._budget = budget
         self._last = b""
         self._ascending = True
         self._object_bytes = 0
         self._unsupported_count = 0
+        self._files: Sequence[Path] = ()
         with translate_errors(path):
             self._file = WholeParquet(path, SNAPSHOT_SCHEMA)
 
@@ -174,6 +187,10 @@ class SnapshotWriter:
         with translate_errors(self._path):
             self._file.write(_batch(page))
 
+    def add_files(self, files: Sequence[Path]) -> None:
+        """Take Parquet files of SNAPSHOT_SCHEMA instead of pages, in any order; `finish` reads them."""
+        self._files = files
+
     def finish(self) -> Snapshot:
         """Sort where that is needed, keep each (key, object version) once, and publish.
 
@@ -181,8 +198,10 @@ class SnapshotWriter:
             StagingError: it cannot be written; there is no snapshot then.
         """
         with translate_errors(self._path):
-            if not self._ascending:
-                self._sort()
+            if self._files:
+                self._sort(self._files)
+            elif not self._ascending:
+                self._sort_listed()
             snapshot = replace(
                 self._begun,
                 object_count=self._file.row_count,
@@ -193,28 +212,32 @@ class SnapshotWriter:
             self._file.publish()
         return snapshot
 
-    def _sort(self) -> None:
+    def _sort_listed(self) -> None:
         listed = self._path.with_name(f".{self._path.name}.listed")
         self._file.whole.path = listed
         self._file.close({})
         self._file.publish()
         try:
-            with inventory_query(self._path, self._budget) as query:
-                query.table("listed", listed)
-                # Listed twice with the same identity: the same bytes, so one time is as good as another.
-                query.view(
-                    "once",
-                    "SELECT * FROM listed QUALIFY row_number() OVER"
-                    " (PARTITION BY key, object_version ORDER BY last_modified DESC) = 1",
-                )
-                self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
-                self._object_bytes = 0
-                for batch in query.batches("SELECT * FROM once ORDER BY key, last_modified, object_version"):
-                    self._file.write(batch.cast(SNAPSHOT_SCHEMA))
-                    self._object_bytes += sum_of(batch, "size_bytes")
-                self._unsupported_count = query.rows("SELECT count(*) FROM once WHERE NOT is_supported(key)")[0][0]
+            self._sort([listed])
         finally:
             listed.unlink(missing_ok=True)
+
+    def _sort(self, files: Sequence[Path]) -> None:
+        self._file.abort()
+        with inventory_query(self._path, self._budget) as query:
+            query.table("listed", *files)
+            # Listed twice with the same identity: the same bytes, so one time is as good as another.
+            query.view(
+                "once",
+                "SELECT * FROM listed QUALIFY row_number() OVER"
+                " (PARTITION BY key, object_version ORDER BY last_modified DESC) = 1",
+            )
+            self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
+            self._object_bytes = 0
+            for batch in query.batches("SELECT * FROM once ORDER BY key, last_modified, object_version"):
+                self._file.write(batch.cast(SNAPSHOT_SCHEMA))
+                self._object_bytes += sum_of(batch, "size_bytes")
+            self._unsupported_count = query.rows("SELECT count(*) FROM once WHERE NOT is_supported(key)")[0][0]
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
@@ -249,6 +272,7 @@ def _described(snapshot: Snapshot) -> str:
             "object_bytes": snapshot.object_bytes,
             "unsupported_count": snapshot.unsupported_count,
             "run": snapshot.run,
+            "report": snapshot.report,
         },
         sort_keys=True,
     )
@@ -339,6 +363,7 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         unsupported_count=int(described["unsupported_count"]),
         taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
         run=str(described.get("run", "")),
+        report=str(described.get("report", "")),
     )
 
 
@@ -472,7 +497,7 @@ class Accounting:
         planned_unlisted: objects of the plan that the snapshot does not have.
         examples: some unaccounted keys, percent-encoded where they are not supported.
         older: located objects that a whole snapshot has another content of the key instead of.
-        gone: located objects whose key a whole snapshot does not have.
+        gone: located objects whose key a whole snapshot does not have. Neither counts those that it is silent about.
     """
 
     objects: int
@@ -496,34 +521,43 @@ class Accounting:
 # One pass and one aggregate over everything that is said of an object; joins took more than twice as long.
 _PLACES: Final = f"""WITH facts AS (
         SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key, object_version,
-            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason FROM snapshot
+            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold FROM snapshot
         UNION ALL
-        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason FROM standing
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason, untold FROM standing
         UNION ALL
-        SELECT key, object_version, false, 'planned', NULL FROM plan
+        SELECT key, object_version, false, 'planned', NULL, false FROM plan
     ), places AS (
         SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
             bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
-            max(reason) FILTER (fact = 'skipped') AS reason
+            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold
         FROM facts GROUP BY key, object_version, encoded
     )
-    SELECT listed > 0, located, claimed, reason, sum(listed), count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
+    SELECT listed > 0, located AND (listed > 0 OR NOT untold), claimed, reason, sum(listed),
+        count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
         min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL), count(*)
     FROM places GROUP BY ALL"""
 
 _GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing
-    WHERE standing = 'located' AND key NOT IN (SELECT key FROM snapshot)"""
+    WHERE standing = 'located' AND NOT untold AND key NOT IN (SELECT key FROM snapshot)"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
 
-def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, budget: QueryBudget = DEFAULT_BUDGET) -> Accounting:
+def account_for(
+    snapshot: Path,
+    standing: Path,
+    plan: Path | None = None,
+    *,
+    silent_from: datetime | None = None,
+    budget: QueryBudget = DEFAULT_BUDGET,
+) -> Accounting:
     """Find the place of each object of a snapshot again from the files, whatever was counted when they were written.
 
     Args:
         snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.
         standing: one of STANDING_SCHEMA.
         plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
+        silent_from: see `Snapshot`.
         budget: bounds the memory.
 
     Raises:
@@ -531,7 +565,9 @@ def account_for(snapshot: Path, standing: Path, plan: Path | None = None, *, bud
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
         query.table("whole_snapshot", snapshot)
-        query.table("whole_standing", standing)
+        query.table("standing_rows", standing)
+        untold = f"coalesce(last_modified >= TIMESTAMPTZ '{silent_from.isoformat()}', false)" if silent_from else "false"
+        query.view("whole_standing", f"SELECT *, {untold} AS untold FROM standing_rows")
         if plan:
             query.table("whole_plan", plan)
         else:

@@ -46,6 +46,11 @@ _LAST_SEEN: Final = """
         AND earlier.after_key < %(key)s AND coalesce(earlier.until_key >= %(key)s, true)
 """
 
+_PLANNED_BY: Final = """
+    SELECT taken_at FROM inventories
+    WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND name = %(name)s
+"""
+
 
 class _Found(NamedTuple):
     """A location, and the chunk that it is in; `snapshot` is that by which it was planned."""
@@ -178,7 +183,8 @@ def _currency(given_out: _Found, in_force: _Said | None, pending: Sequence[_Pend
 def _last_seen(connection: psycopg.Connection[Any], source: str, given_out: _Found, gone: _Said) -> datetime | None:
     """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
     values = {"source": source, "inventory": gone.inventory, "key": given_out.key.encode()}
-    times = [*(connection.execute(_LAST_SEEN, values).fetchone() or ()), _time_of(given_out.snapshot)]
+    planned_by = connection.execute(_PLANNED_BY, {"source": source, "name": given_out.snapshot}).fetchone()
+    times = [*(connection.execute(_LAST_SEEN, values).fetchone() or ()), *(planned_by or [_time_of(given_out.snapshot)])]
     return max((one.astimezone(UTC) for one in times if one), default=None)
 
 
@@ -186,6 +192,6 @@ _SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")
 
 
 def _time_of(snapshot: str) -> datetime | None:
-    """Return the time that a snapshot's name ends with."""
+    """Return the time that a snapshot's name ends with: when it was made."""
     match = _SNAPSHOT_TIME.fullmatch(snapshot)
     return datetime.strptime(match[1], "%Y%m%dT%H%M%S%fZ").replace(tzinfo=UTC) if match else None

@@ -4,9 +4,11 @@ Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementa
 `caf_pipeline_tests/contracts/object_source.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from typing_extensions import Buffer
@@ -48,6 +50,53 @@ class ObjectPart:
     checksum: Checksum | None = None
 
 
+@dataclass(slots=True)
+class ReportCounts:
+    """What an inventory report has beside the source's current objects, and of what kind these are.
+
+    Attributes:
+        outside_prefix: objects whose keys do not begin with the source's prefix.
+        multipart: objects of the source that were uploaded in parts, where the report tells.
+        storage_classes, encryption: objects of the source by these; "unknown" where the report does not tell.
+    """
+
+    older_versions: int = 0
+    delete_markers: int = 0
+    outside_prefix: int = 0
+    multipart: int = 0
+    storage_classes: Counter[str] = field(default_factory=Counter)
+    encryption: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "ReportCounts") -> None:
+        """Add the counts of other rows."""
+        self.older_versions += other.older_versions
+        self.delete_markers += other.delete_markers
+        self.outside_prefix += other.outside_prefix
+        self.multipart += other.multipart
+        self.storage_classes += other.storage_classes
+        self.encryption += other.encryption
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryReport:
+    """What a bucket held at one time, as S3 itself wrote it down.
+
+    Attributes:
+        url: of the report's folder.
+        taken_at: when S3 began to read the bucket for it.
+        size_bytes: of its files.
+        fetch: fetches the files into a folder, several at once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
+            of the source's current objects, without any order, along with the counts of each. Raises ReportRefused where a file
+            is missing or damaged, StagingError where there is no room, and what a listing raises.
+    """
+
+    url: str
+    taken_at: datetime
+    file_count: int
+    size_bytes: int
+    fetch: Callable[[Path], Iterator[tuple[Path, ReportCounts]]]
+
+
 class ObjectSource(Protocol):
     """A bucket and prefix to archive. Safe to call from several threads."""
 
@@ -59,6 +108,17 @@ class ObjectSource(Protocol):
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.
+        """
+        ...
+
+    def open_report(self, name: str = "") -> InventoryReport:
+        """Return the newest complete inventory report whose name begins so; a name is a time, e.g. `2026-11-21T01-00Z`.
+
+        Nothing but its manifest is read.
+
+        Raises:
+            SettingsError: the source's settings name no folder of reports.
+            ReportRefused: there is none, or it cannot be used for this source. What a listing raises.
         """
         ...
 
@@ -103,4 +163,4 @@ class UnaskedObjects:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SourceUnreachable(self._why)
 
-    list_pages = read = full_object_checksum = read_headers = clock = _refuse
+    list_pages = open_report = read = full_object_checksum = read_headers = clock = _refuse

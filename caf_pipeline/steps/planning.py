@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import NotLocated, StagingError
+from caf_pipeline.errors import NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, write_plan
@@ -32,15 +32,20 @@ from caf_pipeline.inventory.snapshot import (
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
 from caf_pipeline.ledger.records import Chunk, InventoryRecord, PlanRecord, Skip, plan_lease, recorded_key
+from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.parquet import translate_errors
 from caf_pipeline.system.quantities import counted
 
 SNAPSHOTS_KEPT: Final = 20
 """Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""
+
+MAX_REPORT_AGE: Final = timedelta(days=9)
+"""A week between two reports, and 48 hours, the longest that S3 says a report takes."""
 
 SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
 LONG_NAME: Final = 12  # where another plan of the source has those
@@ -82,6 +87,25 @@ class Look:
     next_after: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class TakenReport:
+    """The inventory report that a snapshot was made of, what else was in it, and how old it was then."""
+
+    report: InventoryReport
+    counts: ReportCounts
+    age: timedelta
+
+    @property
+    def warning(self) -> str:
+        """Say where it is older than the newest of a weekly inventory can be; "" where it is not."""
+        if self.age <= MAX_REPORT_AGE:
+            return ""
+        return (
+            f"the inventory report {self.report.url} is {counted(self.age.days, 'day')} old: S3 writes one every day or week;"
+            " check the inventory's configuration"
+        )
+
+
 # --- inventories ---------------------------------------------------------------------------------------------------
 
 
@@ -95,10 +119,9 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     """
     moment = datetime.now(UTC)
     taken_at = work.objects.clock()  # before the first page: what the listing says was so at this time or later
-    folder = work.inventories()
-    path = folder / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+    path = _snapshot_path(work, moment)
     with (
-        writing_into(folder),
+        writing_into(path.parent),
         SnapshotWriter(
             path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until, run=work.holder.run
         ) as writer,
@@ -110,6 +133,61 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
         snapshot = writer.finish()
     _prune(work)
     return snapshot
+
+
+def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]:
+    """Make a snapshot of the newest complete inventory report whose name begins so, as `take_inventory` makes one of a listing.
+
+    Raises:
+        ReportRefused: it cannot be used, or is older than a whole inventory that is planned: what was archived since would look
+            as if it were gone. What `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot is there then.
+    """
+    report = work.objects.open_report(name)
+    moment = datetime.now(UTC)
+    path = _snapshot_path(work, moment)
+    _refuse_superseded(work, report, path.stem)
+    counts = ReportCounts()
+    with (
+        writing_into(path.parent),
+        SnapshotWriter(
+            path,
+            source=work.source,
+            listed_at=report.taken_at,
+            taken_at=report.taken_at,
+            run=work.holder.run,
+            report=report.url,
+        ) as writer,
+        _report_folder(path) as folder,
+    ):
+        files = []
+        for file, counted_in_file in report.fetch(folder):
+            files.append(file)
+            counts.add(counted_in_file)
+        writer.add_files(files)
+        snapshot = writer.finish()
+    _prune(work)
+    return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
+
+
+def _snapshot_path(work: Workplace, moment: datetime) -> Path:
+    return work.inventories() / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+
+
+def _refuse_superseded(work: Workplace, report: InventoryReport, name: str) -> None:
+    whole = (b"", None)
+    if whole in work.ledger.later_inventories(InventoryRecord(work.source, name, report.taken_at, *whole)):
+        raise ReportRefused(
+            f"the inventory report {report.url} is older than what was already archived: it is of"
+            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a whole inventory of a later time is planned",
+            hint="wait for the next report, or list the bucket",
+        )
+
+
+@contextmanager
+def _report_folder(path: Path) -> Iterator[Path]:
+    """Give a folder for the files of a report, beside the snapshot that is made of them."""
+    with translate_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".caf-spill-") as folder:
+        yield Path(folder)
 
 
 def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
@@ -312,7 +390,7 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     """
     with _workspace(work, _ACCOUNTING) as folder:
         (standing, _), identified = _identify(work, snapshot, folder)
-        accounting = account_for_files(identified.path, standing)
+        accounting = account_for_files(identified.path, standing, silent_from=snapshot.silent_from)
     if snapshot.complete:
         work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
     return accounting

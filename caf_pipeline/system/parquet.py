@@ -155,10 +155,10 @@ class Query:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
-    def table(self, name: str, path: Path) -> None:
-        """Give the Parquet file at `path` a name. Its path may hold any character, also those of glob patterns."""
-        literal = glob_escape(str(path)).replace("'", "''")
-        self.view(name, f"SELECT * FROM read_parquet('{literal}')")
+    def table(self, name: str, *paths: Path) -> None:
+        """Give Parquet files a name, as one table. Their paths may hold any character, also those of glob patterns."""
+        literals = ", ".join("'" + glob_escape(str(path)).replace("'", "''") + "'" for path in paths)
+        self.view(name, f"SELECT * FROM read_parquet([{literals}])")
 
     def view(self, name: str, sql: str) -> None:
         """Give a query a name, which may have stood for another before."""

@@ -98,6 +98,15 @@ def test_the_status_shows_the_source_and_every_chunk(archived):
     assert all(chunk["chunk"] in shown for chunk in chunks)
 
 
+def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
+    caf, _ = filled
+    one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "--source")
+    one_sentence(caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other")
+    one_sentence(
+        caf("run", "--source", "src", "--report", "2026-11-21"), 3, "sources.src.inventory is not set", "docs/inventory.md"
+    )
+
+
 def test_a_second_run_archives_only_what_is_new(archived):
     chunks = len(archived.caf("status", "--json").out.splitlines())
     archived.bucket.put("later", b"later")

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,17 @@ from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import NOT_ARCHIVABLE, Standing, Summary, exit_status, run_command, run_source
-from caf_pipeline.errors import BucketMissing, CafError, SettingsError, UsageError
+from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
+from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.plans import as_by_an_earlier_version
+from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
@@ -33,9 +36,9 @@ SOURCE = "my-source"
 def run(pipeline):
     """Run the command; what it prints is kept in `run.printed`."""
 
-    def command(source: str | None = SOURCE):
+    def command(source: str | None = SOURCE, **options):
         command.printed = io.StringIO()
-        return run_source(source, settings=pipeline.settings, console=Console(file=command.printed, width=200))
+        return run_source(source, settings=pipeline.settings, console=Console(file=command.printed, width=200), **options)
 
     return command
 
@@ -81,6 +84,25 @@ def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline)
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
     assert sum(chunk.released_count for chunk in mine.ledger.chunks(SOURCE)) > 0
     assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
+
+
+def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
+    pipeline.put(3)
+    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=3)
+    names = [reports.write(moment, rows=[]), reports.write(moment + timedelta(days=1))]
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
+    pipeline.settings.sources[SOURCE] = source
+    (summary,) = run(inventory={"report": names[0][:10]})
+    assert (summary.objects, summary.standing.objects) == (0, 0)
+    (summary,) = run()
+    assert (summary.objects, summary.complete) == (3, True)
+    assert f"the inventory is that of {reports.folder}{names[1]}/, which was 2 days, 0:00:" in run.printed.getvalue()
+    pipeline.put(1, prefix="new")
+    (summary,) = run(inventory={"list_bucket": True})
+    assert (summary.objects, summary.complete) == (1, True)
+    with pytest.raises(ReportRefused, match="older than what was already archived"):
+        run()
 
 
 def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):

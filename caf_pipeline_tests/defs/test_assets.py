@@ -1,5 +1,8 @@
 """The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own instance."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from dagster import AssetKey, DagsterEventType, Definitions
 from sqlalchemy import text
@@ -11,6 +14,8 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
+from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -142,6 +147,63 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
     shown = result.asset_materializations_for_node("my_source__s3_inventory")[0].metadata
     assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
     assert pipeline.ledger.account(SOURCE).claimed_objects == 2
+
+
+@pytest.fixture
+def reported(pipeline):
+    """The pipeline with the setting `inventory`, and what writes reports there."""
+    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
+    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    return replace(pipeline, settings=settings), reports
+
+
+def inventory_page(pipeline, **config):
+    """Execute a plan with this config of the inventory; return what the inventory's page shows."""
+    result = pipeline.execute(PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}})
+    return result, {
+        name: value.value
+        for one in result.asset_materializations_for_node("my_source__s3_inventory")
+        for name, value in one.metadata.items()
+    }
+
+
+def test_the_inventorys_page_shows_which_report_was_taken_and_how_old_it_was(reported):
+    pipeline, reports = reported
+    pipeline.put(3)
+    moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=2, hours=3)
+    name = reports.write(moment)
+    _, shown = inventory_page(pipeline)
+    assert shown["inventory_report"] == f"{reports.folder}{name}/"
+    assert shown["inventory_report_time"] == f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+    assert shown["inventory_report_age"].startswith("2 days, 3:00:")
+    assert [record.data for record in shown["storage_classes"].records] == [{"storage class": "STANDARD", "objects": 3}]
+    assert (shown["objects"], shown["inventory_report_files"], shown["older_versions"]) == (3, 3, 0)
+    assert pipeline.ledger.account(SOURCE).claimed_objects == 3
+
+
+def test_a_report_that_is_old_is_warned_about(reported):
+    pipeline, reports = reported
+    pipeline.put(1)
+    reports.write(datetime.now(UTC) - timedelta(days=10))
+    assert "is 10 days old" in inventory_page(pipeline)[1]["warning"]
+
+
+def test_a_source_with_reports_is_listed_where_a_run_asks_for_it_or_takes_a_part(reported):
+    pipeline, reports = reported
+    pipeline.put(3)
+    reports.write(rows=[])
+    for config, objects in (({}, 0), ({"list_bucket": True}, 3), ({"after": "key-000"}, 2), ({"until": "key-000"}, 1)):
+        _, shown = inventory_page(pipeline, **config)
+        assert (shown["objects"], "inventory_report" in shown) == (objects, not config)
+
+
+@pytest.mark.parametrize("config", [{"list_bucket": True}, {"after": "a"}, {"until": "a"}])
+def test_a_report_is_not_taken_in_part(reported, config):
+    pipeline, _ = reported
+    result, _ = inventory_page(pipeline, report="2026-11-21", **config)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "a report is taken as a whole" in failure.step_failure_data.user_failure_data.description
 
 
 def test_the_source_is_complete_only_when_everything_is_located(pipeline):

@@ -86,6 +86,15 @@ def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pi
     assert (requests, cursor) == ([], '{"after": ""}')
 
 
+def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
+    settings = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"})
+    pipeline.settings.sources[SOURCE] = settings
+    pipeline.put(1)
+    (request,), _, _ = tick("new_objects_my_source")
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "", "list_bucket": True}
+    assert pipeline.execute("plan_my_source", run_config=dict(request.run_config)).success
+
+
 def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()

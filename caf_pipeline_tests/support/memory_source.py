@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
+from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SettingsError
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, InventoryReport, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 
 PAGE = 1000
@@ -37,6 +37,9 @@ class MemorySource:
         objects = [obj for obj in self.objects() if obj.key > after]
         pages = [objects[first : first + PAGE] for first in range(0, len(objects), PAGE)]
         yield from pages[:max_pages]
+
+    def open_report(self, name: str = "") -> InventoryReport:
+        raise SettingsError("a memory source has no inventory reports")
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         key = obj.key.decode()

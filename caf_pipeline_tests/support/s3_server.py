@@ -157,10 +157,10 @@ class ScriptedS3:
     answer: Callable[[Request], ScriptedAnswer] = lambda request: ScriptedAnswer()
     requests: list[Request] = field(default_factory=list)
 
-    def source(self, prefix: str = "", *, requester_pays: bool = False, **changes: Any) -> S3Source:
+    def source(self, prefix: str = "", *, requester_pays: bool = False, inventory: str = "", **changes: Any) -> S3Source:
         client = client_for(self.endpoint, **changes)
         gets = GetClient(client, "bucket-of-script", requester_pays=requester_pays)
-        options = {"name": "demo", "attempts": 2, "requester_pays": requester_pays}
+        options = {"name": "demo", "attempts": 2, "requester_pays": requester_pays, "inventory": inventory}
         return S3Source("bucket-of-script", prefix, client, gets, **options)
 
 

@@ -92,7 +92,7 @@ class Listing:
 
     def pages(self, after: bytes, max_pages: int | None) -> Iterator[Sequence[S3Object]]:
         """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
-        if self._keeps_versions():
+        if self.keeps_versions():
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
             entries = "Versions"
         else:
@@ -111,7 +111,8 @@ class Listing:
             if yielded == max_pages:
                 return
 
-    def _keeps_versions(self) -> bool:
+    def keeps_versions(self) -> bool:
+        """Tell whether the bucket keeps versions, as far as it may be asked."""
         return self._versioning().get("Status") in ("Enabled", "Suspended")
 
     def clock(self) -> datetime:

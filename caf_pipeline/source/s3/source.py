@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, InventoryReport, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import ObjectReader
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing
+from caf_pipeline.source.s3.reports import Reports
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 if TYPE_CHECKING:
@@ -37,22 +38,29 @@ class S3Source:
         attempts: int = DEFAULT_ATTEMPTS,
         page_keys: int = PAGE_KEYS,
         waits: Waits | None = None,
+        inventory: str = "",
     ) -> None:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
         the first included, where it fails transiently; `page_keys` are at most 1,000; `waits` says it while there is no answer.
+        `inventory` is the folder of reports, "" for none.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys)
+        self._reports = Reports(client, asking, self._listing, inventory, extra)
         self._reading = ObjectReader(client, gets, asking, extra)
 
     def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
         return self._listing.pages(after, max_pages)
+
+    def open_report(self, name: str = "") -> InventoryReport:
+        """See `ObjectSource.open_report`."""
+        return self._reports.open(name)
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """See `ObjectSource.read`."""
@@ -113,4 +121,5 @@ def open_s3_source(
         requester_pays=settings.requester_pays,
         attempts=attempts,
         waits=waits,
+        inventory=settings.inventory,
     )

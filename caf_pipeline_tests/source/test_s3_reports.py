@@ -1,0 +1,539 @@
+"""S3 Inventory's reports on a real server: what is taken of them, and which are refused. Written by pyarrow, in each format."""
+
+import gzip
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote, quote_plus
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, SourceUnreachable
+from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
+from caf_pipeline.source.protocol import ReportCounts
+from caf_pipeline.source.s3.listing import decode_key
+from caf_pipeline.source.s3.report_rows import decode_keys
+from caf_pipeline.source.s3.reports import FILES_AT_ONCE
+from caf_pipeline_tests.contracts.object_source import KEYS, listed
+from caf_pipeline_tests.support.inventory_reports import (
+    CSV_NAMES,
+    FORMATS,
+    OF_VERSIONS,
+    SCHEMA,
+    WRITERS,
+    ReportWriter,
+    csv_key,
+    file_schema,
+    listed_rows,
+)
+from caf_pipeline_tests.support.s3_server import ScriptedAnswer, make_bucket, s3_error
+
+CURRENT_ONLY = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture(scope="module")
+def destination(s3_server):
+    return make_bucket(s3_server)
+
+
+def writer(bucket, destination, **options) -> ReportWriter:
+    return ReportWriter(bucket.client, bucket.name, destination.name, **options)
+
+
+def taken(source, folder, name=""):
+    """Return the objects of a report as a snapshot has them, and the counts."""
+    report = source.open_report(name)
+    files, counts = [], ReportCounts()
+    folder.mkdir(exist_ok=True)
+    with SnapshotWriter(folder / "snapshot.parquet", source="demo", listed_at=report.taken_at, report=report.url) as snapshot:
+        for file, each in report.fetch(folder):
+            files.append(file)
+            counts.add(each)
+        snapshot.add_files(files)
+        path = snapshot.finish().path
+    return list(read_objects(path)), counts
+
+
+def keys_taken(source, folder, name="") -> list[bytes]:
+    return [obj.key for obj in taken(source, folder, name)[0]]
+
+
+def fields(obj):
+    """Return an object's fields; a report does not tell the type of a checksum."""
+    return (obj.key, obj.object_version, obj.version_id, obj.size_bytes, obj.last_modified, obj.storage_class)
+
+
+# --- the same as a listing -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def every_key(s3_server):
+    """A bucket with keys of every kind."""
+    bucket = make_bucket(s3_server)
+    for number, key in enumerate(KEYS):
+        bucket.put(key, b"." * number, **({"ChecksumAlgorithm": "SHA256"} if number % 3 else {}))
+    return bucket
+
+
+@pytest.mark.parametrize("columns", [tuple(SCHEMA.names), CURRENT_ONLY], ids=["all versions", "current only"])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_report_gives_the_same_snapshot_as_a_listing(every_key, destination, tmp_path, file_format, columns):
+    reports = writer(every_key, destination, file_format=file_format, columns=columns, files=FILES_AT_ONCE + 2)
+    reports.write()
+    objects, _ = taken(every_key.source(inventory=reports.folder), tmp_path)
+    there = listed(every_key.source())
+    assert [fields(obj) for obj in objects] == [fields(obj) for obj in there]
+    assert [obj.checksum for obj in objects] == [obj.checksum.partition("/")[0] for obj in there]
+    assert {obj.checksum for obj in objects} == {"", "SHA256"}
+
+
+@pytest.mark.parametrize("status", ["Enabled", "Suspended"])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_of_all_versions_the_current_objects_are_taken_as_a_listing_does(new_bucket, destination, tmp_path, file_format, status):
+    new_bucket.put("of before", b"0")
+    new_bucket.keep_versions()
+    for key, body in (("a", b"1"), ("a", b"22"), ("gone", b"3"), ("of before", b"44"), ("b", b"5")):
+        new_bucket.put(key, body)
+    new_bucket.delete("gone")
+    new_bucket.keep_versions(status)
+    new_bucket.put("b", b"666")
+    reports = writer(new_bucket, destination, file_format=file_format)
+    reports.write()
+    objects, counts = taken(new_bucket.source(inventory=reports.folder), tmp_path)
+    assert [fields(obj) for obj in objects] == [fields(obj) for obj in listed(new_bucket.source())]
+    assert [obj.version_id is None for obj in objects] == [False, status == "Suspended", False]
+    older = sum(not row["is_latest"] for row in listed_rows(new_bucket.client, new_bucket.name))
+    assert (counts.older_versions, counts.delete_markers) == (older, 1)
+    assert older >= 3
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_only_keys_under_the_prefix_are_taken(every_key, destination, tmp_path, file_format):
+    reports = writer(every_key, destination, file_format=file_format)
+    reports.write()
+    source = every_key.source("a/", inventory=reports.folder)
+    objects, counts = taken(source, tmp_path)
+    assert [obj.key for obj in objects] == [obj.key for obj in listed(every_key.source("a/"))]
+    assert 0 < counts.outside_prefix == len(KEYS) - len(objects)
+
+
+def test_storage_classes_encryption_and_uploads_in_parts_are_counted(new_bucket, destination, tmp_path):
+    new_bucket.put("a")
+    (row,) = listed_rows(new_bucket.client, new_bucket.name)
+    rows = [row, row | {"key": "b", "storage_class": "GLACIER", "encryption_status": "SSE-C", "is_multipart_uploaded": True}]
+    reports = writer(new_bucket, destination)
+    reports.write(rows=rows)
+    objects, counts = taken(new_bucket.source(inventory=reports.folder), tmp_path)
+    assert [obj.storage_class for obj in objects] == ["STANDARD", "GLACIER"]
+    assert (counts.storage_classes, counts.encryption) == ({"STANDARD": 1, "GLACIER": 1}, {"SSE-S3": 1, "SSE-C": 1})
+    assert counts.multipart == 1
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_report_of_an_empty_bucket_has_no_object(new_bucket, destination, tmp_path, file_format):
+    reports = writer(new_bucket, destination, file_format=file_format)
+    reports.write()
+    assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path) == []
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_columns_that_are_not_needed_may_be_missing(new_bucket, destination, tmp_path, file_format):
+    new_bucket.put("a", b"12")
+    needed = ("bucket", "key", "size", "last_modified_date", "e_tag")
+    reports = writer(new_bucket, destination, file_format=file_format, columns=needed)
+    reports.write()
+    objects, counts = taken(new_bucket.source(inventory=reports.folder), tmp_path)
+    assert [fields(obj) for obj in objects] == [fields(obj) for obj in listed(new_bucket.source())]
+    assert (counts.encryption, counts.multipart) == ({"unknown": 1}, 0)
+
+
+# --- keys --------------------------------------------------------------------------------------------------------------
+
+
+def as_array(texts: list[str]) -> pa.Array:
+    return pa.array([text.encode() for text in texts], pa.binary())
+
+
+@given(st.lists(st.binary(), min_size=1), st.integers(0, 3))
+@settings(deadline=None)
+def test_keys_are_decoded_to_their_bytes_however_a_space_is_written(keys, first):
+    for encode in (quote, quote_plus):
+        encoded = as_array([encode(key, safe="/") for key in keys])
+        assert decode_keys(encoded.slice(first)).to_pylist() == keys[first:]
+
+
+@given(st.lists(st.text("%+/aF2é0 g", max_size=12), min_size=1))
+@settings(deadline=None)
+def test_keys_of_a_batch_are_decoded_or_refused_as_those_of_a_listing(texts):
+    try:
+        expected = [decode_key(text, "url") for text in texts]
+    except ValueError:
+        with pytest.raises(ValueError, match="not percent-encoded"):
+            decode_keys(as_array(texts))
+    else:
+        assert decode_keys(as_array(texts)).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "key"), [("bad%FF", b"bad\xff"), ("%00", b"\0"), ("a+b%2Bc", b"a b+c"), ("%0A%0D%22%2C", b'\n\r",')]
+)
+def test_any_bytes_that_a_csv_report_encodes_are_the_key(new_bucket, destination, tmp_path, written, key):
+    reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
+    reports.write_files([csv_file(new_bucket.name, Key=written)])
+    assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path) == [key]
+
+
+def test_keys_of_parquet_and_orc_are_taken_as_they_are_written(new_bucket, destination, tmp_path):
+    for file_format in ("Parquet", "ORC"):
+        new_bucket.put("a+b%20c%zz")
+        reports = writer(new_bucket, destination, file_format=file_format)
+        reports.write()
+        assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path / file_format) == [b"a+b%20c%zz"]
+
+
+# --- which report --------------------------------------------------------------------------------------------------------
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+@pytest.fixture
+def three_days(new_bucket, destination):
+    """Reports of three days, each with a key named after it."""
+    reports = writer(new_bucket, destination)
+    names = {}
+    for days in (2, 0, 1):
+        (row,) = [{**dict.fromkeys(SCHEMA.names), **one_object(new_bucket.name), "key": f"{days} days ago"}]
+        names[days] = reports.write(NOW - days * DAY, rows=[row])
+    return reports, names
+
+
+def one_object(bucket: str) -> dict:
+    return {
+        "bucket": bucket,
+        "key": "k",
+        "is_latest": True,
+        "is_delete_marker": False,
+        "size": 1,
+        "last_modified_date": NOW - 9 * DAY,
+        "e_tag": "e1",
+    }
+
+
+def test_the_newest_report_is_taken_and_its_time_is_that_of_its_manifest(new_bucket, tmp_path, three_days):
+    source = new_bucket.source(inventory=three_days[0].folder)
+    assert source.open_report().taken_at == NOW
+    assert keys_taken(source, tmp_path) == [b"0 days ago"]
+
+
+def test_a_report_is_taken_by_its_date_or_by_its_whole_time(new_bucket, tmp_path, three_days):
+    reports, names = three_days
+    source = new_bucket.source(inventory=reports.folder)
+    assert keys_taken(source, tmp_path, f"{NOW - DAY:%Y-%m-%d}") == [b"1 days ago"]
+    assert keys_taken(source, tmp_path, names[2]) == [b"2 days ago"]
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])
+def test_a_report_without_its_manifest_is_not_complete_and_the_one_before_is_taken(new_bucket, tmp_path, three_days, missing):
+    reports, names = three_days
+    new_bucket.client.delete_object(Bucket=reports.destination, Key=f"{reports.prefix}{names[0]}/{missing}")
+    source = new_bucket.source(inventory=reports.folder)
+    assert keys_taken(source, tmp_path) == [b"1 days ago"]
+    with pytest.raises(ReportRefused, match=f"no complete inventory report of {names[0]}"):
+        source.open_report(names[0])
+
+
+def test_a_folder_without_a_report_is_told_with_what_to_do(new_bucket, destination):
+    reports = writer(new_bucket, destination)
+    reports.put(f"{reports.prefix}hive/dt=2026-11-20-01-00/symlink.txt", b"s3://x")
+    reports.put(f"{reports.prefix}data/x.parquet", b"")
+    with pytest.raises(ReportRefused, match="no complete inventory report in s3://") as caught:
+        new_bucket.source(inventory=reports.folder).open_report()
+    assert "48 hours" in caught.value.hint
+    assert "sources.demo.inventory" in caught.value.hint
+
+
+def test_a_source_without_the_setting_has_no_reports(new_bucket):
+    with pytest.raises(SettingsError, match=r"sources\.demo\.inventory is not set"):
+        new_bucket.source().open_report()
+
+
+# --- reports that are refused --------------------------------------------------------------------------------------------
+
+
+def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
+    """Return a CSV file of one row as S3 writes it, some of its values replaced."""
+    row = {
+        "Bucket": bucket, "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",
+        "LastModifiedDate": "2026-11-01T12:30:15.000Z", "ETag": "e1", "StorageClass": "STANDARD", "IsMultipartUploaded": "false",
+        "ReplicationStatus": "", "EncryptionStatus": "SSE-S3", "ChecksumAlgorithm": "",
+    } | values  # fmt: skip
+    return gzip.compress((",".join(f'"{row[CSV_NAMES[name]]}"' for name in columns) + "\n").encode())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"Key": "a%zz"}, "has a key that is not percent-encoded: b'a%zz'"),
+        ({"Key": "a%4"}, "has a key that is not percent-encoded"),
+        ({"Key": "%"}, "has a key that is not percent-encoded"),
+        ({"Key": ""}, "has a row without its Key"),
+        ({"Key": 'a","b'}, "cannot be read"),
+        ({"Size": str((1 << 53) + 1)}, "has a row with an impossible Size: key 'k'"),
+        ({"Size": "-1"}, "has a row with an impossible Size"),
+        ({"Size": "9" * 20}, "has a Size that cannot be read"),
+        ({"Size": "1.5"}, "has a Size that cannot be read"),
+        ({"Size": ""}, "has a row without its Size"),
+        ({"ETag": ""}, "has a row without its ETag"),
+        ({"LastModifiedDate": "yesterday"}, "has a LastModifiedDate that cannot be read"),
+        ({"LastModifiedDate": ""}, "has a row without its LastModifiedDate"),
+        ({"Bucket": "another"}, "has a row of another bucket"),
+        ({"StorageClass": "\udcff"}, "cannot be read"),
+    ],
+)
+def test_a_row_that_no_object_can_have_is_refused(new_bucket, destination, tmp_path, values, words):
+    reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
+    good = csv_file(new_bucket.name)
+    raw = (",".join(f'"{value}"' for value in _row_of(new_bucket.name, values)) + "\n").encode("utf-8", "surrogateescape")
+    reports.write_files([good, gzip.compress(raw)])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+def _row_of(bucket: str, values: dict[str, str]) -> list[str]:
+    plain = gzip.decompress(csv_file(bucket)).decode().strip().removeprefix('"').removesuffix('"').split('","')
+    return [values.get(CSV_NAMES[name], value) for name, value in zip(CURRENT_ONLY, plain, strict=True)]
+
+
+@pytest.mark.parametrize("size", [-1, (1 << 53) + 1])
+@pytest.mark.parametrize("file_format", ["ORC", "Parquet"])
+def test_an_impossible_size_is_refused_in_every_format(new_bucket, destination, tmp_path, file_format, size):
+    reports = writer(new_bucket, destination, file_format=file_format)
+    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": size}])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "impossible Size")
+
+
+def test_the_largest_size_that_can_be_is_taken(new_bucket, destination, tmp_path):
+    reports = writer(new_bucket, destination)
+    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": 1 << 53}])
+    ((obj,), _) = taken(new_bucket.source(inventory=reports.folder), tmp_path)
+    assert obj.size_bytes == 1 << 53
+
+
+def refused(source, folder, words, name="") -> CafError:
+    """Take a report that is refused; nothing of it may be left."""
+    with pytest.raises(ReportRefused, match=re.escape(words)) as caught:
+        taken(source, folder, name)
+    assert caught.value.hint
+    assert not (folder / "snapshot.parquet").exists()
+    return caught.value
+
+
+BAD_FILES = {
+    "a truncated gzip": ("CSV", lambda body: body[:-9], "cannot be read: Truncated compressed stream"),
+    "no gzip at all": ("CSV", gzip.decompress, "cannot be read"),
+    "a damaged gzip": ("CSV", lambda body: body[:30] + b"\0\0\0" + body[33:], "cannot be read"),
+    "nothing": ("CSV", lambda body: b"", "is empty"),
+    "a truncated ORC file": ("ORC", lambda body: body[: len(body) // 2], "cannot be read"),
+    "a truncated Parquet file": ("Parquet", lambda body: body[:-9], "cannot be read"),
+    "a web page": ("Parquet", lambda body: b"<html>", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(new_bucket, destination, tmp_path, case):
+    file_format, damage, words = BAD_FILES[case]
+    rows = [dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"key": f"k{number}"} for number in range(2000)]
+    body = WRITERS[file_format](rows, SCHEMA.names)
+    reports = writer(new_bucket, destination, file_format=file_format)
+    reports.write_files([body, damage(body)])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"), [(b"x" * 9, "has 9 bytes, and its manifest says"), (None, "has another MD5"), (b"", "has 0 bytes")]
+)
+def test_a_file_with_other_bytes_than_its_manifest_says_is_refused(every_key, destination, tmp_path, body, words):
+    reports = writer(every_key, destination, config="damaged")
+    reports.write()
+    if body is None:
+        there = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])["Body"].read()
+        body = there[:-1] + bytes([there[-1] ^ 1])
+    reports.put(reports.written[1], body)
+    refused(every_key.source(inventory=reports.folder), tmp_path, words)
+
+
+def test_a_file_that_is_missing_is_told_by_its_name(every_key, destination, tmp_path):
+    reports = writer(every_key, destination, config="missing")
+    reports.write()
+    every_key.client.delete_object(Bucket=destination.name, Key=reports.written[-1])
+    refused(every_key.source(inventory=reports.folder), tmp_path, f"the file s3://{destination.name}/{reports.written[-1]}")
+
+
+@pytest.mark.parametrize("left_out", ["size", "storage_class", "is_latest"])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_schema_that_changes_between_files_is_refused(new_bucket, destination, tmp_path, file_format, left_out):
+    row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
+    reports = writer(new_bucket, destination, file_format=file_format)
+    write = WRITERS[file_format]
+    fewer = [name for name in SCHEMA.names if name != left_out]
+    reports.write_files([write([row], SCHEMA.names), write([row], fewer)])
+    words = "cannot be read: CSV parse error" if file_format == "CSV" else f"has other columns than its manifest says: {left_out}"
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+def test_a_column_that_is_in_a_file_and_not_in_the_manifest_is_refused(new_bucket, destination, tmp_path):
+    row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
+    reports = writer(new_bucket, destination)
+    files = [WRITERS["Parquet"]([row], SCHEMA.names)]
+    reports.write_files(files, fileSchema=file_schema("Parquet", CURRENT_ONLY))
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "is_delete_marker, is_latest, version_id")
+
+
+def test_a_column_of_another_type_is_refused(new_bucket, destination, tmp_path, monkeypatch):
+    row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": "1"}
+    reports = writer(new_bucket, destination)
+    at = SCHEMA.get_field_index("size")
+    monkeypatch.setattr("caf_pipeline_tests.support.inventory_reports.SCHEMA", SCHEMA.set(at, pa.field("size", pa.string())))
+    reports.write_files([WRITERS["Parquet"]([row], SCHEMA.names)])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "has a column size of type string")
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_missing_columns_are_named_before_a_file_is_fetched(new_bucket, destination, tmp_path, file_format):
+    columns = [name for name in SCHEMA.names if name not in ("size", "e_tag")]
+    reports = writer(new_bucket, destination, file_format=file_format, columns=columns)
+    reports.write_files([])
+    error = refused(new_bucket.source(inventory=reports.folder), tmp_path, "has no column Size, ETag")
+    assert "add Size, ETag to the inventory's fields" in error.hint
+
+
+def test_a_report_of_current_objects_only_is_refused_where_the_bucket_keeps_versions(new_bucket, destination, tmp_path):
+    new_bucket.keep_versions()
+    reports = writer(new_bucket, destination, columns=CURRENT_ONLY)
+    reports.write()
+    words = "has no column VersionId, IsLatest, IsDeleteMarker"
+    assert "list all versions" in refused(new_bucket.source(inventory=reports.folder), tmp_path, words).hint
+
+
+MANIFEST = {
+    "sourceBucket": "b",
+    "creationTimestamp": "1514944800000",
+    "fileFormat": "CSV",
+    "fileSchema": file_schema("CSV", SCHEMA.names),
+    "files": [{"key": "k", "size": 1, "MD5checksum": "0" * 32}],
+}
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "is malformed"),
+        (b"{", "is malformed"),
+        (b"[]", "is malformed"),
+        (b"null", "is malformed"),
+        (b"[" * 100_000, "is malformed"),
+        (b"\xff", "is malformed"),
+        *[
+            ({name: value for name, value in MANIFEST.items() if name != missing}, f"is malformed: it has no {missing}")
+            for missing in MANIFEST
+        ],
+        ({"creationTimestamp": "today"}, "is malformed"),
+        ({"creationTimestamp": "9" * 30}, "is malformed"),
+        ({"fileFormat": "Avro"}, "has the format 'Avro'; CSV, ORC and Parquet can be read"),
+        ({"fileFormat": 3}, "is malformed: fileFormat is no text"),
+        ({"fileSchema": "Bucket, Key, Key"}, "names a column twice"),
+        ({"fileSchema": ""}, "has no column Bucket, Key, Size, LastModifiedDate, ETag"),
+        ({"files": 3}, "is malformed"),
+        ({"files": ["k"]}, "is malformed"),
+        ({"files": [{"key": "k", "size": -1, "MD5checksum": "0" * 32}]}, "is malformed"),
+        ({"files": [{"key": "k", "size": 1, "MD5checksum": "0"}]}, "is malformed"),
+        ({"files": [{"key": "", "size": 1, "MD5checksum": "0" * 32}]}, "is malformed"),
+        ({"files": [{"key": "k", "size": 1}]}, "is malformed: it has no MD5checksum"),
+    ],
+)
+def test_a_manifest_that_is_malformed_is_refused(new_bucket, destination, tmp_path, raw, words):
+    if isinstance(raw, dict):
+        whole = raw if len(raw) == len(MANIFEST) - 1 else MANIFEST | raw
+        raw = json.dumps({**whole, **({"sourceBucket": new_bucket.name} if "sourceBucket" in whole else {})}).encode()
+    reports = writer(new_bucket, destination)
+    reports.write_manifest("2026-11-01T01-00Z", raw)
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+def test_a_manifest_with_another_checksum_is_refused_and_no_older_report_taken(new_bucket, tmp_path, three_days):
+    reports, names = three_days
+    reports.put(f"{reports.prefix}{names[0]}/manifest.checksum", b"0" * 32)
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "does not have the MD5 that its manifest.checksum says")
+
+
+def test_a_report_of_another_bucket_is_refused(new_bucket, destination, tmp_path):
+    reports = writer(new_bucket, destination)
+    reports.write(sourceBucket="another")
+    words = f"is of bucket 'another', and the source's is '{new_bucket.name}'"
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+def test_a_report_of_a_time_to_come_is_refused(new_bucket, destination, tmp_path):
+    reports = writer(new_bucket, destination)
+    reports.write(NOW + DAY)
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "which is still to come")
+
+
+@pytest.mark.parametrize(
+    ("only", "prefix", "refuses"), [("a/", "", True), ("a/", "a", True), ("a/", "a/b", False), ("", "", False)]
+)
+def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(new_bucket, tmp_path, only, prefix, refuses):
+    reports = writer(new_bucket, new_bucket)
+    reports.write(rows=[])
+    described = {
+        "Id": reports.config,
+        "IsEnabled": True,
+        "IncludedObjectVersions": "All",
+        "Schedule": {"Frequency": "Daily"},
+        "Destination": {"S3BucketDestination": {"Bucket": f"arn:aws:s3:::{new_bucket.name}", "Format": "Parquet"}},
+        **({"Filter": {"Prefix": only}} if only else {}),
+    }
+    new_bucket.client.put_bucket_inventory_configuration(
+        Bucket=new_bucket.name, Id=reports.config, InventoryConfiguration=described
+    )
+    source = new_bucket.source(prefix, inventory=reports.folder)
+    if refuses:
+        refused(source, tmp_path, "has only keys that begin with 'a/', and the source has more")
+    else:
+        assert keys_taken(source, tmp_path) == []
+
+
+# --- S3 that fails -------------------------------------------------------------------------------------------------------
+
+FOLDER = "s3://dest/reports/bucket-of-script/daily/"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words", "hint"),
+    [
+        (s3_error(403, "AccessDenied"), SourceDenied, "may not be read with the credentials of source 'demo'", "kms:Decrypt"),
+        (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'dest'", "sources.demo.inventory"),
+        (s3_error(403, "InvalidAccessKeyId"), SourceDenied, "refuses the access key", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
+        (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown", "try again"),
+    ],
+)
+def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(scripted_s3, answer, error, words, hint):
+    scripted_s3.answer = lambda request: s3_error(404, "NoSuchConfiguration") if "inventory" in request.query else answer
+    with pytest.raises(error, match=re.escape(words)) as caught:
+        scripted_s3.source(inventory=FOLDER).open_report()
+    assert hint in caught.value.hint
+
+
+def test_a_configuration_that_may_not_be_asked_for_is_not_needed(scripted_s3):
+    scripted_s3.answer = lambda request: (
+        s3_error(403, "AccessDenied") if "inventory" in request.query else ScriptedAnswer(200, b"<ListBucketResult/>")
+    )
+    with pytest.raises(ReportRefused, match="no complete inventory report"):
+        scripted_s3.source(inventory=FOLDER).open_report()
+
+
+def test_csv_keys_are_written_as_s3_writes_them():
+    assert csv_key("a b/c+d=é") == "a+b/c%2Bd%3D%C3%A9"

@@ -1,0 +1,203 @@
+"""An archive that is fed by inventory reports, or by reports and listings in turn: nothing twice, nothing wrongly gone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from caf_pipeline.errors import ReportRefused
+from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
+from caf_pipeline.steps import planning
+from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
+from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
+from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything
+
+LONG_AGO = datetime(2026, 1, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def reports(s3_server, new_bucket):
+    return ReportWriter(new_bucket.client, new_bucket.name, make_bucket(s3_server).name)
+
+
+@pytest.fixture
+def work(tmp_path, new_bucket, reports, ledger):
+    return a_workplace(tmp_path, new_bucket.source(inventory=reports.folder), ledger)
+
+
+def plan_report(work, name=""):
+    return planning.cut_plan(work, planning.take_report(work, name)[0], second_copy=True)
+
+
+def archive_report(work, name=""):
+    """Archive what a report has that is new; return the plan."""
+    report = plan_report(work, name)
+    for chunk in report.chunks:
+        archive_chunk(work, chunk.name)
+    return report
+
+
+def written(reports, moment: datetime, **keys: datetime):
+    """Write a report of this time that says that the bucket had these keys, last modified at these times."""
+    rows = {row["key"]: row for row in listed_rows(reports.client, reports.name)}
+    return reports.write(moment, rows=[rows[key] | {"last_modified_date": modified} for key, modified in keys.items()])
+
+
+@pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(work, new_bucket, reports, file_format, versions):
+    if versions:
+        new_bucket.keep_versions()
+    for key, body in (("a", A), ("a", B), ("b c+d/é", A), ("e", b"")):
+        new_bucket.put(key, body)
+    reports.file_format = file_format
+    reports.write(datetime.now(UTC).replace(microsecond=0) - DAY)
+    assert archive_report(work).chunks
+    next_second()
+    listing = planning.cut_plan(work, planning.take_inventory(work))
+    assert (listing.chunks, listing.exceptions, listing.comparison.requests) == ([], 0, 0)
+    next_second()
+    reports.write()
+    again = plan_report(work)
+    assert (again.chunks, again.exceptions, again.comparison.requests, packed(work)) == ([], 0, 0, 3)
+    accounting = account_for_plan(work, again)
+    assert (accounting.located, accounting.older, accounting.gone) == (3, 0, 0)
+
+
+def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(work, new_bucket, reports):
+    new_bucket.put("a", A)
+    name = reports.write(LONG_AGO)
+    snapshot, taken = planning.take_report(work)
+    assert read_snapshot(snapshot.path) == snapshot
+    assert (snapshot.taken_at, snapshot.listed_at, snapshot.complete) == (LONG_AGO, LONG_AGO, True)
+    assert (snapshot.report, taken.report.file_count) == (f"{reports.folder}{name}/", 3)
+    assert "days old" in taken.warning
+    reports.write()
+    assert planning.take_report(work)[1].warning == ""
+
+
+def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports):
+    new_bucket.put("a", A)
+    reports.write()
+    snapshot, _ = planning.take_report(work)
+    assert list(work.inventories().iterdir()) == [snapshot.path]
+
+
+# --- what a report tells, and what not -----------------------------------------------------------------------------------
+
+
+def test_a_key_that_a_later_report_no_longer_has_is_gone(work, new_bucket, reports):
+    new_bucket.put("kept", A)
+    new_bucket.put("k", B)
+    written(reports, LONG_AGO, kept=LONG_AGO - DAY, k=LONG_AGO - DAY)
+    archive_report(work)
+    written(reports, LONG_AGO + DAY, kept=LONG_AGO - DAY)
+    assert archive_report(work).exceptions == 1
+    said = current(work)[1]
+    assert (said.is_current, said.gone_at, said.last_seen) == (False, LONG_AGO + DAY, LONG_AGO)
+    assert current(work, "kept")[1].is_current
+
+
+def test_what_was_archived_since_a_report_is_not_gone(work, new_bucket, reports):
+    new_bucket.put("a", A)
+    written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
+    new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
+    planned = planning.cut_plan(work, planning.take_inventory(work, after=b"b"), second_copy=True)
+    archive_chunk(work, planned.chunks[0].name)
+    report = archive_report(work)
+    assert report.exceptions == 0
+    assert current(work)[1].is_current
+    accounting = account_for_plan(work, report)
+    assert (accounting.located, accounting.older, accounting.gone) == (1, 0, 0)
+
+
+def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(work, new_bucket, reports, ledger):
+    new_bucket.put("k", B)
+    archive_everything(work)
+    with ledger._database.transaction() as connection:
+        connection.exec_driver_sql("DELETE FROM inventories")  # as after a rebuild
+    reports.write(datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), rows=[])
+    assert archive_report(work).exceptions == 0
+    assert current(work)[1].is_current
+
+
+@pytest.mark.parametrize(("before", "gone"), [(REPORT_LAG / 2, False), (REPORT_LAG * 2, True)])
+def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(work, new_bucket, reports, before, gone):
+    new_bucket.put("k", A)
+    written(reports, LONG_AGO, k=LONG_AGO + DAY - before)
+    archive_report(work)
+    reports.write(LONG_AGO + DAY, rows=[])
+    report = archive_report(work)
+    assert (current(work)[1].gone_at is not None) == gone
+    assert account_for_plan(work, report).gone == gone
+
+
+def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work, new_bucket, reports):
+    new_bucket.keep_versions()
+    new_bucket.put("k", A)
+    rows = listed_rows(reports.client, reports.name)
+    reports.write(datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), rows=rows)
+    next_second()
+    new_bucket.put("k", B)
+    new_bucket.put("l", B)
+    planned = planning.cut_plan(work, planning.take_inventory(work, until=b"k"), second_copy=True)
+    archive_chunk(work, planned.chunks[0].name)
+    report = archive_report(work)
+    assert (current(work)[0], current(work)[1].is_current) == (B, True)
+    assert account_for_plan(work, report).older == 0
+
+
+# --- refused -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("later", ["a listing", "a report"])
+def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(work, new_bucket, reports, later):
+    new_bucket.put("k", A)
+    name = reports.write(LONG_AGO, rows=[])
+    if later == "a listing":
+        archive_everything(work)
+    else:
+        reports.write(LONG_AGO + DAY)
+        archive_report(work)
+    before = state_of(work)
+    with pytest.raises(ReportRefused, match="is older than what was already archived") as caught:
+        planning.take_report(work, name)
+    assert "list the bucket" in caught.value.hint
+    assert state_of(work) == before
+    assert current(work)[1].is_current
+
+
+def state_of(work):
+    """Return what a refused report must not change."""
+    files = {path.name: path.read_bytes() for path in work.inventories().iterdir()}
+    return files, work.ledger.account("src"), [chunk.name for chunk in work.ledger.chunks("src")]
+
+
+def test_the_same_report_may_be_planned_again(work, new_bucket, reports):
+    new_bucket.put("k", A)
+    reports.write()
+    assert archive_report(work).chunks
+    again = archive_report(work)
+    assert (again.chunks, again.exceptions, packed(work)) == ([], 0, 1)
+
+
+def test_a_report_that_is_damaged_leaves_the_old_state_as_it_was(work, new_bucket, reports):
+    new_bucket.put("k", A)
+    reports.write(LONG_AGO)
+    archive_report(work)
+    before = state_of(work)
+    reports.write(LONG_AGO + DAY)
+    reports.put(reports.written[-1], b"damaged")
+    with pytest.raises(ReportRefused, match="has 7 bytes"):
+        planning.take_report(work)
+    assert state_of(work) == before
+
+
+def test_two_rows_of_the_same_object_are_one(work, new_bucket, reports):
+    new_bucket.put("k", A)
+    rows = listed_rows(reports.client, reports.name)
+    reports.write(rows=rows * 5)
+    snapshot, _ = planning.take_report(work)
+    assert [obj.key for obj in read_objects(snapshot.path)] == [b"k"]
+    assert (snapshot.object_count, snapshot.object_bytes) == (1, len(A))
