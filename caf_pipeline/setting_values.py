@@ -153,6 +153,20 @@ def _no_truth_value(value: object) -> object:
     return value
 
 
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_DURATION: Final = re.compile(r"([0-9]{1,12})([smhd]?)")
+_LONGEST_SECONDS: Final = 3660 * 24 * 3600  # ten years
+
+
+def _duration(value: object) -> object:
+    """Return seconds of a text such as 90, 12h or 7d."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2] or "s"] if match else value
+    if type(seconds) is not int or not 0 <= seconds <= _LONGEST_SECONDS:
+        raise ValueError("must be a time such as 3600, 90m, 12h or 7d, at most 3660d")
+    return seconds
+
+
 SourceName = Annotated[str, AfterValidator(_source_name)]
 BucketName = Annotated[str, AfterValidator(_bucket)]
 KeyPrefix = Annotated[str, AfterValidator(_prefix)]
@@ -169,4 +183,5 @@ MnemonicFile = Annotated[Path, BeforeValidator(_mnemonic_file)]
 Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
 Size = Annotated[ByteSize, BeforeValidator(_no_truth_value)]
+Duration = Annotated[int, BeforeValidator(_duration)]  # seconds
 ProofType = Annotated[int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)]  # a Literal refuses the text "3"

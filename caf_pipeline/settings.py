@@ -21,6 +21,7 @@ from caf_pipeline.setting_values import (
     BucketName,
     ChainId,
     DatabaseUrl,
+    Duration,
     Endpoint,
     FilePath,
     Key,
@@ -64,6 +65,8 @@ class SourceSettings(_Section):
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
         public: the operator's word that every byte of this source may be read by anybody.
         target_size: of a chunk, in bytes, index and footer included; its manifest comes on top.
+        min_chunk_size: the last chunk of a plan waits for the next plan while it is smaller; 0: it never waits.
+        max_wait: seconds since it was last modified for which an object waits at most.
         watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
     """
@@ -81,6 +84,8 @@ class SourceSettings(_Section):
     secret_access_key: Key = None
     public: bool = False
     target_size: Size = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
+    min_chunk_size: Size = Field(default=ByteSize(0), ge=0, le=32 * GIB)
+    max_wait: Duration = 7 * DAY
     owner: OwnerName = "team:archive"
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=20, ge=1, le=1000)
@@ -97,6 +102,14 @@ class SourceSettings(_Section):
         if self.inventory and self.inventory.split("/")[-3] != self.bucket:
             raise ValueError(
                 f"inventory, {self.inventory}, must end in SOURCE-BUCKET/CONFIG-ID/, and this source's bucket is '{self.bucket}'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _least_within_target(self) -> "SourceSettings":
+        if self.min_chunk_size > self.target_size:
+            raise ValueError(
+                f"min_chunk_size, {self.min_chunk_size:,} bytes, is larger than target_size, {self.target_size:,} bytes"
             )
         return self
 

@@ -27,6 +27,16 @@ def test_a_source_has_defaults_that_keep_its_bytes_private(tmp_path):
     assert (source.public, source.target_size, source.prefix) == (False, 30 << 30, "")
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), (90, 90), ("90m", 5400), ("12h", 43_200), ("7d", 604_800), (0, 0)])
+def test_a_time_is_seconds_or_a_number_with_a_unit(tmp_path, text, seconds):
+    settings = load_settings(a_file(tmp_path, f'[sources.one]\nbucket = "b"\nmax_wait = {json.dumps(text)}\n'))
+    assert settings.source("one").max_wait == seconds
+
+
+def test_by_default_no_object_waits_for_a_larger_chunk():
+    assert (SourceSettings(bucket="b").min_chunk_size, SourceSettings(bucket="b").max_wait) == (0, 7 * 24 * 3600)
+
+
 def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CAF_SOURCES__ONE__BUCKET", "other")
     monkeypatch.setenv("CAF_PACKING__FETCH_THREADS", "3")
@@ -91,6 +101,10 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
         ("[jackal]\ngas_price = nan", "gas_price is nan, but must be a number"),
         ("[jackal]\nwarn_days = 100000000000", "at most 3,660"),
         ("[jackal]\nproof_type = 1", "but must be a proof type, 0 or 3"),
+        ('[sources.one]\nbucket = "b"\nmax_wait = "a week"', "must be a time such as 3600, 90m, 12h or 7d"),
+        ('[sources.one]\nbucket = "b"\nmax_wait = -1', "must be a time such as 3600, 90m, 12h or 7d"),
+        ('[sources.one]\nbucket = "b"\nmax_wait = true', "must be a time such as 3600, 90m, 12h or 7d"),
+        ('[sources.one]\nbucket = "b"\nmin_chunk_size = "31GiB"', "is larger than target_size"),
         ('[jackal]\nchain_id = "jackal 1"', "but must be a chain's id such as jackal-1"),
         ('[jackal]\nlcd = "http://node"', 'but must be a list such as ["https://host:1317"]'),
         ('[jackal]\nlcd = ["node:1317"]', "'node:1317', but must begin with http:// or https://"),

@@ -11,6 +11,7 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory.objects import SkipReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,10 +58,11 @@ def run(
 
     Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
     that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
-    skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet. Before any chunk is tried, or
-    where nothing can go on: 1 an inventory or a plan failed by a fault of its own; 2 an option is for one source, or excludes
-    another; 3 a setting is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already;
-    8 the disk under home failed; 9 a plan or an inventory is damaged. 130 interrupted.
+    skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet; 15 all others are located, and
+    some wait until a chunk of min_chunk_size can be filled, or max_wait is over. Before any chunk is tried, or where nothing can
+    go on: 1 an inventory or a plan failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting
+    is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already; 8 the disk under
+    home failed; 9 a plan or an inventory is damaged. 130 interrupted.
     """
     settings = load_settings()
     if source is not None:
@@ -188,6 +190,8 @@ def _not_current(key: str, location: "Location") -> str:
     if known.chunk:
         return f"'{printable(key)}' has other content in S3 now, which chunk {known.chunk} ({known.state}) archives; {written}"
     why = f"was skipped ({known.state})" if known.state else "is not archived"
+    if known.state == SkipReason.WAITING:
+        why = "waits to be planned"
     return f"'{printable(key)}' has other content in S3 now, which {why}; {written}"
 
 
@@ -204,6 +208,7 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
             "located_bytes": account.located_bytes if account else 0,
             "claimed_objects": account.claimed_objects if account else 0,
             "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
+            "waiting_objects": account.waiting.as_json() if account and account.waiting else None,
             "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
             "waiting": [
                 {
@@ -285,4 +290,6 @@ def _sentence(name: str, account: "SourceAccount | None") -> str:
     if content:
         counts = f"{content.current_objects:,} current, {content.older_objects:,} older, {content.gone_objects:,} gone"
         located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
-    return f"{name}: {located}; {account.claimed_objects:,} claimed; skipped: {skipped or 'none'}"
+    waiting = account.waiting
+    waits = f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}" if waiting else ""
+    return f"{name}: {located}; {account.claimed_objects:,} claimed{waits}; skipped: {skipped or 'none'}"

@@ -54,7 +54,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.ledger.records import Chunk, WaitingObjects
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import planning
@@ -75,6 +75,7 @@ MOST_ALIKE: Final = 3
 CHUNKS_FAILED: Final = 12
 HELD_BY_OTHERS: Final = 13
 TO_BE_TRIED_AGAIN: Final = 14
+WAITING: Final = 15
 """Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
@@ -101,15 +102,26 @@ class Standing:
     skipped: dict[str, int]
 
     @property
+    def waiting(self) -> int:
+        """How many objects wait for more, so that their chunk is not too small."""
+        return self.skipped.get(SkipReason.WAITING, 0)
+
+    @property
     def again(self) -> int:
-        """How many objects a later run tries again, or for the first time."""
-        return self.unaccounted + sum(count for reason, count in self.skipped.items() if reason not in NOT_ARCHIVABLE)
+        """How many objects a later run tries again, or for the first time; those that wait are not among them."""
+        left = {SkipReason.WAITING, *NOT_ARCHIVABLE}
+        return self.unaccounted + sum(count for reason, count in self.skipped.items() if reason not in left)
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing but objects that wait keeps the source from being complete."""
+        return bool(self.waiting) and not self.claimed and not self.again
 
     @property
     def complete(self) -> bool:
         """Whether everything is located that can be."""
         not_archivable = sum(count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE)
-        return not self.claimed and not self.again and self.located + not_archivable == self.objects
+        return not self.claimed and not self.again and not self.waiting and self.located + not_archivable == self.objects
 
 
 @dataclass(slots=True)
@@ -126,6 +138,7 @@ class Summary:
         objects: located by this command.
         size_bytes: of those objects.
         standing: of this command's own whole inventory, asked for at the end.
+        waiting: what of the source waits for the next plan; None where nothing does.
     """
 
     source: str
@@ -138,6 +151,7 @@ class Summary:
     objects: int = 0
     size_bytes: int = 0
     standing: Standing | None = None
+    waiting: WaitingObjects | None = None
 
     @property
     def complete(self) -> bool:
@@ -151,7 +165,9 @@ class Summary:
             return CHUNKS_FAILED
         if self.complete:
             return 0
-        return HELD_BY_OTHERS if self.held or self.planning else TO_BE_TRIED_AGAIN
+        if self.held or self.planning:
+            return HELD_BY_OTHERS
+        return WAITING if self.standing and self.standing.only_waits else TO_BE_TRIED_AGAIN
 
     def as_json(self) -> dict[str, object]:
         """Return all of it in numbers, and the errors in words."""
@@ -166,6 +182,7 @@ class Summary:
             "claimed": standing.claimed if standing else None,
             "to_be_tried_again": standing.again if standing else None,
             "skipped": standing.skipped if standing else {},
+            "waiting": self.waiting and self.waiting.as_json(),
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
             "chunks": {
@@ -354,6 +371,7 @@ class _Command:
                 again = False
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
         self._summary.standing = self._standing(snapshot)
+        self._summary.waiting = self._ledger.account(self._source).waiting
         return self._summary
 
     def _plan(self) -> str:
@@ -541,12 +559,21 @@ def _where_all_is(summary: Summary) -> str:
     standing = summary.standing
     if standing is None:
         return "not everything is located yet"
-    skipped = ", ".join(f"{count:,} skipped as {reason}" for reason, count in sorted(standing.skipped.items()) if count)
+    skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
+    skipped = ", ".join(f"{count:,} skipped as {reason}" for reason, count in skips)
     if standing.complete:
         return f"the source is complete but for {skipped}" if skipped else "the source is complete"
     claimed = f"{standing.claimed:,} claimed by chunks" if standing.claimed else ""
     unaccounted = f"{standing.unaccounted:,} not planned" if standing.unaccounted else ""
-    return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted) if part)}"
+    waiting = _who_waits(summary.waiting) if standing.waiting and summary.waiting else ""
+    return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
+
+
+def _who_waits(waiting: WaitingObjects) -> str:
+    return (
+        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the source has more for a chunk of"
+        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case"
+    )
 
 
 def _say(console: Console, line: str, style: str | None = None) -> None:

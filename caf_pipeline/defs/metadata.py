@@ -156,8 +156,11 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
             "other_headers": comparison.different,
             "headers_not_compared": comparison.not_compared,
         }
+    if report.waiting:
+        shown |= {"waiting_objects": report.waiting.objects, **sizes(waiting_bytes=report.waiting.size_bytes)}
+        shown["waiting_until"] = MetadataValue.timestamp(report.waiting.until)
     if report.plan is None:
-        return shown | {"plan": "nothing new"}
+        return shown | {"plan": "nothing new" if report.waiting is None else "what is new waits for more"}
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
         "dagster/uri": _uri(Path(report.plan.folder, OBJECTS_FILE)),

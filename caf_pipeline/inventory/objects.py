@@ -21,6 +21,7 @@ class SkipReason(StrEnum):
     NOT_COMPARED = "not_compared"
     UNSUPPORTED_KEY = "unsupported_key"
     TOO_LARGE = "too_large"
+    WAITING = "waiting"
 
 
 RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
@@ -38,6 +39,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Nothing that time could mend.
     SkipReason.UNSUPPORTED_KEY: None,
     SkipReason.TOO_LARGE: None,
+    # Any plan may take it; until when it waits at most stands in its row.
+    SkipReason.WAITING: timedelta(0),
 }
 """How long after a first skip the object may be planned again (None: not by itself); doubles each time, up to 30 days."""
 

@@ -3,9 +3,10 @@
 In key order, greedy under the target: a chunk takes objects until the next one would lift its size, index and footer included
 and the manifest not, over the target. The manifest comes on top: its size is known only when all headers are, so that the plan
 estimates it, and only the limit ends a chunk for it. An object that is larger than the target has a chunk to itself; one that no
-chunk can hold is listed apart.
+chunk can hold is listed apart. The last chunk may wait for the next plan, see `PlanTerms`.
 
-    objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size
+    objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size. Those that wait come after, under the
+                        number that follows the last chunk's
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
     too_large.parquet   objects that no chunk can hold
 
@@ -89,6 +90,8 @@ class PlanTerms:
         target_size_bytes: of a chunk of several objects without its manifest.
         limits: of every chunk, the hard ones of the format and of Jackal.
         limit_size_bytes: of a chunk of several objects with its manifest; 0: as `limits` say.
+        min_chunk_size_bytes: a last chunk that is smaller without its manifest waits, unless it has an object last modified
+            up to `waits_since`.
     """
 
     source: str
@@ -98,6 +101,8 @@ class PlanTerms:
     inventory_time: datetime
     limits: Limits = DEFAULT_LIMITS
     limit_size_bytes: int = 0
+    min_chunk_size_bytes: int = 0
+    waits_since: datetime | None = None
 
     @property
     def limit_bytes(self) -> int:
@@ -121,14 +126,26 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingTail:
+    """What of a plan waits for the next one: `chunk` as it would be now, and the LastModified of its oldest object."""
+
+    chunk: ChunkPlan
+    oldest: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan as it was written to `folder`. `leftover_count` objects are beyond its last chunk and in no list of it."""
+    """A plan as it was written to `folder`.
+
+    `leftover_count` objects are beyond its last chunk and in no list of it. `waiting` is in no chunk: `read_waiting` has it.
+    """
 
     folder: Path
     content_sha256: bytes
     chunks: Sequence[ChunkPlan]
     too_large_count: int
     leftover_count: int
+    waiting: WaitingTail | None = None
 
     def sha256(self, generation: int = 0) -> bytes:
         """Return the plan's full hash: over what it plans and, where the same was planned before, how often.
@@ -214,13 +231,18 @@ class _Chunk:
         if _is_like_ours(member):
             self.taken.add(member)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bodies, index and footer: what counts towards a target."""
+        return self._position + self._index + FOOTER_SIZE_BYTES
+
     def finished(self) -> ChunkPlan:
         """Return the chunk as the plan records it."""
         return ChunkPlan(
             chunk_number=self.number,
             object_count=self.object_count,
             object_bytes=self.object_bytes,
-            expected_size_bytes=self._position + self._index + self._manifest + FOOTER_SIZE_BYTES,
+            expected_size_bytes=self.size_bytes + self._manifest,
             head_member=_free_name(HEAD_MEMBER, self.taken),
             manifest_member=_free_name(MANIFEST_MEMBER, self.taken),
         )
@@ -253,6 +275,8 @@ class _Cutter:
             "limit_size_bytes": terms.limit_bytes,
         }
         self._hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode() + b"\n")
+        self._hash_before_last = self._hash  # of all chunks but the last
+        self.last_size_bytes = 0  # of the last chunk, as it counts towards the target
 
     def cut(self, rows: Iterator[_Row]) -> Iterator[tuple[int, str]]:
         """Yield (chunk number, member) for each row."""
@@ -272,14 +296,23 @@ class _Cutter:
             else:
                 yield number, key
 
-    def finish(self) -> bytes:
-        """Close the last chunk and return the plan's hash."""
+    def finish(self) -> None:
+        """Close the last chunk."""
         self._close()
+
+    def digest(self) -> bytes:
+        """Return the plan's hash."""
         return self._hash.digest()
+
+    def take_last(self) -> ChunkPlan:
+        """Take the last chunk out of the finished plan."""
+        self._hash = self._hash_before_last
+        return self.chunks.pop()
 
     def _close(self) -> None:
         if self._chunk.object_count:
             self.chunks.append(self._chunk.finished())
+            self.last_size_bytes = self._chunk.size_bytes
             self._chunk = _Chunk(self._chunk.number + 1, self._terms.limits)
 
     def _place(self, row: _Row, member: str) -> int:
@@ -296,6 +329,8 @@ class _Cutter:
         if self._chunk.number > MAX_CHUNKS:
             self.leftover_count += 1
             return _OVER
+        if not self._chunk.object_count:
+            self._hash_before_last = self._hash.copy()
         self._chunk.take(grown, row, member)
         self._hash.update(b"%b\0%b\0%d\0" % (key, identity.encode(), size_bytes))
         return self._chunk.number
@@ -324,12 +359,25 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
             if len(places) == waiting[0].num_rows:
                 _write_batch(waiting.popleft(), places, objects, too_large)
                 places = []
-    content_sha256 = cutter.finish()
+    cutter.finish()
+    tail = _waiting_tail(cutter, folder, terms)
+    content_sha256 = cutter.digest()
     described = _described(terms) | {"content_sha256": content_sha256.hex()}
     metadata = {_METADATA_KEY: json.dumps(described).encode()}
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
     pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
-    return Plan(folder, content_sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count)
+    return Plan(folder, content_sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count, tail)
+
+
+def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTail | None:
+    """Take the last chunk out of a plan where it is to wait for the next one."""
+    if cutter.leftover_count or not cutter.chunks or cutter.last_size_bytes >= terms.min_chunk_size_bytes:
+        return None
+    batches = read_chunk_batches(folder, cutter.chunks[-1].chunk_number, ["last_modified"])
+    oldest: datetime = min(pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows)
+    if terms.waits_since is not None and oldest <= terms.waits_since:
+        return None
+    return WaitingTail(cutter.take_last(), oldest)
 
 
 def _described(terms: PlanTerms) -> dict[str, str]:
@@ -444,10 +492,19 @@ def has_rewritten(folder: Path, number: int) -> bool:
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object of the plan, in one pass."""
+    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object in a chunk of the plan, in one pass."""
     columns = ["chunk_number", "key", "object_version", "last_modified"]
+    with _opened(folder / CHUNKS_FILE) as file:
+        last = file.metadata.num_rows
     with _opened(folder / OBJECTS_FILE) as file:
-        yield from file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns)
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+            yield batch.filter(pc.less_equal(batch["chunk_number"], last))
+
+
+def read_waiting(plan: Plan) -> Iterator[S3Object]:
+    """Yield the objects that wait for the next plan, in key order; as `read_chunk_objects`."""
+    if plan.waiting:
+        yield from (planned.object for planned in read_chunk_objects(plan.folder, plan.waiting.chunk.chunk_number))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ Source: COPY in the PostgreSQL 18 manual.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -236,6 +237,34 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
         connection.execute(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
+
+
+_TAKE_WAITING = text(
+    """
+    INSERT INTO skipped_objects AS old
+        (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, times, retry_at)
+    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, 0, :until FROM skipping
+    ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
+        reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
+        last_modified = excluded.last_modified, caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
+    """
+)
+# Those that a chunk claims stay until it is located: should it skip them, how often they were skipped before counts.
+_END_OLD_WAITING = text(
+    """
+    DELETE FROM skipped_objects AS old WHERE source_id = :source_id AND reason = 'waiting' AND last_at < now()
+        AND NOT EXISTS (SELECT FROM claims WHERE claims.source_id = old.source_id AND claims.file_path = old.file_path
+            AND claims.object_version = old.object_version)
+    """
+)
+
+
+def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
+    """Write which objects wait for the next plan, at most until then; where `whole`, no others of the source wait any more."""
+    if load_skips(connection, skips):
+        connection.execute(_TAKE_WAITING, {"source_id": source_id, "until": until})
+    if whole:
+        connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:

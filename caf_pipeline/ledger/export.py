@@ -22,7 +22,7 @@ _LOCATED: Final = """
 """
 _CLAIMED: Final = "SELECT file_path, object_version, last_modified FROM claims WHERE source_id = %(source_id)s"
 _SKIPPED: Final = """
-    SELECT file_path, object_version, reason, retry_at <= now(), last_modified FROM skipped_objects
+    SELECT file_path, object_version, reason, retry_at <= now() OR reason = 'waiting', last_modified FROM skipped_objects
     WHERE source_id = %(source_id)s
 """
 _NO_SKIP: Final = {"reason": None, "due": False}

@@ -12,7 +12,7 @@ from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Chunk, LocationRow, SourceAccount
+from caf_pipeline.ledger.records import Chunk, LocationRow, SourceAccount, WaitingObjects
 from caf_pipeline.store.protocol import Sample
 
 _CHUNK: Final = """
@@ -26,6 +26,14 @@ _CHUNK: Final = """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
     WHERE sources.name = :source AND state = :located AND look_again_at <= now()
     ORDER BY look_again_at, caf_file_id LIMIT :waiting"""
+_WAITING_OBJECTS = text(
+    """
+    SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS size_bytes, min(retry_at) AS until FROM skipped_objects AS skipped
+    WHERE source_id = :source_id AND reason = 'waiting' AND NOT EXISTS (SELECT FROM claims
+        WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
+            AND claims.object_version = skipped.object_version)
+    """
+)
 _ANY_OBJECT = text(
     """
     SELECT start_byte, end_byte, sha256 FROM file_locations
@@ -108,9 +116,13 @@ class Lookups(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).all()
             skipped = connection.execute(
-                text("SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id GROUP BY reason"), {"id": source_id}
+                text(
+                    "SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id AND reason <> 'waiting' GROUP BY reason"
+                ),
+                {"id": source_id},
             ).all()
             counts = content(connection, source_id)
+            waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
@@ -119,6 +131,7 @@ class Lookups(LedgerPart):
             claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING),
             skipped={SkipReason(reason): count for reason, count in skipped},
             content=counts,
+            waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until) if waiting.objects else None,
         )
 
     def sources(self) -> Sequence[str]:

@@ -7,6 +7,7 @@ Source: "Database" and "Promises" in docs/design.md.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, text
@@ -22,6 +23,7 @@ from caf_pipeline.ledger.copy import (
     copy_rows,
     end_claims,
     record_skips,
+    record_waiting,
     refuse_located,
     release_claims,
 )
@@ -171,6 +173,18 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
         """Write skips that belong to no chunk; a skip of the same object replaces the older one."""
         with self._of_source(source) as (connection, source_id):
             record_skips(connection, source_id, None, skips)
+
+    def record_waiting(self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
+        """Write which objects wait for the next plan, as skips of reason `waiting`.
+
+        Args:
+            source: of the objects.
+            skips: those that wait.
+            until: the sensor finds them as new from then on; None where none wait.
+            whole: what the source has was planned, so that no other object of it waits any more.
+        """
+        with self._of_source(source) as (connection, source_id):
+            record_waiting(connection, source_id, skips, until, whole=whole)
 
     # --- chunks ---
 

@@ -379,10 +379,23 @@ class CopyCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingObjects:
+    """Objects that wait for more, so that their chunk is not too small. The first plan after `until` takes them in any case."""
+
+    objects: int
+    size_bytes: int
+    until: datetime
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as a program reads it."""
+        return {"objects": self.objects, "bytes": self.size_bytes, "until": self.until.isoformat()}
+
+
+@dataclass(frozen=True, slots=True)
 class SourceAccount:
     """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by reason.
 
-    `content` is None before a whole inventory was planned and counted.
+    `content` is None before a whole inventory was planned and counted; `waiting` where no object waits, which is no skip here.
     """
 
     source: str
@@ -392,3 +405,4 @@ class SourceAccount:
     claimed_objects: int
     skipped: Mapping[SkipReason, int]
     content: Content | None = None
+    waiting: WaitingObjects | None = None

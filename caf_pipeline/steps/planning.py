@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, write_plan
+from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, read_waiting, write_plan
 from caf_pipeline.inventory.snapshot import (
     Accounting,
     Snapshot,
@@ -31,7 +31,7 @@ from caf_pipeline.inventory.snapshot import (
     require_whole,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import Chunk, InventoryRecord, PlanRecord, Skip, plan_lease, recorded_key
+from caf_pipeline.ledger.records import Chunk, InventoryRecord, PlanRecord, Skip, WaitingObjects, plan_lease, recorded_key
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
@@ -39,7 +39,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import translate_errors
-from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.quantities import counted, show_size
 
 SNAPSHOTS_KEPT: Final = 20
 """Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""
@@ -62,6 +62,8 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
+    `waiting` is the tail that is left for the next plan, since its chunk would be smaller than the source's `min_chunk_size`.
+
     `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
     ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`.
     """
@@ -69,6 +71,7 @@ class PlanReport:
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
     chunks: Sequence[Chunk]
+    waiting: WaitingObjects | None = None
     warning: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     exceptions: int = 0
@@ -332,6 +335,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
         HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
+    waiting = None
     with work.lease(plan_lease(work.source)) as lease:
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
@@ -347,10 +351,26 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         plans.append(_register(work, snapshot, plan))
+                        plan = replace(plan, folder=Path(plans[-1].folder))
+                    if not more:
+                        waiting = _let_wait(work, snapshot, plan)
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
-    return PlanReport(snapshot, plans, chunks, warnings, current.comparison, current.exceptions)
+    return PlanReport(snapshot, plans, chunks, waiting, warnings, current.comparison, current.exceptions)
+
+
+def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
+    """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of the whole source."""
+    settings, tail = work.source_settings, plan.waiting
+    if tail is None:
+        work.ledger.record_waiting(work.source, (), None, whole=snapshot.complete)
+        return None
+    until = tail.oldest + timedelta(seconds=settings.max_wait)
+    detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
+    skips = (Skip.of(obj, SkipReason.WAITING, detail) for obj in read_waiting(plan))
+    work.ledger.record_waiting(work.source, skips, until, whole=snapshot.complete)
+    return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
 def _sizes(work: Workplace) -> tuple[int, int, str]:
@@ -408,6 +428,8 @@ def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: P
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,
         limit_size_bytes=sizes[1],
+        min_chunk_size_bytes=work.source_settings.min_chunk_size,
+        waits_since=snapshot.taken_at - timedelta(seconds=work.source_settings.max_wait),
     )
     files = folder / "plan"
     files.mkdir()

@@ -214,6 +214,20 @@ def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
 
 
+def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_failed(pipeline, run):
+    mine = with_target(pipeline, 20_000, min_chunk_size=ByteSize(10_000))
+    mine.put(8)
+    printed = io.StringIO()
+    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
+    assert (summary.objects, summary.complete, summary.exit_status) == (6, False, 15)
+    until = summary.waiting.until
+    assert "not everything is located yet: 2 objects (5.9 KiB) wait until the source has more" in printed.getvalue()
+    assert f"the first plan after {until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case" in printed.getvalue()
+    assert summary.as_json()["waiting"] == {"objects": 2, "bytes": 6_000, "until": until.isoformat()}
+    (again,) = run_source(SOURCE, settings=pipeline.settings, console=Console(file=printed, width=200))
+    assert (again.objects, again.complete, again.exit_status, again.waiting) == (2, True, 0, None)
+
+
 def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -236,6 +250,8 @@ def test_of_several_sources_the_first_status_that_applies_counts():
     assert exit_status([done, again]) == 14
     assert exit_status([again, done, held]) == 13
     assert exit_status([again, held, failed]) == 12
+    waits = Summary("e", standing=Standing("s", 2, 1, 0, 0, {"waiting": 1}))
+    assert [exit_status(each) for each in ([done, waits], [waits, again])] == [15, 14]
 
 
 def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(pipeline, run):

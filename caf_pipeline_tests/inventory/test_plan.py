@@ -1,7 +1,10 @@
 """Cutting objects into chunks."""
 
 import tempfile
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -24,10 +27,12 @@ from caf_pipeline.inventory.plan import (
     count_chunk_objects,
     read_chunk_objects,
     read_chunk_plan,
+    read_identities,
     read_terms,
+    read_waiting,
 )
 from caf_pipeline.inventory.snapshot import read_objects
-from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
+from caf_pipeline_tests.support.plans import MOMENT, an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
 
@@ -81,6 +86,38 @@ def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
     for chunk, objects in zip(plan.chunks, chunks, strict=True):
         # The manifest's own range is counted at the digits of the largest chunk: at most 2 × 10 more than it takes.
         assert 0 <= chunk.expected_size_bytes - sizes_by_hand(chunk, objects)[1] <= 22
+
+
+LARGEST = TARGET // 300
+"""To this target what 100 MiB are to 30 GiB."""
+
+
+@st.composite
+def sizes_up_to_the_largest(draw):
+    """Sizes in key order: log-normal ones, and such that greedy cutting is worst at, all large or large after small."""
+    kind = draw(st.sampled_from(["log-normal", "largest", "alternating", "runs"]))
+    random = Random(draw(st.integers(0, 1 << 32)))
+    if kind == "log-normal":
+        mu, sigma = draw(st.floats(4, 8)), draw(st.floats(0.1, 3))
+        return [min(LARGEST, int(random.lognormvariate(mu, sigma))) for _ in range(2_000)]
+    less = draw(st.integers(0, LARGEST))
+    if kind == "largest":
+        return [LARGEST - less % 3] * 1_000
+    if kind == "alternating":
+        return [LARGEST if number % 2 else less for number in range(1_500)]
+    return [random.choice([0, less, LARGEST]) for _ in range(1_500)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(sizes_up_to_the_largest())
+def test_closed_chunks_of_objects_under_100_mib_are_filled_by_more_than_99_percent(sizes):
+    objects = [an_object(f"{number:06d}", size) for number, size in enumerate(sizes)]
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_of(Path(folder), objects, target_size_bytes=TARGET)
+        chunks = chunks_of(plan)
+    assert [planned.object.key for chunk in chunks for planned in chunk] == [obj.key for obj in objects]
+    for chunk, planned in list(zip(plan.chunks, chunks, strict=True))[:-1]:
+        assert 0.99 < sizes_by_hand(chunk, planned)[0] / TARGET <= 1
 
 
 def test_a_chunk_takes_objects_until_the_next_would_pass_the_target(tmp_path):
@@ -186,6 +223,54 @@ def test_objects_beyond_the_last_chunk_are_left_for_another_plan(tmp_path, monke
     plan = plan_of(tmp_path, [an_object(f"k{n}", 900_000) for n in range(5)], target_size_bytes=TARGET)
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["k0"], ["k1"]]
     assert plan.leftover_count == 3
+
+
+def waiting(plan):
+    return [obj.key.decode() for obj in read_waiting(plan)]
+
+
+def claimed(plan):
+    return [key.as_py().decode() for batch in read_identities(plan.folder) for key in batch["key"]]
+
+
+def test_a_tail_that_waits_is_in_no_chunk_and_not_in_the_hash(tmp_path):
+    objects = [an_object(f"k{n}", 400_000) for n in range(5)]
+    plan = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET, min_chunk_size_bytes=TARGET // 2)
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["k0", "k1"], ["k2", "k3"]]
+    assert (waiting(plan), claimed(plan)) == (["k4"], ["k0", "k1", "k2", "k3"])
+    assert (plan.waiting.chunk.object_bytes, plan.waiting.oldest) == (400_000, MOMENT)
+    assert plan.sha256() == plan_of(tmp_path / "2", objects[:4], target_size_bytes=TARGET).sha256()
+
+
+def test_a_tail_of_the_least_size_does_not_wait(tmp_path):
+    objects = [an_object(f"k{n}", 400_000) for n in range(5)]
+    whole = plan_of(tmp_path / "1", objects, target_size_bytes=TARGET)
+    size_bytes, _ = sizes_by_hand(whole.chunks[-1], chunks_of(whole)[-1])
+    for least, waits in ((size_bytes, False), (size_bytes + 23, True)):  # 22: see the test of the expected size
+        plan = plan_of(tmp_path / str(least), objects, target_size_bytes=TARGET, min_chunk_size_bytes=least)
+        assert (plan.waiting is not None, len(plan.chunks)) == (waits, 2 if waits else 3)
+
+
+def test_a_tail_with_an_old_object_does_not_wait(tmp_path):
+    objects = [an_object("a"), replace(an_object("b"), last_modified=MOMENT - timedelta(days=3))]
+    for days, waits in ((2, False), (3, False), (4, True)):
+        since = MOMENT - timedelta(days=days)
+        terms = {"min_chunk_size_bytes": TARGET, "waits_since": since}
+        plan = plan_of(tmp_path / str(days), objects, target_size_bytes=TARGET, **terms)
+        assert bool(waiting(plan)) == waits == (not plan.chunks)
+
+
+def test_a_small_chunk_before_a_large_object_does_not_wait(tmp_path):
+    objects = [an_object("a", 5), an_object("b", TARGET)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, min_chunk_size_bytes=TARGET // 2)
+    assert [chunk.object_count for chunk in plan.chunks] == [1, 1]
+
+
+def test_only_the_tail_of_the_last_of_several_plans_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 2)
+    objects = [an_object(f"k{n}", 900_000) for n in range(3)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, min_chunk_size_bytes=TARGET)
+    assert (len(plan.chunks), plan.leftover_count, plan.waiting) == (2, 1, None)
 
 
 def test_a_chunks_name_is_at_most_fifty_characters():

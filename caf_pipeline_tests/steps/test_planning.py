@@ -1,0 +1,153 @@
+"""Plans of a source: several of one inventory, and what waits for the next one."""
+
+import os
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.records import Skip
+from caf_pipeline.steps import planning
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, plan
+
+AGE = datetime.now(UTC) - MOMENT
+"""Of the objects of a memory source."""
+
+LONG = int((AGE + timedelta(days=30)).total_seconds())
+OVER = int((AGE - timedelta(days=30)).total_seconds())
+
+
+@pytest.fixture
+def source():
+    return MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(30)})
+
+
+@pytest.fixture
+def workplace(tmp_path, source, ledger):
+    """Open the source's workplace, some of its settings changed."""
+
+    def opened(**settings):
+        described = {"bucket": "b", "target_size": "1MiB", "public": True, **settings}
+        return a_workplace(tmp_path, source, ledger, sources={"src": described})
+
+    return opened
+
+
+def waiting_keys(work):
+    path = work.plans() / "standing.parquet"
+    work.ledger.export_standing("src", path)
+    rows = plan_module.pq.read_table(path).to_pylist()
+    path.unlink()
+    return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
+
+
+def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, source, monkeypatch):
+    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 2)
+    work = workplace(target_size=100_000)
+    report = plan(work)
+    assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]
+    assert max(chunk.number for chunk in report.chunks) == 2
+    assert (account_for_plan(work, report).claimed, account_for_plan(work, report).holds) == (30, True)
+    for chunk in report.chunks:
+        archive_chunk(work, chunk.name)
+    assert work.ledger.account("src").located_objects == 30
+
+
+def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    report = plan(work)
+    assert [chunk.object_count for chunk in report.chunks] == [26]
+    assert waiting_keys(work) == [f"key-{number:03d}" for number in range(26, 30)]
+    until = MOMENT + timedelta(seconds=LONG)
+    assert (report.waiting.objects, report.waiting.size_bytes, report.waiting.until) == (4, 160_000, until)
+    assert work.ledger.account("src").waiting == report.waiting
+
+
+def test_what_waits_is_accounted_for_and_is_no_skip(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    account = account_for_plan(work, plan(work))
+    assert (account.claimed, account.skipped, account.holds) == (26, {"waiting": 4}, True)
+    assert work.ledger.account("src").skipped == {}
+
+
+def test_what_waits_is_planned_once_there_is_enough(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    source.bodies |= {f"new-{number}": os.urandom(40_000) for number in range(10)}
+    report = plan(work)
+    assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([14], None)
+    assert work.ledger.account("src").waiting is None
+    for chunk in work.ledger.chunks("src"):
+        archive_chunk(work, chunk.name)
+    assert (waiting_keys(work), work.ledger.account("src").located_objects) == ([], 40)
+
+
+def test_what_waited_for_max_wait_is_planned_however_little_it_is(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    report = plan(workplace(min_chunk_size="512KiB", max_wait=OVER))
+    assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
+
+
+def test_by_default_nothing_waits(workplace, source):
+    work = workplace(max_wait=LONG)
+    assert [chunk.object_count for chunk in plan(work).chunks] == [26, 4]
+
+
+def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(workplace, source):
+    source.bodies = {"a": b"1", "b": b"2"}
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    report = plan(work)
+    assert (list(report.plans), report.waiting.objects) == ([], 2)
+    assert account_for_plan(work, report).holds
+    assert [path.name for path in work.plans().iterdir()] == []
+
+
+def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
+    work.ledger.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
+    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+
+
+def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    del source.bodies["key-029"]
+    plan(work)
+    assert waiting_keys(work) == ["key-026", "key-027", "key-028"]
+
+
+def test_a_plan_of_some_keys_leaves_what_waits_of_others(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    source.bodies["zzz"] = b"new"
+    planning.cut_plan(work, planning.take_inventory(work, after=b"x"), second_copy=True)
+    assert len(waiting_keys(work)) == 5
+
+
+def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(workplace, source):
+    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
+    plan(work)
+    plan(work)
+    source.unavailable = {"key-029": (SkipReason.COLD_STORAGE, -1)}
+    for chunk in plan(workplace()).chunks:
+        archive_chunk(work, chunk.name)
+    (state,) = {chunk.state for chunk in work.ledger.chunks("src") if chunk.object_count == 4}
+    assert (state, work.ledger.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
+    assert due_again(work, "key-029") == pytest.approx(24 * 3600, abs=600)
+
+
+def due_again(work, key):
+    """Return in how many seconds a skipped object may be planned again."""
+    with work.ledger._database.transaction() as connection:
+        found = connection.exec_driver_sql(
+            "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
+        )
+        return float(found.scalar_one())
