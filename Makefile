@@ -1,6 +1,6 @@
 # Sets itself up in .venv with what requirements.lock names; needs python3 (3.11–3.13, with venv), make and git.
 #
-#   make demo    archive this machine's own Python files through Dagster, and fetch some back
+#   make demo    archive this machine's own Python files through Dagster, and fetch some back (INVENTORY=Parquet: by a report)
 #   make ui      open the Dagster UI on what the demo left (PORT=3000)
 #   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
 #   make test    every behaviour once     make test-all     the same, every fault, fuzz inputs, daemons, the README's commands
@@ -55,7 +55,7 @@ $(NATIVE): $(READY) $(wildcard native/*.toml native/*.lock native/src/*)
 	else echo "caf-pipeline-native could not be built ($(VENV)/native.log says why): Merkle roots are taken in Python"; fi
 
 demo: $(READY)
-	@$(BIN)/python demo/run.py $(if $(FOLDER),--folder "$(FOLDER)") $(if $(BUCKET),--bucket "$(BUCKET)")
+	@$(BIN)/python demo/run.py $(if $(FOLDER),--folder "$(FOLDER)") $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(INVENTORY),--inventory "$(INVENTORY)")
 
 ui: $(READY)
 	@exec $(BIN)/python demo/ui.py $(if $(BUCKET),--bucket "$(BUCKET)") $(if $(PORT),--port "$(PORT)")

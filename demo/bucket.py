@@ -7,14 +7,15 @@ import sys
 from caf_pipeline.settings import load_settings
 
 
-def use(name: str) -> str:
-    """Make the bucket known as a source and return the source's name."""
+def use(name: str, inventory: str = "") -> str:
+    """Make the bucket, and the folder of its inventory reports if it has one, known as a source; return the source's name."""
     source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
     if not source or source == "demo":
         sys.exit(f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md")
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name
     os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    os.environ[f"{prefix}INVENTORY"] = inventory
     if load_settings().jackal.chain_id.startswith("loopback"):
         os.environ[f"{prefix}PUBLIC"] = "true"  # the loopback network shows it to this machine only
     return source

@@ -3,6 +3,8 @@
 python demo/run.py                      the machine's own Python files, in a bucket of the demo's S3 server
 python demo/run.py --folder DIR         the files of a folder instead
 python demo/run.py --bucket NAME        an existing bucket (with the AWS environment's keys, region and endpoint)
+python demo/run.py --inventory FORMAT   by an S3 Inventory report, written in CSV, ORC or Parquet, instead of a listing;
+                                        with --bucket: the folder of the bucket's reports, s3://…/
 """
 
 import argparse
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
 import network
+import reports
 import server
 from rich.console import Console
 
@@ -35,21 +38,26 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--folder", type=Path, help="archive the files of this folder")
     what.add_argument("--bucket", help="archive this existing bucket")
+    parser.add_argument("--inventory", metavar="FORMAT", help="take an inventory report instead of a listing")
     arguments = parser.parse_args()
     console = Console(stderr=True)
     started = time.monotonic()
     if arguments.folder and not arguments.folder.is_dir():
         parser.error(f"{arguments.folder} is not a folder")
+    if arguments.inventory and not arguments.bucket and arguments.inventory not in reports.FORMATS:
+        parser.error(f"--inventory is one of {', '.join(reports.FORMATS)}")
     files = [] if arguments.bucket else server.show(arguments.folder.resolve() if arguments.folder else None)
     console.print(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()
         if arguments.bucket:
-            source = bucket.use(arguments.bucket)
+            source = bucket.use(arguments.bucket, arguments.inventory or "")
             keys = child_environment(Need.S3)
         else:
             source, keys = "demo", server.KEYS
             server.fill(files, console)
+            if arguments.inventory:
+                reports.write(arguments.inventory, console)
         environment = network.environment()
         status = subprocess.run([CAF, "run", "--source", source], env=environment | keys, check=False).returncode
         if status == 0:

@@ -1,0 +1,22 @@
+"""An S3 Inventory report of the demo's bucket, by the tests' writer of reports: moto, the demo's S3 server, writes none."""
+
+import os
+
+import server
+from rich.console import Console
+
+from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter
+
+__all__ = ["FORMATS", "write"]
+
+BUCKET = f"{server.BUCKET}-reports"
+
+
+def write(file_format: str, console: Console) -> None:
+    """Write a report of what the bucket has now, and let the demo's source take its inventories from there."""
+    client = server.client()
+    client.create_bucket(Bucket=BUCKET)
+    reports = ReportWriter(client, server.BUCKET, BUCKET, file_format, folder_prefix="s3")
+    name = reports.write()
+    os.environ["CAF_SOURCES__DEMO__INVENTORY"] = reports.folder
+    console.print(f"wrote the inventory report {reports.folder}{name}/ ({file_format})")
