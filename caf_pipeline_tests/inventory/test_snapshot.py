@@ -1,6 +1,7 @@
 """Snapshots, what is not yet archived, and where each object has ended, each against a few lines of plain Python."""
 
 import json
+import random
 import resource
 import tempfile
 from collections import Counter
@@ -30,7 +31,7 @@ from caf_pipeline.inventory.snapshot import (
     read_snapshot,
 )
 from caf_pipeline.system import parquet
-from caf_pipeline.system.parquet import QueryBudget
+from caf_pipeline.system.parquet import ROWS_PER_GROUP, QueryBudget
 
 MOMENT = datetime(2026, 11, 1, 12, 30, 15, 123456, UTC)
 
@@ -130,6 +131,42 @@ def test_a_long_listing_out_of_order_is_sorted_across_row_groups(tmp_path):
     )
     assert pq.read_table(snapshot.path)["key"].to_pylist() == keys
     assert pq.ParquetFile(snapshot.path).metadata.num_row_groups > 1
+
+
+def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_with_each_object_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(inventory, "SORTED_BY_MEMORY", 0.03)  # four windows
+    budget = QueryBudget(memory_bytes=256 << 20)
+    generator = random.Random(7)
+    keys = [f"{'long/' * 20}{number:06d}".encode() for number in range(100_000)]
+    generator.shuffle(keys)
+    files = [tmp_path / f"{number}.parquet" for number in range(4)]
+    for number, file in enumerate(files):
+        some = keys[number * 25_000 - 10 * bool(number) : (number + 1) * 25_000]  # ten are in two files
+        columns = {name: [getattr(thing(b"k"), name)] * len(some) for name in SNAPSHOT_SCHEMA.names} | {"key": some}
+        pq.write_table(pa.table(columns, schema=SNAPSHOT_SCHEMA), file, row_group_size=ROWS_PER_GROUP)
+    path = tmp_path / "s" / "s.parquet"
+    path.parent.mkdir()
+    with SnapshotWriter(path, source="demo", listed_at=MOMENT, budget=budget) as writer:
+        writer.add_files(files)
+        snapshot = writer.finish()
+    assert pq.read_table(path)["key"].to_pylist() == sorted(keys)
+    assert (snapshot.object_count, snapshot.object_bytes, snapshot.unsupported_count) == (100_000, 100_000, 0)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("ef"), st.integers(0, 2)), min_size=1), st.integers(1, 4))
+@settings(deadline=None)
+def test_an_identity_that_comes_again_is_taken_once_however_batches_divide_its_rows(rows, size):
+    objects = sorted((thing(key.encode(), etag=etag, minute=minute) for key, etag, minute in rows), key=order_of)
+    columns = {name: [getattr(obj, name) for obj in objects] for name in SNAPSHOT_SCHEMA.names}
+    batches = pa.table(columns, schema=SNAPSHOT_SCHEMA).to_batches(max_chunksize=size)
+    latest = {(obj.key, obj.object_version): obj for obj in objects}
+    found = [inventory.s3_object(row) for batch in inventory._each_once(batches) for row in batch.to_pylist()]
+    assert found == sorted(latest.values(), key=order_of)
+
+
+def order_of(obj: S3Object):
+    return obj.key, obj.last_modified, obj.object_version
 
 
 def test_a_snapshot_that_was_not_finished_leaves_nothing(tmp_path):

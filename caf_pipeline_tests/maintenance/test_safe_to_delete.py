@@ -786,6 +786,8 @@ ASKED_OF_SOURCES = {
     "list_objects_v2",
     "list_object_versions",
     "get_bucket_versioning",
+    "get_bucket_inventory_configuration",
+    "get_paginator",
     "head_bucket",
     "head_object",
     "get_object",
