@@ -67,6 +67,8 @@ class SourceSettings(_Section):
         target_size: of a chunk, in bytes, index and footer included; its manifest comes on top.
         min_chunk_size: the last chunk of a plan waits for the next plan while it is smaller; 0: it never waits.
         max_wait: seconds since it was last modified for which an object waits at most.
+        get_price: US dollars for 1,000 GETs, of estimates; AWS's list price where no endpoint is given.
+        egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
         watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
     """
@@ -86,6 +88,8 @@ class SourceSettings(_Section):
     target_size: Size = Field(default=ByteSize(30 * GIB), ge=4096, le=32 * GIB)
     min_chunk_size: Size = Field(default=ByteSize(0), ge=0, le=32 * GIB)
     max_wait: Duration = 7 * DAY
+    get_price: Number | None = Field(default=None, ge=0, le=1_000_000)
+    egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=20, ge=1, le=1000)

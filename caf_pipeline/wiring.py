@@ -99,6 +99,7 @@ def open_workplace(
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
     waiting: Listener | None = None,
+    register: bool = True,
 ) -> Workplace:
     """Open everything that the steps of one source need.
 
@@ -113,6 +114,7 @@ def open_workplace(
         progress: see `Workplace`.
         upload_progress: see `Workplace`.
         waiting: told what is waited for, beside the ledger, which every process can ask.
+        register: make the source known to the ledger.
     """
     opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
@@ -131,7 +133,8 @@ def open_workplace(
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )
-    work.ledger.register_source(source, work.archive_id, work.address)
+    if register:
+        work.ledger.register_source(source, work.archive_id, work.address)
     return work
 
 

@@ -4,8 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from fractions import Fraction
-from math import ceil
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -166,30 +164,29 @@ def price(
         else:
             size_bytes = parse_size(what, decimal=True)
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))
-        charged = size_bytes * settings.jackal.copies
+        cost = network.store.cost(size_bytes, chunks, days)
         plan = network.store.chain.plan(network.store.wallet.address)
-        asked = network.store.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
-    fees = _fees(settings, chunks)
+    charged = cost.charged_bytes
     free = plan.free_bytes if plan and plan.ends_at > datetime.now(UTC) else 0
     if json:
         print_json(
             {
                 "size_bytes": size_bytes,
                 "chunks": chunks,
-                "copies": settings.jackal.copies,
+                "copies": cost.copies,
                 "charged_bytes": charged,
                 "days": days,
-                "price_ujkl": asked,
-                "fees_ujkl": fees,
+                "price_ujkl": cost.price_ujkl,
+                "fees_ujkl": cost.fees_ujkl,
                 "free_bytes": free,
                 "missing_bytes": max(0, charged - free),
             }
         )
         return
     typer.echo(f"size     {show_size(size_bytes)} in about {counted(chunks, 'chunk')}")
-    typer.echo(f"space    {show_size(charged)}, {settings.jackal.copies} times the size: every copy counts")
-    typer.echo(f"price    {show_coins(asked)} for that space for {days} days")
-    typer.echo(f"fees     {show_coins(fees)} for the posts, at most")
+    typer.echo(f"space    {show_size(charged)}, {cost.copies} times the size: every copy counts")
+    typer.echo(f"price    {show_coins(cost.price_ujkl)} for that space for {days} days")
+    typer.echo(f"fees     {show_coins(cost.fees_ujkl)} for the posts, at most")
     typer.echo(f"free     {show_size(free)} of the space that was bought")
     if charged > free:
         needed = charged + (plan.used_bytes if plan else 0)
@@ -219,13 +216,6 @@ def _usual_chunk_bytes(settings: "Settings", source: str | None = None) -> int:
     from caf_pipeline.settings import SourceSettings  # noqa: PLC0415
 
     return int(SourceSettings.model_fields["target_size"].default)
-
-
-def _fees(settings: "Settings", posts: int) -> int:
-    """Return what posts cost at most, each in a transaction of its own; those that wait together share one."""
-    from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST  # noqa: PLC0415  loaded by the commands that use it
-
-    return posts * ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(settings.jackal.gas_price)))
 
 
 def buy(

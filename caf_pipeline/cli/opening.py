@@ -84,12 +84,15 @@ def opened_archive(settings: "Settings", ledger: "Ledger", source: str) -> "Iter
 
 @contextmanager
 def opened_workplace(
-    settings: "Settings", ledger: "Ledger", source: str, objects: "ObjectSource | None" = None
+    settings: "Settings", ledger: "Ledger", source: str, objects: "ObjectSource | None" = None, *, register: bool = True
 ) -> "Iterator[Workplace]":
-    """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given."""
+    """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given.
+
+    The ledger learns of the source, unless `register` is False.
+    """
     from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
 
-    work = open_workplace(settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note))
+    work = open_workplace(settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note), register=register)
     try:
         yield work
     finally:

@@ -33,7 +33,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.plan import PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import planning, preview
 
 PLAN_VERSION: Final = DataVersion("plans only add")
 """A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
@@ -151,7 +151,9 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
                 context.log.warning(report.warning)
             copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 1
             registered = register_chunks(context.instance, work.ledger, source)
-            return metadata.plan_metadata(report, registered, copies=copies)
+            estimate = preview.estimate_report(work, report)
+            shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)
+            return shown | metadata.skips(work.ledger.account(source).skipped)
 
         shown = attempt_step(context, source, cut)
         if shown is not None:

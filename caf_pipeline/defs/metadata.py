@@ -10,13 +10,15 @@ from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRec
 
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
+from caf_pipeline.inventory.plan_statistics import histogram_lines
 from caf_pipeline.inventory.snapshot import Accounting, Snapshot
-from caf_pipeline.ledger.records import Chunk, SourceAccount
+from caf_pipeline.ledger.records import Chunk, PlanRow, SourceAccount
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
 from caf_pipeline.steps.planning import PlanReport, TakenReport
+from caf_pipeline.steps.preview import PlanEstimate, difference
 from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.store.protocol import Copy
@@ -142,7 +144,7 @@ def _report_metadata(taken: TakenReport) -> Metadata:
     }
 
 
-def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metadata:
+def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate) -> Metadata:
     """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
     chunks = report.chunks
     shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
@@ -174,6 +176,44 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int) -> Metada
             {"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"},
             [(chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]],
         ),
+        **_estimate_metadata(estimate),
+        **(_last_plan(estimate, report.previous) if report.previous else {}),
+    }
+
+
+def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
+    """Return what archiving a plan takes; what is not known is not shown, but for the time."""
+    seen, storage = estimate.statistics, estimate.storage
+    named = {"key": "string", "size": "string", "size_bytes": "int"}
+    classes = [(name, count, show_size(size), size) for name, (count, size) in seen.storage_classes.items()]
+    shown: Metadata = {
+        "fill": round(estimate.fill, 4),
+        "object_sizes": MetadataValue.md("\n".join(["```", *histogram_lines(seen.sizes), "```"])),
+        "largest_objects": table(named, [(key, show_size(size), size) for key, size in seen.largest]),
+        "smallest_objects": table(named, [(key, show_size(size), size) for key, size in seen.smallest]),
+        "storage_classes": table({"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes),
+        "requests": estimate.requests,
+        "estimated_seconds": "not known yet" if estimate.seconds is None else round(estimate.seconds),
+    }
+    if estimate.request_usd is not None:
+        shown["estimated_request_usd"] = round(estimate.request_usd, 4)
+    if estimate.egress_usd is not None:
+        shown["estimated_egress_usd"] = round(estimate.egress_usd, 4)
+    if storage:
+        shown |= {"storage_ujkl": storage.price_ujkl, "storage_days": storage.days, "fees_ujkl": storage.fees_ujkl}
+    elif estimate.storage_unknown:
+        shown["storage_ujkl"] = f"not known: {estimate.storage_unknown}"
+    return shown
+
+
+def _last_plan(estimate: PlanEstimate, previous: PlanRow) -> Metadata:
+    """Return how a plan differs from the one before; more is positive."""
+    found = difference(estimate.statistics, estimate.chunks, previous)
+    return {
+        "last_plan": f"{found.plan} of {found.planned_at:%Y-%m-%d %H:%M:%S} UTC",
+        "objects_more_than_last": found.objects,
+        "bytes_more_than_last": found.size_bytes,
+        "chunks_more_than_last": found.chunks,
     }
 
 

@@ -90,6 +90,7 @@ class PlanTerms:
         target_size_bytes: of a chunk of several objects without its manifest.
         limits: of every chunk, the hard ones of the format and of Jackal.
         limit_size_bytes: of a chunk of several objects with its manifest; 0: as `limits` say.
+        max_chunks: of the plan, 0 for MAX_CHUNKS; what is beyond is left over.
         min_chunk_size_bytes: a last chunk that is smaller without its manifest waits, unless it has an object last modified
             up to `waits_since`.
     """
@@ -103,6 +104,7 @@ class PlanTerms:
     limit_size_bytes: int = 0
     min_chunk_size_bytes: int = 0
     waits_since: datetime | None = None
+    max_chunks: int = 0
 
     @property
     def limit_bytes(self) -> int:
@@ -266,6 +268,8 @@ class _Cutter:
         self.too_large_count = 0
         self.leftover_count = 0
         self._terms = terms
+        self._limit_bytes = terms.limit_bytes
+        self._max_chunks = terms.max_chunks or MAX_CHUNKS
         self._chunk = _Chunk(1, terms.limits)
         settings = {
             "format": CHUNK_FORMAT,
@@ -319,14 +323,14 @@ class _Cutter:
         key, _, _, size_bytes, identity = row
         terms, limits = self._terms, self._terms.limits
         grown = self._chunk.grown(row, member)
-        if member in self._chunk.labels or not self._chunk.fits(grown, terms.target_size_bytes, terms.limit_bytes, limits):
+        if member in self._chunk.labels or not self._chunk.fits(grown, terms.target_size_bytes, self._limit_bytes, limits):
             alone = _Chunk(0, limits)
             if not alone.fits(alone.grown(row, member), limits.max_bytes, limits.max_bytes, limits):
                 self.too_large_count += 1
                 return _TOO_LARGE
             self._close()
             grown = self._chunk.grown(row, member)
-        if self._chunk.number > MAX_CHUNKS:
+        if self._chunk.number > self._max_chunks:
             self.leftover_count += 1
             return _OVER
         if not self._chunk.object_count:

@@ -12,7 +12,15 @@ from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Chunk, LocationRow, SourceAccount, WaitingObjects
+from caf_pipeline.ledger.records import (
+    ArchiveRate,
+    Chunk,
+    LocationRow,
+    PlanRecord,
+    PlanRow,
+    SourceAccount,
+    WaitingObjects,
+)
 from caf_pipeline.store.protocol import Sample
 
 _CHUNK: Final = """
@@ -26,6 +34,31 @@ _CHUNK: Final = """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
     WHERE sources.name = :source AND state = :located AND look_again_at <= now()
     ORDER BY look_again_at, caf_file_id LIMIT :waiting"""
+RATES_ASKED: Final = 50
+RATES_NEEDED: Final = 3
+"""Of chunks located last, the median of whose rates is taken: one long pause between two of them then changes little."""
+
+# From one chunk located to the next, so that chunks archived side by side count as what they come to together. What a rebuild
+# restored was never packed here.
+_RATE = text(
+    """
+    WITH recent AS (SELECT located_at, member_bytes FROM caf_files
+        WHERE source_id = :source_id AND located_at IS NOT NULL AND attempts > 0 ORDER BY located_at DESC LIMIT :chunks),
+    steps AS (SELECT member_bytes, extract(epoch FROM located_at - lag(located_at) OVER (ORDER BY located_at)) AS seconds
+        FROM recent)
+    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
+        count(*) AS chunks FROM steps WHERE seconds > 0 AND member_bytes > 0
+    """
+)
+_PLANS = text(
+    """
+    SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
+        (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM caf_files
+            WHERE caf_files.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
+    FROM plans JOIN sources USING (source_id) WHERE sources.name = :source OR CAST(:source AS text) IS NULL
+    ORDER BY plan_id DESC LIMIT :limit
+    """
+)
 _WAITING_OBJECTS = text(
     """
     SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS size_bytes, min(retry_at) AS until FROM skipped_objects AS skipped
@@ -133,6 +166,25 @@ class Lookups(LedgerPart):
             content=counts,
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until) if waiting.objects else None,
         )
+
+    def plans(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
+        """Return the plans of a source, or of all, the latest first and at most `limit`."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_PLANS, {"source": source, "limit": limit}).all()
+        return [
+            PlanRow(
+                PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),
+                row.created_at,
+                {ChunkState(state): count for state, count in sorted((row.chunks or {}).items())},
+            )
+            for row in rows
+        ]
+
+    def archive_rate(self, source: str) -> ArchiveRate | None:
+        """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
+        with self._of_source(source) as (connection, source_id):
+            row = connection.execute(_RATE, {"source_id": source_id, "chunks": RATES_ASKED + 1}).one()
+        return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""

@@ -80,6 +80,23 @@ class PlanRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanRow:
+    """A plan as the ledger has it, when it was registered, and how many of its chunks are in each state."""
+
+    record: PlanRecord
+    created_at: datetime
+    chunks: Mapping[ChunkState, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRate:
+    """How fast chunks of a source were archived of late: the median over as many of them, from one located to the next."""
+
+    bytes_per_second: float
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
     """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates.
 

@@ -9,7 +9,7 @@ two leaves a folder that no plan names, which the next plan removes.
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,8 +20,10 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, read_waiting, write_plan
+from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_waiting, write_plan
 from caf_pipeline.inventory.snapshot import (
+    EXCEPTION_SCHEMA,
+    STANDING_SCHEMA,
     Accounting,
     Snapshot,
     SnapshotWriter,
@@ -31,14 +33,24 @@ from caf_pipeline.inventory.snapshot import (
     require_whole,
 )
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
-from caf_pipeline.ledger.records import Chunk, InventoryRecord, PlanRecord, Skip, WaitingObjects, plan_lease, recorded_key
+from caf_pipeline.ledger.records import (
+    Chunk,
+    InventoryRecord,
+    PlanRecord,
+    PlanRow,
+    Skip,
+    WaitingObjects,
+    plan_lease,
+    recorded_key,
+)
+from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.system.parquet import translate_errors
+from caf_pipeline.system.parquet import translate_errors, write_whole
 from caf_pipeline.system.quantities import counted, show_size
 
 SNAPSHOTS_KEPT: Final = 20
@@ -62,7 +74,8 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
-    `waiting` is the tail that is left for the next plan, since its chunk would be smaller than the source's `min_chunk_size`.
+    `previous` is the source's last plan before. `waiting` is the tail that is left for the next plan, since its chunk would be
+    smaller than the source's `min_chunk_size`.
 
     `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
     ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`.
@@ -71,6 +84,7 @@ class PlanReport:
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
     chunks: Sequence[Chunk]
+    previous: PlanRow | None = None
     waiting: WaitingObjects | None = None
     warning: str = ""
     comparison: Comparison = field(default_factory=Comparison)
@@ -178,6 +192,8 @@ def _snapshot_path(work: Workplace, moment: datetime) -> Path:
 
 def _refuse_superseded(work: Workplace, report: InventoryReport, name: str) -> None:
     whole = (b"", None)
+    if work.source not in work.ledger.sources():  # a preview of a source that was never planned
+        return
     if whole in work.ledger.later_inventories(InventoryRecord(work.source, name, report.taken_at, *whole)):
         raise ReportRefused(
             f"the inventory report {report.url} is older than what was already archived: it is of"
@@ -295,10 +311,10 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
     """
     inventory = _record_of(snapshot)
     comparison = Comparison()
-    files, identified = _identify(work, snapshot, folder)
+    files, identified = identify_objects(work, snapshot, folder)
     if identified.to_compare_count:
         comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
-        files, identified = _identify(work, snapshot, folder)
+        files, identified = identify_objects(work, snapshot, folder)
     found = folder / "found.parquet"
     count = find_exceptions(snapshot, identified.path, *files, found, superseded=work.ledger.later_inventories(inventory))
     work.ledger.record_planned(inventory, read_exceptions(found))
@@ -311,11 +327,20 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
     )
 
 
-def _identify(work: Workplace, snapshot: Snapshot, folder: Path) -> tuple[tuple[Path, Path], Identified]:
-    """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it."""
+def identify_objects(
+    work: Workplace, snapshot: Snapshot, folder: Path, *, known: bool = True
+) -> tuple[tuple[Path, Path], Identified]:
+    """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it.
+
+    `known` False: the ledger does not have the source.
+    """
     standing, exceptions = folder / "standing.parquet", folder / "exceptions.parquet"
-    work.ledger.export_standing(work.source, standing)
-    work.ledger.export_exceptions(work.source, exceptions)
+    if known:
+        work.ledger.export_standing(work.source, standing)
+        work.ledger.export_exceptions(work.source, exceptions)
+    else:
+        write_whole((), standing, STANDING_SCHEMA)
+        write_whole((), exceptions, EXCEPTION_SCHEMA)
     return (standing, exceptions), identify(snapshot.path, standing, exceptions, folder / "identified.parquet")
 
 
@@ -340,14 +365,15 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
             refuse_second_copy(work)
-        target_size, limit_size, warning = _sizes(work)
+        sizes, warning = chunk_sizes(work)
         _remove_unnamed(work)
+        previous = next(iter(work.ledger.plans(work.source, limit=1)), None)
         with _workspace(work, _CUTTING) as outer:
             current = state_current(work, lease, snapshot, outer)
             more = True
             while more:
                 with _workspace(work, _CUTTING) as folder:
-                    plan = _write_plan(work, snapshot, current.identified, folder, (target_size, limit_size))
+                    plan = _write_plan(work, snapshot, current.identified, folder, sizes)
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         plans.append(_register(work, snapshot, plan))
@@ -357,7 +383,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
-    return PlanReport(snapshot, plans, chunks, waiting, warnings, current.comparison, current.exceptions)
+    return PlanReport(snapshot, plans, chunks, previous, waiting, warnings, current.comparison, current.exceptions)
 
 
 def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
@@ -366,30 +392,36 @@ def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects
     if tail is None:
         work.ledger.record_waiting(work.source, (), None, whole=snapshot.complete)
         return None
-    until = tail.oldest + timedelta(seconds=settings.max_wait)
+    until = waits_until(settings, tail)
     detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
     skips = (Skip.of(obj, SkipReason.WAITING, detail) for obj in read_waiting(plan))
     work.ledger.record_waiting(work.source, skips, until, whole=snapshot.complete)
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
-def _sizes(work: Workplace) -> tuple[int, int, str]:
-    """Return the size to cut chunks at, their limit with the manifest (0: the hard one), and what to say of a slow store."""
+@dataclass(frozen=True, slots=True)
+class ChunkSizes:
+    """At which size chunks are cut, and their limit with the manifest (0: the hard one)."""
+
+    target_bytes: int
+    limit_bytes: int = 0
+
+
+def chunk_sizes(work: Workplace) -> tuple[ChunkSizes, str]:
+    """Return the sizes of the source's next chunks, and what to say where the store is slow, "" where it is not."""
     target_size, fitting = int(work.source_settings.target_size), work.store.largest_chunk_bytes()
     if fitting is None:
-        return target_size, 0, ""
+        return ChunkSizes(target_size), ""
     withdrawn = work.ledger.chunks(source=work.source, states=[ChunkState.WITHDRAWN])
     refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
-    limit_size = max(fitting, LEAST_TARGET_BYTES) if refused else 0
-    cut_at = min(target_size, limit_size or target_size)
+    limit_size = max(fitting, LEAST_TARGET_BYTES)
+    sizes = ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
     if fitting >= target_size:
-        return cut_at, limit_size, ""
-    return (
-        cut_at,
-        limit_size,
+        return sizes, ""
+    return sizes, (
         f"source {work.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
         f" uploaded in the time that providers give; "
-        + (f"this plan is cut at {cut_at} bytes" if refused else "set target_size to that or less"),
+        + (f"this plan is cut at {sizes.target_bytes} bytes" if refused else "set target_size to that or less")
     )
 
 
@@ -408,32 +440,42 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
 
     Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone.
     """
-    with _workspace(work, _ACCOUNTING) as folder:
-        (standing, _), identified = _identify(work, snapshot, folder)
+    with temporary_folder(work) as folder:
+        (standing, _), identified = identify_objects(work, snapshot, folder)
         accounting = account_for_files(identified.path, standing, silent_from=snapshot.silent_from)
     if snapshot.complete:
         work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
     return accounting
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, sizes: tuple[int, int]) -> Plan:
+def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:
+    """Return what a plan of this snapshot depends on, beside its objects."""
+    settings = work.source_settings
+    return PlanTerms(
+        source=work.source,
+        archive_id=work.archive_id,
+        target_size_bytes=sizes.target_bytes,
+        snapshot=snapshot.name,
+        inventory_time=snapshot.listed_at,
+        limit_size_bytes=sizes.limit_bytes,
+        min_chunk_size_bytes=settings.min_chunk_size,
+        waits_since=snapshot.taken_at - timedelta(seconds=settings.max_wait),
+    )
+
+
+def waits_until(settings: SourceSettings, tail: WaitingTail) -> datetime:
+    """Return when the wait of a tail is over."""
+    return tail.oldest + timedelta(seconds=settings.max_wait)
+
+
+def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, sizes: ChunkSizes) -> Plan:
     standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
     work.ledger.export_standing(work.source, standing)
     delta = not_yet_archived(identified, standing, wanted)
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
-    terms = PlanTerms(
-        source=work.source,
-        archive_id=work.archive_id,
-        target_size_bytes=sizes[0],
-        snapshot=snapshot.name,
-        inventory_time=snapshot.listed_at,
-        limit_size_bytes=sizes[1],
-        min_chunk_size_bytes=work.source_settings.min_chunk_size,
-        waits_since=snapshot.taken_at - timedelta(seconds=work.source_settings.max_wait),
-    )
     files = folder / "plan"
     files.mkdir()
-    plan = write_plan(delta.path, files, terms)
+    plan = write_plan(delta.path, files, plan_terms(work, snapshot, sizes))
     work.ledger.record_skips(work.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
     return plan
 
@@ -470,6 +512,11 @@ def _unsupported(obj: S3Object) -> Skip:
 
 def _too_large(obj: S3Object) -> Skip:
     return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than a chunk can hold")
+
+
+def temporary_folder(work: Workplace) -> AbstractContextManager[Path]:
+    """Give a folder for files of one that holds no lease; a later plan removes it where this process is killed."""
+    return _workspace(work, _ACCOUNTING)
 
 
 @contextmanager

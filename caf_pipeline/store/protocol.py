@@ -114,6 +114,17 @@ class ProviderRecord:
     failed_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class StorageCost:
+    """What space for chunks costs for some days: its bytes, every copy counted, its price, and at most the fees of the posts."""
+
+    copies: int
+    charged_bytes: int
+    days: int
+    price_ujkl: int
+    fees_ujkl: int
+
+
 class ChunkStore(Protocol):
     """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did.
 
@@ -141,6 +152,16 @@ class ChunkStore(Protocol):
 
     def largest_chunk_bytes(self) -> int | None:
         """Return the largest stored size that enough providers take in the time they give; None where nothing is measured."""
+        return None
+
+    def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost | None:
+        """Return what keeping so many bytes in so many chunks would cost now; None where nothing is paid for.
+
+        `days` 0: for as long as the shortest purchase.
+
+        Raises:
+            StoreUnreachable. MnemonicRefused: there is no wallet.
+        """
         return None
 
     def staging_hold_seconds(self) -> float:

@@ -805,6 +805,15 @@ class LedgerContract:
         expected = {(key, "located", None, False) for key in ODD_KEYS} | {(key, "claimed", None, False) for key in odd}
         assert standing(ledger, tmp_path / "s") == expected | {("a%FFb", "skipped", "unsupported_key", False)}
 
+    def test_plans_are_listed_the_latest_first_with_their_chunks_by_state(self, ledger):
+        (first,) = register(ledger, ["a", "b"])
+        (second,) = register(ledger, ["c"])
+        end(ledger, first, ChunkState.PACKING)
+        assert [row.chunks for row in ledger.plans(SOURCE)] == [{ChunkState.PLANNED: 1}, {ChunkState.PACKING: 1}]
+        (latest,) = ledger.plans(limit=1)
+        assert latest.record.name == ledger.chunk(second).plan
+        assert ledger.plans("another") == []
+
     def test_the_account_adds_up(self, ledger):
         archive(ledger, ["a", "b"])
         _, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])

@@ -46,6 +46,30 @@ def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pip
     assert len(pipeline.chunks()) > 1
 
 
+def test_the_plans_page_shows_what_it_comes_to_and_how_it_differs_from_the_last(pipeline):
+    pipeline.put(30)
+    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    assert (shown["objects"].value, shown["requests"].value, shown["estimated_seconds"].value) == (30, 30, "not known yet")
+    assert "30   87.9 KiB" in shown["object_sizes"].value
+    assert [record.data["size_bytes"] for record in shown["largest_objects"].records] == [3_000] * 5
+    assert [record.data["class"] for record in shown["storage_classes"].records] == ["STANDARD"]
+    assert "last_plan" not in shown
+    pipeline.put(1, prefix="new")
+    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    assert (shown["objects_more_than_last"].value, shown["bytes_more_than_last"].value) == (-29, -87_000)
+
+
+def test_the_plans_page_says_what_waits_and_until_when(pipeline):
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"min_chunk_size": 10_000})
+    mine = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+    mine.put(2)
+    result = mine.execute(PLAN)
+    shown = result.asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    assert (shown["plan"].value, shown["waiting_objects"].value) == ("what is new waits for more", 2)
+    assert shown["waiting_until"].value == mine.ledger.account(SOURCE).waiting.until.timestamp()
+    assert checks(result) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
+
+
 def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()

@@ -7,6 +7,8 @@ import pytest
 from caf_pipeline.errors import ReportRefused
 from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
 from caf_pipeline.steps import planning
+from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -75,6 +77,15 @@ def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(work, new_bucket
     assert "days old" in taken.warning
     reports.write()
     assert planning.take_report(work)[1].warning == ""
+
+
+def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_bucket, reports, ledger):
+    new_bucket.put("a", A)
+    reports.write()
+    settings = work.settings.model_copy(update={"sources": {"new": work.source_settings}})
+    new = open_workplace(settings, "new", run="a preview", ledger=ledger, objects=work.objects, register=False)
+    assert preview_plan(new, planning.take_report(new)[0]).estimate.statistics.objects == 1
+    assert ledger.sources() == ["src"]
 
 
 def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports):

@@ -10,7 +10,9 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing import staging
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -49,6 +51,14 @@ def name(work):
 def every_object_reads_back(work):
     for key, body in work.objects.bodies.items():
         assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+
+
+def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(work):
+    found = preview_plan(work, planning.take_inventory(work)).estimate
+    assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
+    assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, work.store.chain.price(LEAST_DAYS, LEAST_BYTES))
+    assert found.storage.fees_ujkl > 0
+    assert work.ledger.chunks("src") == []
 
 
 def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(work, name):

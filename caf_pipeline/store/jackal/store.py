@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Po
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, StorageCost
 from caf_pipeline.throttle import Throttle, open_throttle
 from caf_pipeline.waits import Waits
 
@@ -128,6 +129,14 @@ class JackalStore:
     def largest_chunk_bytes(self) -> int | None:
         """Return what the slowest of the required copies is through with in time; None where fewer providers are measured."""
         return self._selection.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
+
+    def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost:
+        """Return what the chain asks for the space now; each post counted in a transaction of its own."""
+        charged = stored_size_bytes * self.settings.copies
+        days = days or LEAST_DAYS
+        price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
+        fee = math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(self.settings.gas_price)))
+        return StorageCost(self.settings.copies, charged, days, price, chunks * fee)
 
     def staging_hold_seconds(self) -> float:
         """Return how long the set number of proof windows is."""

@@ -1,0 +1,373 @@
+"""Commands on plans: what one would do and cost before it is made, and what those that were made are."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace, require_source
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourceArgument,
+    counted,
+    note,
+    print_json,
+    printable,
+    show_coins,
+    show_size,
+    show_time,
+)
+from caf_pipeline.errors import CafError, NotLocated, UsageError
+from caf_pipeline.inventory.chunk_id import ChunkId
+
+if TYPE_CHECKING:
+    from caf_pipeline.inventory.plan_statistics import PlanStatistics
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.records import Chunk, PlanRow
+    from caf_pipeline.settings import Settings
+    from caf_pipeline.steps.preview import PlanEstimate, PlanPreview
+
+SHOWN: Final = 50
+"""Plans of a source, and chunks of a plan, on a terminal; `--json` has all."""
+
+_USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
+
+
+def plan(
+    source: SourceArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a plan would do; `caf run` makes one.")] = False,
+    last_inventory: Annotated[
+        bool, typer.Option("--last-inventory", help="Use the latest whole inventory instead of taking one.")
+    ] = False,
+    list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    r"""Show what a plan of a source would do and cost, before anything is planned.
+
+    Takes an inventory as `caf run` does, unless --last-inventory is given, and cuts what no chunk has. The ledger learns nothing
+    of it, and nothing is claimed; the inventory is kept like any other. Prices are estimates: for requests and egress AWS's list
+    prices of S3 Standard in us-east-1, or what get_price and egress_price say; for the space what the chain asks now. The time is
+    what it takes at the median rate of the source's last chunks. docs/planning.md has what each number assumes.
+
+    \b
+    Examples:
+      caf plan demo --dry-run
+      caf plan demo --dry-run --json | jq '.chunks, .charged_bytes'
+
+    Exit status: 0; 2 without --dry-run, or options exclude each other; 3 a setting is wrong or there is no such source; 5 the
+    source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet.
+    """
+    from caf_pipeline.steps import planning  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.steps.preview import preview_plan  # noqa: PLC0415
+
+    settings = load_settings()
+    settings.source(source)
+    if last_inventory and list_bucket:
+        raise UsageError("--last-inventory and --list exclude each other.")
+    if not dry_run:
+        raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
+    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
+        if last_inventory:
+            snapshot = planning.latest_snapshot(work, complete=True)
+        elif work.source_settings.inventory and not list_bucket:
+            snapshot, _ = planning.take_report(work)
+        else:
+            snapshot = planning.take_inventory(work)
+        if snapshot is None:
+            raise NotLocated(f"there is no whole inventory of '{source}' yet", hint="leave --last-inventory out")
+        if warning := planning.nothing_found(work, snapshot):
+            note(warning)
+        preview = preview_plan(work, snapshot)
+    if json:
+        print_json(preview.as_json())
+    else:
+        _print_preview(preview)
+
+
+def plans(
+    words: Annotated[list[str], typer.Argument(metavar="SOURCE | show PLAN | chunk CHUNK", help="What is shown, see above.")],
+    json: JsonOption = False,
+) -> None:
+    r"""List the plans of a source, or show one plan, or one chunk of a plan.
+
+    PLAN is the name of a plan, as the list has it, or SOURCE-PLAN where two sources have a plan of this name. CHUNK is a chunk's
+    id. What was planned is read from the plan's files, what became of it from the ledger.
+
+    \b
+    Examples:
+      caf plans demo
+      caf plans show 2f20e129
+      caf plans chunk demo-2f20e129-00006 --json
+
+    Exit status: 0; 1 or 9 the plan's files are gone or damaged; 2 neither of the three forms; 3 a setting is wrong or there is
+    no such source; 6 the database failed; 11 there is no such plan or chunk.
+    """
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        if len(words) == 1:
+            _list_plans(settings, ledger, words[0], json=json)
+        elif len(words) == 2 and words[0] == "show":
+            _show_plan(settings, ledger, words[1], json=json)
+        elif len(words) == 2 and words[0] == "chunk":
+            _show_chunk(ledger, words[1], json=json)
+        else:
+            raise UsageError("caf plans takes a source, or 'show' and a plan, or 'chunk' and a chunk.", hint=_USAGE)
+
+
+# --- a preview -------------------------------------------------------------------------------------------------------
+
+
+def _print_preview(preview: "PlanPreview") -> None:
+    snapshot, estimate = preview.snapshot, preview.estimate
+    seen = estimate.statistics
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
+    lines = {
+        "inventory": f"{counted(snapshot.object_count, 'object')}, {show_size(snapshot.object_bytes)}, {snapshot.name}",
+        "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
+        "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
+        "compared": f"{preview.to_compare:,} of them were written again; those with the same headers are not archived again"
+        if preview.to_compare
+        else "",
+        "skipped": skipped or "none",
+        "waiting": f"{counted(preview.waiting.objects, 'object')}, {show_size(preview.waiting.size_bytes)}, at most until"
+        f" {show_time(preview.waiting.until)}"
+        if preview.waiting
+        else "",
+        **_estimated(estimate),
+        "plans": f"{preview.plans:,}, since one has at most 99,999 chunks" if preview.plans > 1 else "",
+        "last plan": _compared(preview),
+        "warning": preview.warning,
+    }
+    _print_lines(lines)
+    _print_objects(seen)
+    typer.echo("Prices and time are estimates, without retries: AWS's list prices of S3 Standard in us-east-1 where none is set.")
+    typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
+
+
+def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
+    storage, target = estimate.storage, show_size(estimate.target_bytes)
+    return {
+        "chunks": f"{estimate.chunks:,} of {target}, filled by {estimate.fill:.1%} with objects;"
+        f" {show_size(estimate.expected_bytes)} with indexes and manifests"
+        if estimate.chunks
+        else "none",
+        "requests": f"{estimate.requests:,} GETs and HEADs, {_dollars(estimate.request_usd, 'get_price')}",
+        "egress": f"{show_size(estimate.statistics.size_bytes)}, {_dollars(estimate.egress_usd, 'egress_price')}"
+        f"{', 0 within the bucket’s region' if estimate.egress_usd else ''}",
+        "storage": f"{show_size(storage.charged_bytes)}: {storage.copies} copies of {show_size(estimate.expected_bytes)}"
+        if storage
+        else f"not known: {printable(estimate.storage_unknown)}"
+        if estimate.storage_unknown
+        else "the store charges nothing",
+        "price": f"{show_coins(storage.price_ujkl)} for {storage.days} days, and at most {show_coins(storage.fees_ujkl)} of fees"
+        if storage
+        else "",
+        "time": f"about {_duration(estimate.seconds)}, at {show_size(round(estimate.rate.bytes_per_second))}/s, the median of the"
+        f" last {counted(estimate.rate.chunks, 'chunk')}"
+        if estimate.rate and estimate.seconds is not None
+        else "not known yet: too few chunks of this source were archived here to measure it",
+    }
+
+
+def _dollars(usd: float | None, setting: str) -> str:
+    return f"price not known: set {setting}" if usd is None else f"about {usd:,.2f} USD"
+
+
+def _duration(seconds: float) -> str:
+    """Return a length of time in its largest fitting unit, to two digits or so: it is an estimate."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _compared(preview: "PlanPreview") -> str:
+    last = preview.difference
+    if last is None:
+        return "none yet"
+    size = f"{'-' if last.size_bytes < 0 else '+'}{show_size(abs(last.size_bytes))}"
+    return f"{last.plan} of {show_time(last.planned_at)}; this one has {last.objects:+,} objects, {size}, {last.chunks:+,} chunks"
+
+
+def _print_lines(lines: Mapping[str, str]) -> None:
+    for name, text in lines.items():
+        if text:
+            typer.echo(f"{name:<10}{text}")
+
+
+def _print_objects(seen: "PlanStatistics") -> None:
+    from caf_pipeline.inventory.plan_statistics import histogram_lines  # noqa: PLC0415  loaded where it is shown
+
+    for name, (objects, size_bytes) in seen.storage_classes.items():
+        typer.echo(f"{'class':<10}{printable(name)}: {counted(objects, 'object')}, {show_size(size_bytes)}")
+    for title, named in (("largest", seen.largest), ("smallest", seen.smallest)):
+        for key, size_bytes in named:
+            typer.echo(f"{title:<10}{show_size(size_bytes):>10}  {printable(key)}")
+    for line in histogram_lines(seen.sizes):
+        typer.echo(line)
+
+
+# --- plans that were made --------------------------------------------------------------------------------------------
+
+
+def _list_plans(settings: "Settings", ledger: "Ledger", source: str, *, json: bool) -> None:
+    require_source(settings, ledger, source)
+    found = ledger.plans(source)
+    if json:
+        for row in found:
+            print_json(_plan_json(row))
+        return
+    if not found:
+        typer.echo(f"{source}: nothing planned yet")
+        return
+    from rich.console import Console  # noqa: PLC0415  only where a table is shown
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("plan", no_wrap=True)
+    table.add_column("planned at", no_wrap=True)
+    for column in ("objects", "size", "chunks"):
+        table.add_column(column, justify="right")
+    table.add_column("states")
+    for row in found[:SHOWN]:
+        size = show_size(row.record.object_bytes)
+        chunks = f"{sum(row.chunks.values()):,}"
+        when = show_time(row.created_at)
+        table.add_row(row.record.name, when, f"{row.record.object_count:,}", size, chunks, _states(row.chunks))
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    console.print(table)
+    if len(found) > SHOWN:
+        console.print(f"… and {len(found) - SHOWN} more: caf plans {source} --json")
+
+
+def _plan_json(row: "PlanRow") -> dict[str, object]:
+    return {
+        "plan": row.record.name,
+        "source": row.record.source,
+        "planned_at": row.created_at.isoformat(),
+        "inventory": row.record.snapshot,
+        "objects": row.record.object_count,
+        "bytes": row.record.object_bytes,
+        "chunks": {str(state): count for state, count in row.chunks.items()},
+        "folder": row.record.folder,
+    }
+
+
+def _states(chunks: Mapping[ChunkState, int]) -> str:
+    return ", ".join(f"{count:,} {state}" for state, count in chunks.items())
+
+
+def _find_plan(ledger: "Ledger", name: str) -> "PlanRow":
+    found = [row for row in ledger.plans() if name in (row.record.name, f"{row.record.source}-{row.record.name}")]
+    if not found:
+        raise NotLocated(f"there is no plan {name}", hint="caf plans SOURCE lists the plans of a source")
+    if len(found) > 1:
+        names = " or ".join(f"{row.record.source}-{row.record.name}" for row in found)
+        raise UsageError(f"{len(found)} sources have a plan {name}.", hint=f"Name one of them: {names}.")
+    return found[0]
+
+
+def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool) -> None:
+    from caf_pipeline.inventory.plan import read_terms  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.inventory.plan_statistics import plan_statistics  # noqa: PLC0415
+
+    row = _find_plan(ledger, name)
+    folder = Path(row.record.folder)
+    terms = read_terms(folder)
+    seen = plan_statistics([folder], part_bytes=settings.packing.part_size)
+    chunks = [chunk for chunk in ledger.chunks(row.record.source) if chunk.plan == row.record.name]
+    if json:
+        target = int(terms["target_size"]) if "target_size" in terms else None
+        named = {
+            "largest": [{"key": key, "bytes": size} for key, size in seen.largest],
+            "smallest": [{"key": key, "bytes": size} for key, size in seen.smallest],
+        }
+        sizes = [{"from": one.from_bytes, "below": one.below_bytes, "objects": one.objects} for one in seen.sizes]
+        classes = {name: {"objects": count, "bytes": size} for name, (count, size) in seen.storage_classes.items()}
+        described = {"target_bytes": target, "sizes": sizes, "storage_classes": classes, **named}
+        print_json({**_plan_json(row), **described, "chunk_list": [_chunk_json(chunk) for chunk in chunks]})
+        return
+    record = row.record
+    _print_lines(
+        {
+            "plan": f"{record.name} of source {record.source}",
+            "planned": show_time(row.created_at),
+            "inventory": record.snapshot,
+            "objects": f"{record.object_count:,}, {show_size(record.object_bytes)}",
+            "chunks": f"{len(chunks):,} of {show_size(int(terms['target_size']))}"
+            if "target_size" in terms
+            else f"{len(chunks):,}",
+            "states": _states(row.chunks),
+            "folder": record.folder,
+        }
+    )
+    _print_objects(seen)
+    for chunk in chunks[:SHOWN]:
+        size = show_size(chunk.caf_size_bytes or chunk.expected_size_bytes)
+        typer.echo(f"{chunk.name}  {chunk.state:<10} {chunk.object_count:>9,} objects {size:>10}")
+    if len(chunks) > SHOWN:
+        typer.echo(f"… and {len(chunks) - SHOWN} more chunks: caf plans show {name} --json")
+
+
+def _chunk_json(chunk: "Chunk") -> dict[str, object]:
+    return {
+        "chunk": chunk.name,
+        "state": str(chunk.state),
+        "objects": chunk.object_count,
+        "bytes": chunk.object_bytes,
+        "expected_bytes": chunk.expected_size_bytes,
+        "caf_bytes": chunk.caf_size_bytes or None,
+        "members": chunk.member_count,
+        "skipped": chunk.skipped_count,
+        "released": chunk.released_count,
+        "attempts": chunk.attempts,
+        "reason": chunk.reason or None,
+        "located_at": _iso(chunk.located_at),
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat() if moment else None
+
+
+def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
+    if ChunkId.parse(name) is None:
+        raise UsageError(
+            f"'{printable(name)}' is not a chunk's id.", hint="It looks like demo-2f20e129-00006; caf status lists them."
+        )
+    chunk = ledger.chunk(name)
+    first, last = _key_range(Path(chunk.plan_folder), chunk.number)
+    if json:
+        keys = {"first_key": first, "last_key": last, "plan": chunk.plan, "source": chunk.source, "number": chunk.number}
+        print_json({**_chunk_json(chunk), **keys, "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None})
+        return
+    packed = f"{show_size(chunk.caf_size_bytes)}, {counted(chunk.member_count, 'member')}"
+    left = f", {chunk.skipped_count:,} skipped, {chunk.released_count:,} given back to be planned again"
+    _print_lines(
+        {
+            "chunk": f"{chunk.name}, number {chunk.number:,} of plan {chunk.plan} of source {chunk.source}",
+            "state": f"{chunk.state}{f': {printable(chunk.reason)}' if chunk.reason else ''}",
+            "planned": f"{counted(chunk.object_count, 'object')}, {show_size(chunk.object_bytes)}; the file about"
+            f" {show_size(chunk.expected_size_bytes)}",
+            "keys": f"{printable(first)} … {printable(last)}",
+            "packed": f"{packed}{left}" if chunk.merkle_root or chunk.skipped_count else "",
+            "root": chunk.merkle_root.hex() if chunk.merkle_root else "",
+            "located": show_time(chunk.located_at) if chunk.located_at else "",
+        }
+    )
+
+
+def _key_range(folder: Path, number: int) -> tuple[str, str]:
+    """Return the first and the last key of a chunk, as its plan's files have them."""
+    from caf_pipeline.inventory.plan import read_chunk_batches  # noqa: PLC0415  loaded by the commands that use it
+
+    keys: list[bytes] = []
+    for batch in read_chunk_batches(folder, number, ["key"]):
+        if batch.num_rows:
+            keys = [*keys[:1], batch["key"][0].as_py(), batch["key"][-1].as_py()]
+    if not keys:
+        raise CafError(f"the plan in {folder} has no object in chunk {number}", hint="restore the folder of plans")
+    return keys[0].decode(), keys[-1].decode()

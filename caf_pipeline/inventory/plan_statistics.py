@@ -1,0 +1,132 @@
+"""What a plan's objects come to: sizes, storage classes, requests. One pass over the plan's files, in bounded memory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
+from caf_pipeline.system.quantities import show_size
+
+NAMED: Final = 5
+"""Largest and smallest objects that are named."""
+
+_BITS_A_STEP: Final = 2
+_FIRST_BITS: Final = 10
+"""Steps of the histogram: up to 1 KiB, then four times as much each, so that 32 GiB are the 14th."""
+
+_STEPS: Final = f"""SELECT storage_class, CASE WHEN size_bytes = 0 THEN -1 WHEN size_bytes < {1 << _FIRST_BITS} THEN 0
+        ELSE (floor(log2(size_bytes))::INTEGER - {_FIRST_BITS}) // {_BITS_A_STEP} + 1 END AS step,
+        count(*) AS objects, sum(size_bytes)::BIGINT AS bytes,
+        sum(greatest(1, (size_bytes + {{part_bytes}} - 1) // {{part_bytes}}))::BIGINT AS gets,
+        count(*) FILTER (size_bytes > {{part_bytes}} AND ends_with(checksum, '/FULL_OBJECT')) AS checksums
+    FROM planned GROUP BY ALL ORDER BY ALL"""
+
+
+_Name = TypeVar("_Name", int, str)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeStep:
+    """Objects of at least `from_bytes` and less than `below_bytes`; 0 to 1 for empty ones."""
+
+    from_bytes: int
+    below_bytes: int
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStatistics:
+    """What the objects in chunks of a plan, or of several, come to.
+
+    Attributes:
+        sizes: a histogram, from the smallest size that occurs to the largest without a gap; empty for no objects.
+        storage_classes: objects and bytes by class.
+        largest, smallest: (key, size) of some, in this order.
+        get_requests: that fetch the objects, the larger ones in parts.
+        checksum_requests: that ask for S3's own checksum of objects which come in parts.
+    """
+
+    objects: int
+    size_bytes: int
+    sizes: Sequence[SizeStep]
+    storage_classes: Mapping[str, tuple[int, int]]
+    largest: Sequence[tuple[str, int]]
+    smallest: Sequence[tuple[str, int]]
+    get_requests: int
+    checksum_requests: int
+
+
+def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBudget = DEFAULT_BUDGET) -> PlanStatistics:
+    """Return what the plans in these folders come to; spills go into the first of them.
+
+    Args:
+        folders: of plans; none gives zeros.
+        part_bytes: of one GET of a larger object.
+        budget: bounds the memory.
+
+    Raises:
+        IntegrityError: a file is missing or damaged. StagingError: there is no room to spill.
+    """
+    if not folders:
+        return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
+    beside = folders[0] / OBJECTS_FILE
+    with translate_errors(beside), Query(beside, budget, functions={}, macros=()) as query:
+        for number, folder in enumerate(folders):
+            query.table(f"objects_{number}", folder / OBJECTS_FILE)
+            query.table(f"chunks_{number}", folder / CHUNKS_FILE)
+        # What waits for the next plan is in the file, too, past the last chunk.
+        planned = (
+            f"SELECT key, size_bytes, storage_class, checksum FROM objects_{number}"
+            f" WHERE chunk_number <= (SELECT count(*) FROM chunks_{number})"
+            for number in range(len(folders))
+        )
+        query.view("planned", " UNION ALL ".join(planned))
+        rows = query.rows(_STEPS.format(part_bytes=part_bytes))
+        named = "SELECT key, size_bytes FROM planned ORDER BY size_bytes {order}, key LIMIT {limit}"
+        largest, smallest = (query.rows(named.format(order=order, limit=NAMED)) for order in ("DESC", "ASC"))
+    return PlanStatistics(
+        objects=sum(row[2] for row in rows),
+        size_bytes=sum(row[3] for row in rows),
+        sizes=_histogram(_totals((row[1], row[2], row[3]) for row in rows)),
+        storage_classes=_totals((str(row[0]), row[2], row[3]) for row in rows),
+        largest=[(bytes(key).decode(), size) for key, size in largest],
+        smallest=[(bytes(key).decode(), size) for key, size in smallest],
+        get_requests=sum(row[4] for row in rows),
+        checksum_requests=sum(row[5] for row in rows),
+    )
+
+
+def _totals(rows: Iterable[tuple[_Name, int, int]]) -> dict[_Name, tuple[int, int]]:
+    """Return objects and bytes by name."""
+    totals: dict[_Name, tuple[int, int]] = {}
+    for name, objects, size_bytes in rows:
+        before = totals.get(name, (0, 0))
+        totals[name] = before[0] + objects, before[1] + size_bytes
+    return totals
+
+
+def _histogram(totals: Mapping[int, tuple[int, int]]) -> Sequence[SizeStep]:
+    steps = range(min(totals), max(totals) + 1) if totals else ()
+    return [SizeStep(_first_size(step), _first_size(step + 1), *totals.get(step, (0, 0))) for step in steps]
+
+
+def _first_size(step: int) -> int:
+    return step + 1 if step < 1 else 1 << (_FIRST_BITS + _BITS_A_STEP * (step - 1))
+
+
+BAR_CHARACTERS: Final = 40
+"""Of the longest bar: with the sizes and numbers beside it a line fits a terminal of 80 columns."""
+
+
+def histogram_lines(sizes: Sequence[SizeStep]) -> Sequence[str]:
+    """Draw a histogram, a line a step: the sizes, a bar by the number of objects, and the numbers."""
+    most = max((step.objects for step in sizes), default=0)
+    lines = []
+    for step in sizes:
+        name = "empty" if not step.from_bytes else f"< {show_size(step.below_bytes).replace('.0 ', ' ')}"
+        bar = "█" * round(BAR_CHARACTERS * step.objects / most) or ("▏" if step.objects else "")
+        lines.append(f"{name:>10} {bar:<{BAR_CHARACTERS}} {step.objects:>13,} {show_size(step.size_bytes):>10}")
+    return lines

@@ -1,0 +1,286 @@
+"""What a plan would do and cost, before it is made: estimates, each with what it assumes. Nothing is written to the ledger.
+
+Source: docs/planning.md.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import MnemonicRefused, StoreError
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.plan import MAX_CHUNKS, OBJECTS_FILE, PlanTerms, WaitingTail, write_plan
+from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
+from caf_pipeline.inventory.snapshot import Snapshot, not_yet_archived, require_whole
+from caf_pipeline.inventory.snapshot import account_for as account_for_files
+from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.steps import planning
+from caf_pipeline.store.protocol import StorageCost
+
+GET_PRICE: Final = 0.0004
+"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1 by https://aws.amazon.com/s3/pricing/ ("Requests & data
+retrievals"), read in November 2026. Other classes and regions cost more, and retrieval from cold classes comes on top."""
+
+EGRESS_PRICE: Final = 0.09
+"""US dollars for 1 GiB to the internet, of the first 10 TB in a month, likewise ("Data transfer"). Nothing where the pipeline
+runs in the bucket's own region."""
+
+GIB: Final = 1 << 30
+
+_UNCOUNTED: Final = 1 << 62  # chunks: one plan stands for all, however many real ones it would be
+
+
+class PlannedChunk(Protocol):
+    """A chunk as plans and the ledger have it."""
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of its objects."""
+
+    @property
+    def expected_size_bytes(self) -> int:
+        """Of the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEstimate:
+    """What archiving a plan takes, as far as it can be told before.
+
+    Attributes:
+        fill: bytes of objects as a share of the target, of all chunks but the last, or of the only one; 0 without any.
+        expected_bytes: of all chunks, manifests estimated.
+        requests: GETs and HEADs at the source.
+        request_usd, egress_usd: their price; None where it is not known: an endpoint is set, and no price.
+        storage: what the store asks; None where it asks nothing, or is not known.
+        storage_unknown: why it is not known; "" where it is.
+        rate: at which the source's chunks were archived of late; None where that was not measured yet.
+    """
+
+    statistics: PlanStatistics
+    chunks: int
+    target_bytes: int
+    fill: float
+    expected_bytes: int
+    requests: int
+    request_usd: float | None
+    egress_usd: float | None
+    storage: StorageCost | None
+    storage_unknown: str
+    rate: ArchiveRate | None
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long it takes; None where nothing was measured yet."""
+        return self.statistics.size_bytes / self.rate.bytes_per_second if self.rate else None
+
+    def as_json(self) -> dict[str, object]:
+        """Return all of it as a program reads it."""
+        seen, storage = self.statistics, self.storage
+        return {
+            "objects": seen.objects,
+            "bytes": seen.size_bytes,
+            "chunks": self.chunks,
+            "target_bytes": self.target_bytes,
+            "fill": round(self.fill, 4),
+            "expected_bytes": self.expected_bytes,
+            "sizes": [
+                {"from": step.from_bytes, "below": step.below_bytes, "objects": step.objects, "bytes": step.size_bytes}
+                for step in seen.sizes
+            ],
+            "storage_classes": {name: {"objects": n, "bytes": size} for name, (n, size) in seen.storage_classes.items()},
+            "largest": [{"key": key, "bytes": size} for key, size in seen.largest],
+            "smallest": [{"key": key, "bytes": size} for key, size in seen.smallest],
+            "requests": self.requests,
+            "request_usd": self.request_usd,
+            "egress_usd": self.egress_usd,
+            "copies": storage.copies if storage else None,
+            "charged_bytes": storage.charged_bytes if storage else None,
+            "storage_days": storage.days if storage else None,
+            "storage_ujkl": storage.price_ujkl if storage else None,
+            "fees_ujkl": storage.fees_ujkl if storage else None,
+            "storage_unknown": self.storage_unknown or None,
+            "seconds": self.seconds,
+            "measured_chunks": self.rate.chunks if self.rate else 0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDifference:
+    """How a plan differs from an earlier one, which has this name and time: more is positive."""
+
+    plan: str
+    planned_at: datetime
+    objects: int
+    size_bytes: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPreview:
+    """What a plan of a snapshot would do.
+
+    Attributes:
+        located, claimed: objects of the snapshot that a chunk has, or one under way will have.
+        skipped: objects that the plan would leave out, by reason.
+        waiting: the tail that would wait for the next plan.
+        to_compare: objects that were written again with the same bytes. They count as planned here; those whose headers turn out
+            to be the same are not archived again.
+        plans: how many plans it would be.
+        warning: as of `PlanReport`.
+        previous: the source's last plan.
+    """
+
+    snapshot: Snapshot
+    located: int
+    claimed: int
+    skipped: Mapping[str, int]
+    waiting: WaitingObjects | None
+    to_compare: int
+    plans: int
+    warning: str
+    estimate: PlanEstimate
+    previous: PlanRow | None
+
+    @property
+    def difference(self) -> PlanDifference | None:
+        """How this plan differs from the source's last one; None where there was none."""
+        return difference(self.estimate.statistics, self.estimate.chunks, self.previous) if self.previous else None
+
+    def as_json(self) -> dict[str, object]:
+        """Return all of it as a program reads it."""
+        last = self.difference
+        return {
+            "source": self.snapshot.source,
+            "inventory": self.snapshot.name,
+            "inventory_objects": self.snapshot.object_count,
+            "located": self.located,
+            "claimed": self.claimed,
+            "skipped": dict(self.skipped),
+            "waiting": self.waiting.as_json() if self.waiting else None,
+            "to_compare": self.to_compare,
+            "plans": self.plans,
+            "warning": self.warning or None,
+            **self.estimate.as_json(),
+            "last_plan": None
+            if last is None
+            else {
+                "plan": last.plan,
+                "planned_at": last.planned_at.isoformat(),
+                "objects_more": last.objects,
+                "bytes_more": last.size_bytes,
+                "chunks_more": last.chunks,
+            },
+        }
+
+
+def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> PlanDifference:
+    """Return how a plan differs from an earlier one."""
+    return PlanDifference(
+        plan=previous.record.name,
+        planned_at=previous.created_at,
+        objects=statistics.objects - previous.record.object_count,
+        size_bytes=statistics.size_bytes - previous.record.object_bytes,
+        chunks=chunks - sum(previous.chunks.values()),
+    )
+
+
+def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
+    """Return what a plan of this snapshot would be; the ledger may not know the source yet, and learns nothing.
+
+    Raises:
+        IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
+    """
+    known = work.source in work.ledger.sources()
+    with planning.temporary_folder(work) as folder:
+        require_whole(snapshot.path)
+        (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
+        delta = not_yet_archived(identified.path, standing, folder / "wanted.parquet")
+        files = folder / "plan"
+        files.mkdir()
+        sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
+        terms = planning.plan_terms(work, snapshot, sizes)
+        plan = write_plan(delta.path, files, _as_one(terms))
+        account = account_for_files(identified.path, standing, files / OBJECTS_FILE, silent_from=snapshot.silent_from)
+        statistics = plan_statistics([files], part_bytes=work.settings.packing.part_size)
+        tail = plan.waiting
+        in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
+        return PlanPreview(
+            snapshot=snapshot,
+            located=account.located,
+            claimed=account.claimed - in_plan,
+            skipped=_left_out(account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count),
+            waiting=_waiting(work.source_settings, tail),
+            to_compare=identified.to_compare_count,
+            plans=-(-len(plan.chunks) // MAX_CHUNKS),
+            warning=warning,
+            estimate=estimate_plan(work, statistics, plan.chunks, heads=identified.to_compare_count),
+            previous=next(iter(work.ledger.plans(work.source, limit=1)), None),
+        )
+
+
+def _as_one(terms: PlanTerms) -> PlanTerms:
+    return replace(terms, max_chunks=_UNCOUNTED)
+
+
+def _left_out(skipped: Mapping[str, int], *, unsupported: int, too_large: int) -> dict[str, int]:
+    """Return skips by reason, those that this plan would add among them. What waits is told apart."""
+    new = {SkipReason.UNSUPPORTED_KEY: unsupported, SkipReason.TOO_LARGE: too_large}
+    both = {reason: skipped.get(reason, 0) + new.get(reason, 0) for reason in SkipReason if reason is not SkipReason.WAITING}
+    return {str(reason): count for reason, count in both.items() if count}
+
+
+def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjects | None:
+    if tail is None:
+        return None
+    return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, planning.waits_until(settings, tail))
+
+
+def estimate_plan(work: Workplace, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], *, heads: int = 0) -> PlanEstimate:
+    """Return what archiving these chunks takes; `heads` requests compare headers before."""
+    settings, target = work.source_settings, int(work.source_settings.target_size)
+    closed = chunks[:-1] or chunks
+    checksums = statistics.checksum_requests if work.settings.packing.compare_checksums else 0
+    requests = statistics.get_requests + checksums + heads
+    expected = sum(chunk.expected_size_bytes for chunk in chunks)
+    storage, unknown = _storage(work, expected, len(chunks))
+    get_price, egress_price = prices(settings)
+    return PlanEstimate(
+        statistics=statistics,
+        chunks=len(chunks),
+        target_bytes=target,
+        fill=sum(chunk.object_bytes for chunk in closed) / (len(closed) * target) if closed else 0.0,
+        expected_bytes=expected,
+        requests=requests,
+        request_usd=None if get_price is None else requests / 1000 * get_price,
+        egress_usd=None if egress_price is None else statistics.size_bytes / GIB * egress_price,
+        storage=storage,
+        storage_unknown=unknown,
+        rate=work.ledger.archive_rate(work.source) if work.source in work.ledger.sources() else None,
+    )
+
+
+def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
+    """Return the price of 1,000 GETs and of 1 GiB of egress, as set or as AWS lists them; None: another server, and not set."""
+    at_aws = not settings.endpoint_url
+    listed: Iterable[tuple[float | None, float]] = ((settings.get_price, GET_PRICE), (settings.egress_price, EGRESS_PRICE))
+    get_price, egress_price = (price if set_price is None and at_aws else set_price for set_price, price in listed)
+    return get_price, egress_price
+
+
+def _storage(work: Workplace, expected_bytes: int, chunks: int) -> tuple[StorageCost | None, str]:
+    """Return what the store asks, and why that is not known."""
+    try:
+        return work.store.cost(expected_bytes, chunks), ""
+    except (StoreError, MnemonicRefused) as error:  # an estimate without it is better than none
+        return None, str(error)
+
+
+def estimate_report(work: Workplace, report: planning.PlanReport) -> PlanEstimate:
+    """Return what archiving the plans of a report takes."""
+    folders = [Path(plan.folder) for plan in report.plans]
+    statistics = plan_statistics(folders, part_bytes=work.settings.packing.part_size)
+    return estimate_plan(work, statistics, report.chunks, heads=report.comparison.requests)

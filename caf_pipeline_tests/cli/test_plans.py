@@ -1,0 +1,101 @@
+"""`caf plan --dry-run` and `caf plans`, as a user meets them."""
+
+import json
+import os
+
+import pytest
+
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    """A command line whose source has 26 objects."""
+    for number in range(25):
+        new_bucket.put(f"some/key-{number:02d}", os.urandom(100_000))
+    new_bucket.put("empty", b"")
+    command_line = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+    command_line.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return command_line
+
+
+def test_a_dry_run_says_what_a_plan_would_do_and_plans_nothing(caf):
+    done = caf("plan", "src", "--dry-run")
+    assert done.status == 0, done.err
+    said = done.out.decode()
+    assert "planned   26 objects, 2.4 MiB" in said
+    assert "chunks    3 of 1.0 MiB, filled by 95.4% with objects" in said
+    assert "price not known: set get_price" in said
+    assert "time      not known yet" in said
+    assert "class     STANDARD: 26 objects, 2.4 MiB" in said
+    assert "█" in said
+    assert b"nothing planned yet" in caf("plans", "src").out
+
+
+def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
+    found = json.loads(caf("plan", "src", "--dry-run", "--json").out)
+    assert (found["objects"], found["bytes"], found["chunks"], found["located"]) == (26, 2_500_000, 3, 0)
+    assert (found["requests"], found["request_usd"], found["seconds"], found["last_plan"]) == (26, None, None, None)
+    assert found["smallest"][0] == {"key": "empty", "bytes": 0}
+    assert sum(step["objects"] for step in found["sizes"]) == 26
+    again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
+    assert again == found
+
+
+def test_a_plan_without_dry_run_is_refused_with_what_plans(caf):
+    done = caf("plan", "src")
+    assert done.status == 2
+    assert "Add --dry-run; caf run --source src plans." in done.err
+
+
+def test_the_last_inventory_has_to_be_there(caf):
+    done = caf("plan", "src", "--dry-run", "--last-inventory")
+    assert (done.status, done.out) == (11, b"")
+
+
+def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
+    archive_source(caf)
+    (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]
+    assert (row["source"], row["objects"], row["bytes"], row["chunks"]) == ("src", 26, 2_500_000, {"located": 3})
+    assert row["plan"] in caf("plans", "src").out.decode()
+    shown = json.loads(caf("plans", "show", row["plan"], "--json").out)
+    assert [one["state"] for one in shown["chunk_list"]] == ["located"] * 3
+    assert sum(one["objects"] for one in shown["chunk_list"]) == sum(step["objects"] for step in shown["sizes"]) == 26
+    text = caf("plans", "show", f"src-{row['plan']}").out.decode()
+    assert f"src-{row['plan']}-00003  located" in text
+    preview = caf("plan", "src", "--dry-run").out.decode()
+    assert f"last plan {row['plan']} of " in preview
+    assert "this one has -26 objects, -2.4 MiB, -3 chunks" in preview
+
+
+def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
+    archive_source(caf)
+    (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]
+    chunk = f"src-{row['plan']}-00001"
+    shown = json.loads(caf("plans", "chunk", chunk, "--json").out)
+    assert (shown["state"], shown["number"], shown["first_key"], shown["last_key"]) == ("located", 1, "empty", "some/key-09")
+    assert (shown["objects"], shown["members"], shown["released"]) == (11, 11, 0)
+    assert "keys      empty … some/key-09" in caf("plans", "chunk", chunk).out.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["show", "a", "b"], 2, "caf plans show PLAN"),
+        (["other"], 3, "there is no source 'other'"),
+        (["show", "12345678"], 11, "there is no plan 12345678"),
+        (["chunk", "x"], 2, "is not a chunk's id"),
+        (["chunk", "src-12345678-00001"], 11, "the ledger has no chunk"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_there_is(caf, words, status, said):
+    done = caf("plans", *words)
+    assert (done.status, said in done.err) == (status, True), done.err

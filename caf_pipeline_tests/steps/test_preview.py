@@ -1,0 +1,145 @@
+"""What a plan would do and cost, against the plan that is then made."""
+
+import os
+
+import pytest
+
+from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.records import Skip
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.steps import planning, preview
+from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline.store.protocol import StorageCost
+from caf_pipeline.wiring import open_workplace
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+
+
+@pytest.fixture
+def source():
+    return MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(30)} | {"empty": b""})
+
+
+@pytest.fixture
+def work(tmp_path, source, ledger):
+    return a_workplace(tmp_path, source, ledger)
+
+
+def previewed(work):
+    return preview.preview_plan(work, planning.take_inventory(work))
+
+
+def test_a_preview_has_the_chunks_and_objects_of_the_plan_that_is_made_then(work):
+    found = previewed(work)
+    made = plan(work)
+    assert found.estimate.chunks == len(made.chunks) > 1
+    assert found.estimate.statistics == preview.estimate_report(work, made).statistics
+    assert found.estimate.statistics.objects == made.plan.object_count == 31
+    assert found.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
+    assert found.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
+
+
+def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(work, ledger):
+    other = open_workplace(
+        work.settings.model_copy(update={"sources": {"new": work.source_settings}}),
+        "new",
+        run="a preview",
+        ledger=ledger,
+        objects=work.objects,
+        register=False,
+    )
+    assert previewed(other).estimate.statistics.objects == 31
+    assert ledger.sources() == ["src"]
+
+
+def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(work):
+    first, second = previewed(work), previewed(work)
+    assert (second.claimed, second.previous) == (0, None)
+    assert first.estimate == second.estimate
+    assert work.ledger.plans("src") == []
+    assert work.ledger.account("src").claimed_objects == 0
+    assert list(work.plans().iterdir()) == []
+
+
+def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
+    (done, *_) = [chunk.name for chunk in plan(work).chunks]
+    archive_chunk(work, done)
+    members = work.ledger.chunk(done).member_count
+    source.bodies["denied"] = b"x"
+    work.ledger.record_skips("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
+    source.bodies["new"] = b"new"
+    source.bodies["bad\x00key"] = b"x"
+    found = previewed(work)
+    assert (found.located, found.claimed, found.estimate.statistics.objects) == (members, 31 - members, 1)
+    assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
+    last = found.difference
+    assert (last.plan, last.objects, last.chunks) == (found.previous.record.name, 1 - 31, found.estimate.chunks - 2)
+
+
+def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source, monkeypatch):
+    monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
+    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 1)
+    found = previewed(work)
+    made = plan(work)
+    assert found.plans == len(made.plans) == found.estimate.chunks == 2
+
+
+def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, ledger):
+    work = a_workplace(tmp_path, source, ledger, target="256KiB")
+    assert previewed(work).estimate.seconds is None
+    archive_everything(work)
+    source.bodies["more"] = os.urandom(1000)
+    estimate = previewed(work).estimate
+    assert estimate.rate.chunks == len(ledger.chunks("src")) - 1
+    assert estimate.seconds == 1000 / estimate.rate.bytes_per_second > 0
+
+
+def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_are_set():
+    assert preview.prices(SourceSettings(bucket="b")) == (0.0004, 0.09)
+    other = {"bucket": "b", "endpoint_url": "http://s3.example.org"}
+    assert preview.prices(SourceSettings(**other)) == (None, None)
+    assert preview.prices(SourceSettings(**other, get_price=0.01, egress_price=0)) == (0.01, 0)
+    assert preview.prices(SourceSettings(bucket="b", egress_price=0)) == (0.0004, 0)
+
+
+def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, source, ledger):
+    described = {"bucket": "b", "target_size": "1MiB", "get_price": 5, "egress_price": 1024}
+    estimate = previewed(a_workplace(tmp_path, source, ledger, sources={"src": described})).estimate
+    assert (estimate.requests, estimate.request_usd) == (31, pytest.approx(0.155))
+    assert estimate.egress_usd == pytest.approx(1_200_000 / (1 << 20))
+
+
+class PricedStore(DirectoryStore):
+    """A store that asks a coin a byte, or does not answer."""
+
+    answers = True
+
+    def cost(self, stored_size_bytes, chunks, days=0):
+        if not self.answers:
+            raise StoreUnreachable("no node answers")
+        return StorageCost(3, 3 * stored_size_bytes, 30, 3 * stored_size_bytes, chunks)
+
+
+def test_the_store_says_what_the_space_costs_and_a_preview_goes_on_without_it(tmp_path, source, ledger):
+    store = PricedStore(tmp_path / "store")
+    work = a_workplace(tmp_path, source, ledger, store=store)
+    estimate = previewed(work).estimate
+    assert estimate.storage == StorageCost(3, 3 * estimate.expected_bytes, 30, 3 * estimate.expected_bytes, 2)
+    store.answers = False
+    estimate = previewed(work).estimate
+    assert (estimate.storage, estimate.storage_unknown) == (None, "no node answers")
+
+
+def test_a_store_that_charges_nothing_has_no_cost(work):
+    estimate = previewed(work).estimate
+    assert (estimate.storage, estimate.storage_unknown) == (None, "")
+
+
+def test_the_tail_that_would_wait_is_no_part_of_the_estimate(tmp_path, source, ledger):
+    described = {"bucket": "b", "target_size": "1MiB", "min_chunk_size": "512KiB", "max_wait": "3660d"}
+    found = previewed(a_workplace(tmp_path, source, ledger, sources={"src": described}))
+    assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (31, 1)
+    assert found.claimed == 0
+    assert found.as_json()["waiting"]["objects"] == found.waiting.objects
