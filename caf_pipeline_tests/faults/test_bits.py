@@ -140,7 +140,7 @@ WHERE = ("head", "member", "manifest", "index", "footer")
 @pytest.fixture
 def several_chunks(new_world):
     """A world with a small chunk for each place, and their names."""
-    world = new_world(source={"target_size": 90_000})
+    world = new_world(source={"target_size": 70_000})
     for number in range(len(WHERE)):
         for part in range(3):
             world.put(f"chunk-{number}/{part}", random.Random(f"{number} {part}").randbytes(20_000))

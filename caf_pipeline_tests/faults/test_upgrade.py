@@ -113,7 +113,7 @@ def make_old_world(new_world, unruly_s3, new_bucket):
     def make(chunks):
         world = new_world(
             bucket=unruly_s3.in_front_of(new_bucket),
-            source={"target_size": 90_000},
+            source={"target_size": 70_000},
             packing={"fetch_threads": 1, "request_attempts": 1},
         )
         for number in range(chunks):
