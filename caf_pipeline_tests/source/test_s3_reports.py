@@ -535,5 +535,42 @@ def test_a_configuration_that_may_not_be_asked_for_is_not_needed(scripted_s3):
         scripted_s3.source(inventory=FOLDER).open_report()
 
 
+class Kept:
+    """A client that keeps what is put."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, bytes] = {}
+
+    def put_object(self, *, Bucket: str, Key: str, Body: bytes) -> None:
+        self.bodies[f"/{Bucket}/{Key}"] = Body
+
+
+@pytest.mark.parametrize(
+    "broken", [lambda body: ScriptedAnswer(200, body[:9], length=len(body)), lambda body: s3_error(503, "SlowDown")]
+)
+def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, broken):
+    reports = ReportWriter(kept := Kept(), "bucket-of-script", "dest", files=FILES_AT_ONCE)
+    dated = reports.write(NOW - DAY, rows=[dict.fromkeys(SCHEMA.names) | one_object("bucket-of-script")] * FILES_AT_ONCE)
+    failed = set()
+
+    def answer(request):
+        if "inventory" in request.query:
+            return s3_error(404, "NoSuchConfiguration")
+        if "versioning" in request.query:
+            return ScriptedAnswer(200, b"<VersioningConfiguration/>")
+        if "list-type" in request.query:
+            found = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
+            return ScriptedAnswer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode())
+        body = kept.bodies[request.path]
+        if "/data/" in request.path and request.path not in failed:
+            failed.add(request.path)
+            return broken(body)
+        return ScriptedAnswer(200, body)
+
+    scripted_s3.answer = answer
+    assert keys_taken(scripted_s3.source(inventory=reports.folder), tmp_path) == [b"k"]
+    assert len(failed) == FILES_AT_ONCE
+
+
 def test_csv_keys_are_written_as_s3_writes_them():
     assert csv_key("a b/c+d=é") == "a+b/c%2Bd%3D%C3%A9"
