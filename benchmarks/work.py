@@ -70,7 +70,7 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
     settings = SourceSettings.model_validate(
         {"bucket": BUCKET, "prefix": prefix, "endpoint_url": endpoint, "access_key_id": KEY, "secret_access_key": KEY}
     )
-    source = open_s3_source("bench", settings, attempts=3)
+    source = open_s3_source("bench", settings, attempts=3, connections=16)
     with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=MOMENT) as writer:
         for page in source.list_pages():
             writer.add(page)

@@ -83,8 +83,15 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
     """Open the S3 source of this name, with a boto3 client of its own where none is given."""
     from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
-    attempts = settings.packing.request_attempts
-    return open_s3_source(source, settings.source(source), attempts=attempts, client=client, waits=waits)
+    packing = settings.packing
+    return open_s3_source(
+        source,
+        settings.source(source),
+        attempts=packing.request_attempts,
+        connections=packing.fetch_threads,
+        client=client,
+        waits=waits,
+    )
 
 
 def open_workplace(

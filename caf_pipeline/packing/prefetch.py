@@ -1,7 +1,8 @@
 """Many GETs side by side, their bodies in order.
 
 Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or waiting for the writer as fit
-into a window of bytes, so that memory does not depend on the sizes or the number of objects.
+into a window of bytes, so that memory does not depend on the sizes or the number of objects. The smallest are begun by the
+writer itself: handing one to a thread and back costs more than all that is done with its bytes.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.inventory.checksums import new_digest
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
-from caf_pipeline.source.protocol import Checksum, ObjectPart, ObjectSource
+from caf_pipeline.source.protocol import BegunRead, Checksum, ObjectPart, ObjectSource
 
 MIN_UNIT_BYTES: Final = 4096
 """What an empty object counts in the window: its headers, futures and buffers, so that a million of them are not under way."""
@@ -25,13 +26,31 @@ CHECKSUM_ATTEMPTS: Final = 3
 """GETs of one body whose checksum differs, before it is said to be unreadable in this run."""
 
 
-@dataclass(frozen=True, slots=True)
+BEGUN_BYTES: Final = 64 << 10
+"""Objects up to this size are begun by the writer. SHA-256 and S3's checksum of so much take 0.1 ms; what is larger is hashed in
+threads, beside the writer."""
+
+BEGUN_AHEAD: Final = 4
+"""Objects begun for each of the GETs side by side, so that these go on while the writer is busy."""
+
+Fetched = tuple[ObjectPart, bytes | None]
+"""A part, and the SHA-256 of the object where the part is all of it."""
+
+
+@dataclass(slots=True)
 class _Unit:
-    """One GET under way: a part of an object, and the SHA-256 where that is all of it. `weight` counts in the window."""
+    """One GET under way: in a thread, or begun by the writer. `weight` counts in the window."""
 
     planned: PlannedObject
     weight: int
-    future: "Future[tuple[ObjectPart, bytes | None]]"
+    future: "Future[Fetched] | None"
+    begun: BegunRead | None = None
+
+    def cancel(self) -> None:
+        """Let nobody wait for it."""
+        for one in (self.future, self.begun):
+            if one:
+                one.cancel()
 
 
 class OrderedFetch:
@@ -56,6 +75,8 @@ class OrderedFetch:
         self._under_way: deque[_Unit] = deque()
         self._weight = 0
         self._next: tuple[PlannedObject, int, int] | None = None
+        self._begun = 0
+        self._begun_at_most = BEGUN_AHEAD * threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
         self.fetched_bytes = 0
 
@@ -63,6 +84,8 @@ class OrderedFetch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for unit in self._under_way:
+            unit.cancel()
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def next_object(self) -> PlannedObject | None:
@@ -70,16 +93,15 @@ class OrderedFetch:
         self._fill()
         return self._under_way[0].planned if self._under_way else None
 
-    def parts(self, planned: PlannedObject) -> Iterator[tuple[ObjectPart, bytes | None]]:
+    def parts(self, planned: PlannedObject) -> Iterator[Fetched]:
         """Yield the object's parts in order, each with the SHA-256 of the whole object where the part is all of it.
 
         Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the object is dropped.
         """
         try:
             while self._under_way and self._under_way[0].planned is planned:
-                unit = self._under_way.popleft()
-                self._weight -= unit.weight
-                result = unit.future.result()
+                unit = self._next_unit()
+                result = self._result(unit)
                 self.fetched_bytes += memoryview(result[0].body).nbytes
                 del unit
                 yield result
@@ -95,9 +117,7 @@ class OrderedFetch:
 
     def _drop(self, planned: PlannedObject) -> None:
         while self._under_way and self._under_way[0].planned is planned:
-            unit = self._under_way.popleft()
-            self._weight -= unit.weight
-            unit.future.cancel()
+            self._next_unit().cancel()
         while (wanted := self._peek()) and wanted[0] is planned:
             self._next = None
 
@@ -107,16 +127,45 @@ class OrderedFetch:
             weight = max(end_byte - start_byte, MIN_UNIT_BYTES)
             if self._under_way and self._weight + weight > self._window_bytes:
                 return
-            future = self._pool.submit(self._read, planned.object, start_byte, end_byte)
-            self._under_way.append(_Unit(planned, weight, future))
+            is_small = end_byte - start_byte == planned.object.size_bytes <= BEGUN_BYTES
+            if is_small and self._begun >= self._begun_at_most:
+                return
+            begun = self._source.begin(planned.object) if is_small else None
+            future = self._pool.submit(self._read, planned.object, start_byte, end_byte) if begun is None else None
+            self._under_way.append(_Unit(planned, weight, future, begun))
+            self._begun += begun is not None
             self._weight += weight
             self._next = None
+
+    def _next_unit(self) -> _Unit:
+        unit = self._under_way.popleft()
+        self._weight -= unit.weight
+        self._begun -= unit.begun is not None
+        return unit
+
+    def _result(self, unit: _Unit) -> Fetched:
+        part = unit.begun.part() if unit.begun else None
+        if part and not (self._compare_checksums and _differing(part)):
+            return part, hashlib.sha256(part.body).digest()
+        return (unit.future or self._read_again(unit)).result()
+
+    def _read_again(self, unit: _Unit) -> "Future[Fetched]":
+        """Read in threads what was begun and failed: this one, and side by side with it those behind it that failed as well."""
+        future = self._in_thread(unit.planned.object)
+        for other in self._under_way:
+            if other.begun and other.begun.has_failed():
+                other.future, other.begun = self._in_thread(other.planned.object), None
+                self._begun -= 1
+        return future
+
+    def _in_thread(self, obj: S3Object) -> "Future[Fetched]":
+        return self._pool.submit(self._read, obj, 0, obj.size_bytes)
 
     def checksum_of(self, obj: S3Object) -> Checksum | None:
         """Return S3's own checksum over the full object, where there is one and it is to be compared."""
         return self._source.full_object_checksum(obj) if self._compare_checksums else None
 
-    def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> tuple[ObjectPart, bytes | None]:
+    def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
         if end_byte - start_byte < obj.size_bytes:
             return self._source.read(obj, start_byte, end_byte), None
         algorithm = ""

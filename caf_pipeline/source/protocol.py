@@ -97,6 +97,22 @@ class InventoryReport:
     fetch: Callable[[Path], Iterator[tuple[Path, ReportCounts]]]
 
 
+class BegunRead(Protocol):
+    """The GET of all of an object, under way; no thread waits for it."""
+
+    def has_failed(self) -> bool:
+        """Tell whether it is known already that it gives no part."""
+        ...
+
+    def part(self) -> ObjectPart | None:
+        """Wait for all of the object, as `ObjectSource.read` gives it; None where that is to be asked again, and says why."""
+        ...
+
+    def cancel(self) -> None:
+        """End it: nobody waits for it any more."""
+        ...
+
+
 class ObjectSource(Protocol):
     """A bucket and prefix to archive. Safe to call from several threads."""
 
@@ -134,6 +150,10 @@ class ObjectSource(Protocol):
         """
         ...
 
+    def begin(self, obj: S3Object) -> BegunRead | None:
+        """Ask for all of an object, once, and return at once; None where only `read` can. Nothing is raised."""
+        ...
+
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         """Return S3's own checksum of the object where it covers the full object, else None: for objects that are read in parts.
 
@@ -163,4 +183,4 @@ class UnaskedObjects:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SourceUnreachable(self._why)
 
-    list_pages = open_report = read = full_object_checksum = read_headers = clock = _refuse
+    list_pages = open_report = read = begin = full_object_checksum = read_headers = clock = _refuse

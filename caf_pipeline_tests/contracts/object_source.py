@@ -28,7 +28,10 @@ def listed(source, **bounds) -> list[S3Object]:
 
 
 def whole(source, obj: S3Object) -> bytes:
-    return bytes(source.read(obj, 0, obj.size_bytes).body)
+    """Return an object as it is read, which is what it is where it is begun and waited for later."""
+    begun, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
+    assert begun is None or begun.part() == part
+    return bytes(part.body)
 
 
 def body_or_reason(source, obj: S3Object, start_byte: int, end_byte: int) -> bytes | str:

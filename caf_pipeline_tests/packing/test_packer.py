@@ -1,26 +1,30 @@
 """Packing one chunk: bodies, skips, limits, and what is left behind."""
 
+import contextlib
 import hashlib
 import os
 import threading
 import time
 import zlib
+from dataclasses import dataclass
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import ObjectReadFailed, StagingError
 from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.packer import Packer
-from caf_pipeline.packing.prefetch import OrderedFetch
+from caf_pipeline.packing.prefetch import BEGUN_AHEAD, BEGUN_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
@@ -247,6 +251,9 @@ class SlowWriter:
     def full_object_checksum(self, obj):
         return None
 
+    def begin(self, obj):
+        return None
+
     def read(self, obj, start_byte, end_byte):
         with self.lock:
             self.now += end_byte - start_byte
@@ -267,3 +274,98 @@ def test_the_window_bounds_the_bytes_ahead_of_the_writer(tmp_path):
                 with counting.lock:
                     counting.now -= len(part.body)
     assert counting.most <= window + PART  # the part in the writer's hands is no longer ahead of it
+
+
+SMALL_WINDOW = {"window_bytes": 1 << 20, "part_bytes": PART}
+
+
+class BeginningSource(MemorySource):
+    """Begins all but some keys; what is begun and not yet waited for is in `begun`, and fails for the keys of `broken`."""
+
+    def __init__(self, bodies, broken=(), unable=()):
+        super().__init__(bodies)
+        self.broken, self.unable = set(broken), set(unable)
+        self.begun, self.cancelled, self.most = [], [], 0
+
+    def begin(self, obj):
+        if obj.key.decode() in self.unable:
+            return None
+        self.begun.append(obj.key.decode())
+        self.most = max(self.most, len(self.begun))
+        return Begun(self, obj)
+
+
+@dataclass
+class Begun:
+    source: BeginningSource
+    obj: S3Object
+
+    def has_failed(self):
+        return self.obj.key.decode() in self.source.broken
+
+    def cancel(self):
+        self.source.cancelled.append(self.obj.key.decode())
+
+    def part(self):
+        self.source.begun.remove(self.obj.key.decode())
+        if self.has_failed():
+            return None
+        key = self.obj.key.decode()
+        return ObjectPart(self.source.bodies[key], ObjectHeaders(), self.source.checksums.get(key))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30))
+def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(tmp_path_factory, data, sizes):
+    made = {f"key-{number:04d}": os.urandom(size) for number, size in enumerate(sizes)}
+    some = st.sets(st.sampled_from(sorted(made))) if made else st.just(set())
+    source = BeginningSource(made, broken=data.draw(some), unable=data.draw(some))
+    plan = plan_of(tmp_path_factory.mktemp("plan"), source.objects(), target_size_bytes=8 << 20)
+    threads = data.draw(st.integers(1, 4))
+    objects = read_chunk_objects(plan.folder, 1) if made else []
+    fetched = {}
+    with OrderedFetch(source, objects, window_bytes=1 << 20, part_bytes=2 * PART, threads=threads) as fetch:
+        while planned := fetch.next_object():
+            parts = list(fetch.parts(planned))
+            fetched[planned.object.key.decode()] = b"".join(part.body for part, _ in parts)
+            if len(parts) == 1:
+                assert parts[0][1] == hashlib.sha256(parts[0][0].body).digest()
+    assert list(fetched.items()) == list(made.items())
+    assert source.most <= BEGUN_AHEAD * threads
+    small = {key for key, body in made.items() if len(body) <= BEGUN_BYTES}
+    assert sorted(key for key, *_ in source.reads if key in small) == sorted(small & (source.broken | source.unable))
+
+
+def test_what_was_begun_and_failed_is_read_again_side_by_side(tmp_path):
+    source = BeginningSource(bodies(12), broken=[f"key-{number:04d}" for number in (2, 5, 7)])
+    gate = threading.Barrier(3)
+    read = source.read
+    source.read = lambda *wanted: (gate.wait(30), read(*wanted))[1]
+    plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
+    objects = read_chunk_objects(plan.folder, 1)
+    with OrderedFetch(source, objects, **SMALL_WINDOW, threads=3) as fetch:
+        while planned := fetch.next_object():
+            [(part, _)] = fetch.parts(planned)
+            assert part.body == source.bodies[planned.object.key.decode()]
+
+
+def test_a_begun_body_whose_checksum_differs_is_read_again(tmp_path):
+    source = BeginningSource(bodies(3))
+    source.checksums["key-0001"] = Checksum("crc32", zlib.crc32(source.bodies["key-0001"]).to_bytes(4, "big"))
+    right, source.bodies["key-0001"] = source.bodies["key-0001"], bytes(1000)
+    read = source.read
+    source.read = lambda *wanted: (source.bodies.update({"key-0001": right}), read(*wanted))[1]
+    packing = Packing(tmp_path, source)
+    assert packing.chunk.reader.read("key-0001") == right
+    assert [key for key, *_ in source.reads] == ["key-0001"]
+
+
+def test_nothing_that_was_begun_is_left_behind_by_a_packing_that_ends_early(tmp_path):
+    source = BeginningSource(bodies(50))
+    plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
+    objects = read_chunk_objects(plan.folder, 1)
+    with contextlib.suppress(ZeroDivisionError), OrderedFetch(source, objects, **SMALL_WINDOW, threads=2) as fetch:
+        list(fetch.parts(fetch.next_object()))
+        raise ZeroDivisionError
+    assert source.begun
+    assert sorted(source.cancelled) == sorted(source.begun)

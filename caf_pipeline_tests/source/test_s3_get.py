@@ -8,12 +8,15 @@ import socketserver
 import ssl
 import sys
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
+from awscrt.exceptions import AwsCrtError
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,7 +34,8 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.clients import build_client, is_aws
-from caf_pipeline.source.s3.get_client import GetClient
+from caf_pipeline.source.s3.errors import is_transient
+from caf_pipeline.source.s3.get_client import BegunGet, GetClient
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error, serving, settings_for
@@ -204,6 +208,73 @@ def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(scripted_s3
     assert (part.headers.user_metadata, part.headers.content_type) == ({"name": said}, "text/plain")
     assert bytes(part.body) == answer.body
     assert part.headers == source.read_headers(thing())
+
+
+# --- what is begun -------------------------------------------------------------------------------------------------
+
+
+def test_an_object_that_is_begun_costs_one_request_and_is_what_is_read(scripted_s3):
+    answer = head(x_amz_checksum_crc32=CRC)
+    source = answers(scripted_s3, replace(answer, body=b"bytes"))
+    obj = thing(checksum="CRC32/FULL_OBJECT")
+    part = source.begin(obj).part()
+    assert len(scripted_s3.requests) == 1
+    assert part == source.read(obj, 0, 5)
+    begun, read = scripted_s3.requests
+    assert (begun.method, begun.path) == (read.method, read.path)
+    assert {name: begun.headers[name] for name in ("if-match", "x-amz-checksum-mode")} == {
+        name: read.headers[name] for name in ("if-match", "x-amz-checksum-mode")
+    }
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # awscrt tells of it on stderr, too
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ScriptedAnswer(404, b"", {}),
+        ScriptedAnswer(412, b"", {}),
+        ScriptedAnswer(503, b"", {}),
+        ScriptedAnswer(301, b"", {"Location": "http://127.0.0.1:9/"}),
+        ok(b"byte"),
+        ok(b"bytes and more"),
+        ok(b"byte", length=5),
+        ScriptedAnswer(200, b"bytes", GET_OK | {"ETag": '"another"'}),
+        ScriptedAnswer(200, b"bytes", GET_OK | {"x-amz-meta-name": "caf\xe9"}),
+    ],
+)
+def test_what_was_begun_and_came_to_nothing_is_left_to_be_read(scripted_s3, answer):
+    begun = answers(scripted_s3, answer).begin(thing())
+    assert begun.part() is None
+    assert len(scripted_s3.requests) == 1
+
+
+def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_to_be_read(scripted_s3):
+    source = answers(scripted_s3, ok())
+    assert source.begin(replace(thing(), key=b"\xff")) is None
+    source._reading.gets._credentials = None
+    assert source.begin(thing()) is None
+    assert scripted_s3.requests == []
+
+
+def test_what_was_begun_can_be_cancelled(scripted_s3):
+    gate = threading.Event()
+    scripted_s3.answer = lambda request: (gate.wait(60), ok())[1]
+    try:
+        begun = scripted_s3.source().begin(thing())
+        assert not begun.has_failed()
+        begun.cancel()
+        assert begun.part() is None
+        assert begun.has_failed()
+    finally:
+        gate.set()
+
+
+def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
+    future = Future()
+    future.set_exception(BrokenPipeError())
+    with pytest.raises(AwsCrtError, match="AWS_IO_SOCKET_CLOSED") as broken:
+        BegunGet(None, SimpleNamespace(finished_future=future), [], []).answer()
+    assert is_transient(broken.value)
 
 
 # --- checksums -----------------------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class MemorySource:
         checksum = self.checksums.get(key) if end_byte - start_byte == obj.size_bytes else None
         return ObjectPart(self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()), checksum)
 
+    def begin(self, obj):
+        return None
+
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         return self.checksums.get(obj.key.decode())
 

@@ -26,7 +26,7 @@ from caf_pipeline.source.s3.errors import (
     object_error,
     unavailable,
 )
-from caf_pipeline.source.s3.get_client import GetAnswer, GetClient, UnreadableHeader
+from caf_pipeline.source.s3.get_client import BegunGet, GetAnswer, GetClient, UnreadableHeader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -83,30 +83,30 @@ class ObjectReader:
             wait.moved()
             return part
 
-    def _part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
-        whole = end_byte - start_byte == obj.size_bytes
-        asked = {} if whole else {"Range": f"bytes={start_byte}-{end_byte - 1}"}
-        named = _named_algorithm(obj) if whole else ""
-        answer = self._get(obj, asked | ({"x-amz-checksum-mode": "ENABLED"} if named else {}), end_byte - start_byte)
-        size_bytes = len(answer.body) if whole else _size_of_range(answer.headers)
-        if len(answer.body) != end_byte - start_byte or size_bytes != obj.size_bytes:
-            raise WrongBody(
-                f"{len(answer.body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
-            )
-        etag = answer.headers.get("etag")
-        if etag not in (None, _quoted(obj.etag), obj.etag):
-            raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
-        return ObjectPart(answer.body, _object_headers(answer.headers), _checksum(named, answer.headers))
-
-    def _get(self, obj: S3Object, asked: Mapping[str, str], size_bytes: int) -> GetAnswer:
-        pinned = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
+    def begin(self, obj: S3Object) -> "BegunPart | None":
+        """See `ObjectSource.begin`; the key is text."""
         try:
-            return self.gets.get(obj.key.decode(), version_id=obj.version_id, headers={**pinned, **asked}, size_bytes=size_bytes)
+            return BegunPart(self, obj, self._ask(obj, 0, obj.size_bytes))
+        except ASKING_FAILED:
+            return None
+
+    def _part(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
+        try:
+            answer = self._ask(obj, start_byte, end_byte).answer()
         except UnreadableHeader:
-            more: dict[str, Any] = {"Range": asked["Range"]} if "Range" in asked else {}
-            answer: Any = self.client.get_object(**self._identity(obj), **more)
-            with closing(answer["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
-                return GetAnswer(answer["ResponseMetadata"]["HTTPHeaders"], stream.read())
+            more: dict[str, Any] = {} if _is_whole(obj, start_byte, end_byte) else {"Range": _range(start_byte, end_byte)}
+            given: Any = self.client.get_object(**self._identity(obj), **more)
+            with closing(given["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
+                answer = GetAnswer(given["ResponseMetadata"]["HTTPHeaders"], stream.read())
+        return _checked(obj, start_byte, end_byte, answer)
+
+    def _ask(self, obj: S3Object, start_byte: int, end_byte: int) -> BegunGet:
+        headers = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
+        if not _is_whole(obj, start_byte, end_byte):
+            headers["Range"] = _range(start_byte, end_byte)
+        elif _named_algorithm(obj):
+            headers["x-amz-checksum-mode"] = "ENABLED"
+        return self.gets.begin(obj.key.decode(), version_id=obj.version_id, headers=headers, size_bytes=end_byte - start_byte)
 
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
@@ -140,6 +140,56 @@ class ObjectReader:
     def _identity(self, obj: S3Object) -> dict[str, Any]:
         pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {"VersionId": obj.version_id}
         return {"Bucket": self.at.bucket, "Key": obj.key.decode(), **pinned, **self.extra}
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPart:
+    """See `BegunRead`."""
+
+    reader: ObjectReader
+    obj: S3Object
+    get: BegunGet
+
+    def has_failed(self) -> bool:
+        """See `BegunRead.has_failed`."""
+        return self.get.has_failed()
+
+    def cancel(self) -> None:
+        """See `BegunRead.cancel`."""
+        self.get.cancel()
+
+    def part(self) -> ObjectPart | None:
+        """See `BegunRead.part`."""
+        try:
+            if self.get.is_done:
+                return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
+            with self.reader.asking.waiting(STALLED_SECONDS):
+                return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
+        except (*ASKING_FAILED, UnreadableHeader):
+            return None
+
+
+def _is_whole(obj: S3Object, start_byte: int, end_byte: int) -> bool:
+    return end_byte - start_byte == obj.size_bytes
+
+
+def _range(start_byte: int, end_byte: int) -> str:
+    return f"bytes={start_byte}-{end_byte - 1}"
+
+
+def _checked(obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -> ObjectPart:
+    """Return the part that was asked for; raises WrongBody where the answer is of other bytes."""
+    whole = _is_whole(obj, start_byte, end_byte)
+    size_bytes = len(answer.body) if whole else _size_of_range(answer.headers)
+    if len(answer.body) != end_byte - start_byte or size_bytes != obj.size_bytes:
+        raise WrongBody(
+            f"{len(answer.body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
+        )
+    etag = answer.headers.get("etag")
+    if etag not in (None, _quoted(obj.etag), obj.etag):
+        raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
+    checksum = _checksum(_named_algorithm(obj) if whole else "", answer.headers)
+    return ObjectPart(answer.body, _object_headers(answer.headers), checksum)
 
 
 def _named_algorithm(obj: S3Object) -> str:

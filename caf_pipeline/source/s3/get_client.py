@@ -5,7 +5,7 @@ tries nothing again; `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` count as they do
 Source: awscrt 0.38's `S3Client`, tried on a server; docs/decisions/0017-one-client-for-gets.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ from awscrt.http import HttpHeaders, HttpRequest
 from awscrt.io import ClientTlsContext, TlsConnectionOptions, TlsContextOptions
 from awscrt.s3 import (
     S3Client,
+    S3Request,
     S3RequestTlsMode,
     S3RequestType,
     S3ResponseError,
@@ -62,10 +63,18 @@ class GetAnswer:
 class GetClient:
     """GETs of the objects of one bucket. Safe to call from several threads."""
 
-    def __init__(self, client: "Boto3Client", bucket: str, *, requester_pays: bool = False, region: str | None = None) -> None:
+    def __init__(
+        self,
+        client: "Boto3Client",
+        bucket: str,
+        *,
+        requester_pays: bool = False,
+        region: str | None = None,
+        connections: int | None = None,
+    ) -> None:
         """Take endpoint, path style, credentials and certificates of boto3's `client`; nothing is asked of the network.
 
-        `region` is the bucket's, where it is another than the client's.
+        `region` is the bucket's, where it is another than the client's. Of more than `connections` GETs at once the later wait.
 
         Raises:
             SettingsError: the file of certificates cannot be read.
@@ -87,18 +96,18 @@ class GetClient:
             tls_mode=S3RequestTlsMode.ENABLED if is_tls else S3RequestTlsMode.DISABLED,
             tls_connection_options=_trusting(verified_by) if is_tls else None,
             memory_limit=MEMORY_LIMIT_BYTES,
+            max_active_connections_override=connections,
             retry_config=S3RetryConfig(retry_mode=S3RetryMode.NONE),  # `Asking` has retries, which see S3's code
             connect_timeout_ms=int(CONNECT_TIMEOUT.total_seconds() * 1000),
         )
 
-    def get(self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int) -> GetAnswer:
-        """Return the answer to one GET with these headers.
+    def begin(self, key: str, *, version_id: str | None, headers: Mapping[str, str], size_bytes: int) -> "BegunGet":
+        """Ask for an object with these headers, and return at once.
 
         `size_bytes` are those that are asked for; where `Range` is among the headers, no more is taken.
 
         Raises:
-            ClientError: S3 refuses. AwsCrtError: there is no answer, or none that is of use. UnreadableHeader.
-            NoCredentialsError, CredentialRetrievalError: there is nothing to sign with.
+            AwsCrtError: it cannot be asked. NoCredentialsError, CredentialRetrievalError: there is nothing to sign with.
         """
         query = f"?versionId={quote(version_id, safe='')}" if version_id is not None else ""
         request = HttpRequest(
@@ -118,17 +127,7 @@ class GetClient:
             on_headers=lambda headers, **_: got.append(headers),
             on_body=lambda chunk, **_: pieces.append(chunk),
         )
-        try:
-            asked.finished_future.result()
-        except S3ResponseError as error:
-            raise self._refusal(error) from error
-        except AwsCrtError as error:
-            if error.name == _UNREADABLE_HEADER:
-                raise UnreadableHeader from error
-            if error.name == _CLOCK_WRONG:
-                raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}}, "GetObject") from error
-            raise
-        return GetAnswer(_in_lower_case(got[-1]), pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return BegunGet(self, asked, got, pieces)
 
     def _signing_config(self) -> AwsSigningConfig | None:
         """Return what signs by the credentials as they are now; botocore renews those that are temporary."""
@@ -144,10 +143,53 @@ class GetClient:
             self._signing = (current, signing)
         return signing
 
-    def _refusal(self, error: S3ResponseError) -> ClientError:
+    def refusal(self, error: S3ResponseError) -> ClientError:
         """Return S3's refusal as boto3 tells one."""
         answer = {"headers": _in_lower_case(error.headers), "status_code": error.status_code, "body": error.body or b""}
         return ClientError(self._parser.parse(answer, self._shape), "GetObject")
+
+
+@dataclass(frozen=True, slots=True)
+class BegunGet:
+    """A GET under way. `got` and `pieces` fill up with the headers of its answers and the body of the last."""
+
+    client: GetClient
+    asked: S3Request
+    got: Sequence[list[tuple[str, str]]]
+    pieces: Sequence[bytes]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `answer` need not wait."""
+        return bool(self.asked.finished_future.done())
+
+    def has_failed(self) -> bool:
+        """Tell whether `answer` raises, without waiting for it."""
+        return self.is_done and self.asked.finished_future.exception() is not None
+
+    def cancel(self) -> None:
+        """End it; `answer` raises."""
+        self.asked.cancel()
+
+    def answer(self) -> GetAnswer:
+        """Wait for the answer, and return it.
+
+        Raises:
+            ClientError: S3 refuses. AwsCrtError: there is no answer, or none that is of use. UnreadableHeader.
+        """
+        try:
+            self.asked.finished_future.result()
+        except S3ResponseError as error:
+            raise self.client.refusal(error) from error
+        except AwsCrtError as error:
+            if error.name == _UNREADABLE_HEADER:
+                raise UnreadableHeader from error
+            if error.name == _CLOCK_WRONG:
+                raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}}, "GetObject") from error
+            raise
+        except OSError as error:  # awscrt makes some of its errors Python's own: a pipe that is broken
+            raise AwsCrtError(0, "AWS_IO_SOCKET_CLOSED", f"the connection broke ({type(error).__name__})") from error
+        return GetAnswer(_in_lower_case(self.got[-1]), self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces))
 
 
 def _place(client: "Boto3Client", bucket: str, region: str | None) -> tuple[str, str]:
@@ -184,6 +226,7 @@ def _in_lower_case(headers: list[tuple[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in headers:
         # awscrt decodes UTF-8; botocore, which reads the same headers by HEAD, ISO 8859-1 (RFC 9112, appendix).
-        text = value.encode().decode("iso-8859-1")
-        found[name.lower()] = f"{found[name.lower()]}, {text}" if name.lower() in found else text
+        text = value if value.isascii() else value.encode().decode("iso-8859-1")
+        lower = name.lower()
+        found[lower] = f"{found[lower]}, {text}" if lower in found else text
     return found

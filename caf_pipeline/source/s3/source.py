@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import Checksum, InventoryReport, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import ObjectReader
@@ -69,6 +69,10 @@ class S3Source:
         self._require_text(obj)
         return self._reading.part(obj, start_byte, end_byte)
 
+    def begin(self, obj: S3Object) -> BegunRead | None:
+        """See `ObjectSource.begin`."""
+        return self._reading.begin(obj) if is_supported(obj.key) else None
+
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`."""
         self._require_text(obj)
@@ -94,10 +98,13 @@ def open_s3_source(
     settings: SourceSettings,
     *,
     attempts: int = DEFAULT_ATTEMPTS,
+    connections: int | None = None,
     client: "S3Client | None" = None,
     waits: Waits | None = None,
 ) -> S3Source:
     """Return the source that the settings name. On AWS, its bucket's region is asked for.
+
+    `connections` bounds its GETs side by side; by default awscrt does.
 
     A client may be given instead of one built from the settings; retries of its own multiply with `attempts`.
 
@@ -111,7 +118,7 @@ def open_s3_source(
         grace=UNANSWERED_SECONDS,
     ):
         region = bucket_region(client, settings.bucket) if is_aws(client) else None
-    gets = GetClient(client, settings.bucket, requester_pays=settings.requester_pays, region=region)
+    gets = GetClient(client, settings.bucket, requester_pays=settings.requester_pays, region=region, connections=connections)
     return S3Source(
         settings.bucket,
         settings.prefix,
