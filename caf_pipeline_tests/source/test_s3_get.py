@@ -8,12 +8,11 @@ import socketserver
 import ssl
 import sys
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from types import SimpleNamespace
 
 import pytest
 from awscrt.exceptions import AwsCrtError
@@ -257,11 +256,12 @@ def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_
 
 
 def test_what_was_begun_can_be_cancelled(scripted_s3):
-    gate = threading.Event()
-    scripted_s3.answer = lambda request: (gate.wait(60), ok())[1]
+    arrived, gate = threading.Event(), threading.Event()
+    scripted_s3.answer = lambda request: (arrived.set(), gate.wait(60), ok())[-1]
     try:
         begun = scripted_s3.source().begin(thing())
         assert not begun.has_failed()
+        assert arrived.wait(60)
         begun.cancel()
         assert begun.part() is None
         assert begun.has_failed()
@@ -269,11 +269,28 @@ def test_what_was_begun_can_be_cancelled(scripted_s3):
         gate.set()
 
 
+@pytest.mark.parametrize("answer", [ok(), ScriptedAnswer(404, b"", {})])
+def test_what_was_begun_may_be_dropped_as_an_error_passes(scripted_s3, answer):
+    """awscrt calls Python where its request is freed, and made the error another one."""
+    source, finished = answers(scripted_s3, answer), []
+
+    def fail(begun):
+        finished.append(begun.get.finished)
+        if len(finished) % 2:
+            begun.part()
+        raise ZeroDivisionError
+
+    for _ in range(40):
+        with pytest.raises(ZeroDivisionError):
+            fail(source.begin(thing()))
+    assert not wait(finished, timeout=60).not_done
+
+
 def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
     future = Future()
     future.set_exception(BrokenPipeError())
     with pytest.raises(AwsCrtError, match="AWS_IO_SOCKET_CLOSED") as broken:
-        BegunGet(None, SimpleNamespace(finished_future=future), [], []).answer()
+        BegunGet(None, 0, future, [], []).answer()
     assert is_transient(broken.value)
 
 

@@ -6,7 +6,10 @@ Source: awscrt 0.38's `S3Client`, tried on a server; docs/decisions/0017-one-cli
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -88,6 +91,9 @@ class GetClient:
         verified_by = client._endpoint.http_session._verify  # type: ignore[attr-defined]
         self._unsigned = getattr(client.meta.config, "signature_version", None) is UNSIGNED
         self._signing: tuple[object, AwsSigningConfig | None] = (None, None)
+        # What awscrt frees may call Python. While an exception passes, that would make it a SystemError.
+        self._under_way: dict[int, S3Request] = {}
+        self._numbers = count()
         self._parser = create_parser("rest-xml")
         self._shape: Any = client.meta.service_model.operation_model("GetObject").output_shape
         is_tls = parts.scheme == "https"
@@ -127,7 +133,17 @@ class GetClient:
             on_headers=lambda headers, **_: got.append(headers),
             on_body=lambda chunk, **_: pieces.append(chunk),
         )
-        return BegunGet(self, asked, got, pieces)
+        finished = asked.finished_future
+        number = next(self._numbers)
+        self._under_way[number] = asked
+        del asked
+        finished.add_done_callback(partial(_forget, self._under_way, number))
+        return BegunGet(self, number, finished, got, pieces)
+
+    def cancel(self, number: int) -> None:
+        """End the request of this number, where it is under way."""
+        if asked := self._under_way.get(number):
+            asked.cancel()
 
     def _signing_config(self) -> AwsSigningConfig | None:
         """Return what signs by the credentials as they are now; botocore renews those that are temporary."""
@@ -149,27 +165,32 @@ class GetClient:
         return ClientError(self._parser.parse(answer, self._shape), "GetObject")
 
 
+def _forget(under_way: dict[int, S3Request], number: int, _: object) -> None:
+    del under_way[number]
+
+
 @dataclass(frozen=True, slots=True)
 class BegunGet:
     """A GET under way. `got` and `pieces` fill up with the headers of its answers and the body of the last."""
 
     client: GetClient
-    asked: S3Request
+    number: int
+    finished: "Future[None]"
     got: Sequence[list[tuple[str, str]]]
     pieces: Sequence[bytes]
 
     @property
     def is_done(self) -> bool:
         """Whether `answer` need not wait."""
-        return bool(self.asked.finished_future.done())
+        return self.finished.done()
 
     def has_failed(self) -> bool:
         """Tell whether `answer` raises, without waiting for it."""
-        return self.is_done and self.asked.finished_future.exception() is not None
+        return self.is_done and self.finished.exception() is not None
 
     def cancel(self) -> None:
         """End it; `answer` raises."""
-        self.asked.cancel()
+        self.client.cancel(self.number)
 
     def answer(self) -> GetAnswer:
         """Wait for the answer, and return it.
@@ -178,7 +199,7 @@ class BegunGet:
             ClientError: S3 refuses. AwsCrtError: there is no answer, or none that is of use. UnreadableHeader.
         """
         try:
-            self.asked.finished_future.result()
+            self.finished.result()
         except S3ResponseError as error:
             raise self.client.refusal(error) from error
         except AwsCrtError as error:
