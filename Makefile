@@ -8,6 +8,7 @@
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
+#   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
 #   make docs    write the generated pages
 #   make lock    resolve the dependencies anew
 
@@ -28,7 +29,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-jackal reliability soak lint types bench bench-quick docs lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-jackal reliability soak lint types bench bench-quick bench-scaling docs lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -108,6 +109,11 @@ $(TOOLS)/versitygw:
 
 bench: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --keep $(CASE)
+
+bench-scaling: setup $(TOOLS)/versitygw
+	$(BIN)/python -m benchmarks.slopes --keep $(CASE)
+	$(BIN)/python -m benchmarks.workers --keep
+	$(BIN)/python -m benchmarks.scaling
 
 bench-quick: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --scale quick $(CASE)

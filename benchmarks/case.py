@@ -16,16 +16,24 @@ SCALES = ("full", "quick", "tiny")
 
 @dataclass
 class Bench:
-    """What cases use: a folder for what runs write, the scale, and the S3 server, which starts when it is first wanted."""
+    """What cases use.
+
+    Attributes:
+        folder: for what runs write.
+        scale: of `SCALES`.
+        stack: ends what was started.
+        share: of the scale's numbers that is wanted.
+    """
 
     folder: Path
     scale: str
     stack: contextlib.ExitStack
+    share: float = 1.0
     _s3: S3Server | None = None
 
     def pick(self, full: int, quick: int, tiny: int) -> int:
-        """Return the number for this scale."""
-        return dict(zip(SCALES, (full, quick, tiny), strict=True))[self.scale]
+        """Return the number for this scale and share."""
+        return max(1, round(self.share * dict(zip(SCALES, (full, quick, tiny), strict=True))[self.scale]))
 
     def s3(self) -> S3Server:
         """Return the S3 server."""

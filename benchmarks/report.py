@@ -21,11 +21,15 @@ def write(history: Path) -> None:
     lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     newest = {line["case"]: line for line in lines if line["scale"] == "full"}
     shown = [newest[name] for name in CASES if name in newest]
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{_tables(shown)}\n{END}{after}", encoding="utf-8")
+    replace_between(PAGE, _tables(shown))
     PLOT.write_text(_plot(shown), encoding="utf-8")
+
+
+def replace_between(page: Path, text: str) -> None:
+    """Put a text between the marks of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _tables(lines: Sequence[dict[str, Any]]) -> str:

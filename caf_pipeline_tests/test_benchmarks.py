@@ -32,6 +32,30 @@ def test_a_case_tells_its_ratio_as_json(case):
     assert min(told["ours"]["cpu_seconds"], told["theirs"]["cpu_seconds"], told["theirs"]["peak_bytes"]) > 0
 
 
+@pytest.mark.thorough
+def test_workers_that_share_a_ledger_are_simulated():
+    command = [sys.executable, "-m", "benchmarks.workers", "--workers", "1", "5", "--chunks", "6", "--objects", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["workers"], line["chunks"]) for line in told] == [(1, 6), (5, 6)]
+    assert all(line["moves_per_second"] == pytest.approx(7 * 6 / line["seconds"]) for line in told)
+
+
+@pytest.mark.thorough
+def test_a_case_tells_how_its_costs_grow():
+    command = [sys.executable, "-m", "benchmarks.slopes", "--scale", "tiny", "writer-small"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["case"], told["scale"], len(told["cpu_seconds"]), len(told["peak_bytes"])) == (
+        "writer-small",
+        "slopes-tiny",
+        3,
+        3,
+    )
+
+
 def test_a_case_that_there_is_not_is_named():
     done = subprocess.run([sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -22,8 +22,8 @@ from caf_pipeline.steps import planning
 from caf_pipeline.store.protocol import StorageCost
 
 GET_PRICE: Final = 0.0004
-"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1 by https://aws.amazon.com/s3/pricing/ ("Requests & data
-retrievals"), read in November 2026. Other classes and regions cost more, and retrieval from cold classes comes on top."""
+"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1, as it has been for years; the present price stands at
+https://aws.amazon.com/s3/pricing/. Other classes and regions cost more, and retrieval from cold classes comes on top."""
 
 EGRESS_PRICE: Final = 0.09
 """US dollars for 1 GiB to the internet, of the first 10 TB in a month, likewise ("Data transfer"). Nothing where the pipeline

@@ -173,7 +173,7 @@ def _forget(under_way: dict[int, S3Request], number: int, _: object) -> None:
 class BegunGet:
     """A GET under way. `got` and `pieces` fill up with the headers of its answers and the body of the last."""
 
-    client: GetClient
+    gets: GetClient
     number: int
     finished: "Future[None]"
     got: Sequence[list[tuple[str, str]]]
@@ -190,7 +190,7 @@ class BegunGet:
 
     def cancel(self) -> None:
         """End it; `answer` raises."""
-        self.client.cancel(self.number)
+        self.gets.cancel(self.number)
 
     def answer(self) -> GetAnswer:
         """Wait for the answer, and return it.
@@ -201,7 +201,7 @@ class BegunGet:
         try:
             self.finished.result()
         except S3ResponseError as error:
-            raise self.client.refusal(error) from error
+            raise self.gets.refusal(error) from error
         except AwsCrtError as error:
             if error.name == _UNREADABLE_HEADER:
                 raise UnreadableHeader from error
