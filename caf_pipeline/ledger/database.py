@@ -6,6 +6,7 @@ Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's
 """
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -89,6 +90,10 @@ _UNREACHABLE: Final = (
 """Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
 
 
+# Of a pipeline whose connection is lost it warns that it cannot be ended, beside the error that is raised.
+logging.getLogger("psycopg").setLevel(logging.ERROR)
+
+
 class Database:
     """A small pool of connections to one database. Safe in threads; a fork needs one of its own.
 
@@ -138,9 +143,7 @@ class Database:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             try:
                 yield driver_connection(connection)
-            except Exception:
-                raise
-            except BaseException:  # as above
+            except BaseException:  # the pool does not see what the driver raises, and would reset a connection that is broken
                 connection.invalidate()
                 raise
 

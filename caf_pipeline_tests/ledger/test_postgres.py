@@ -233,6 +233,23 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(le
         assert ledger.load_locations(lease, chunk, batches([location("a"), location("b")])) == 2
 
 
+def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_another(ledger, database, postgres_url, caplog):
+    chunk = archive(ledger, ["a"])
+
+    def lose_the_connection():
+        with database.reading() as connection, connection.pipeline():
+            connection.execute("BEGIN")
+            with psycopg.connect(postgres_url, autocommit=True) as admin:
+                name = database.url.database
+                admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            connection.execute("SELECT 1").fetchone()
+
+    with pytest.raises(LedgerUnreachable):
+        lose_the_connection()
+    assert ledger.locate(SOURCE, "a").chunk == chunk
+    assert caplog.records == []
+
+
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
     with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
         connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
