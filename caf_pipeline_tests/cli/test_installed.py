@@ -13,7 +13,9 @@ COMMANDS = {
     "verify": ("verify", "made.caf"),
     "merkle": ("merkle", "made.caf"),
     "extract": ("extract", "made.caf", "-C", "extracted"),
+    "plan": ("plan", "src", "--dry-run"),
     "run": ("run",),
+    "plans": ("plans", "src"),
     "get": ("get", "src", "key"),
     "status": ("status",),
     "unpark": ("unpark", "src-00000000-00001"),
@@ -36,7 +38,14 @@ COMMANDS = {
 STATUS = {"unpark": 11, "withdraw": 11, "safe-to-delete": 1}
 """Of those that say something else than 0: there is no such chunk; nothing was proven in two windows yet."""
 
-SAID = {"cat": b"bytes", "get": b"body", "jackal price": b"ujkl", "status": b"located", "list": b"folder/file"}
+SAID = {
+    "cat": b"bytes",
+    "get": b"body",
+    "jackal price": b"ujkl",
+    "status": b"located",
+    "plans": b"located",
+    "list": b"folder/file",
+}
 
 
 def names(of, before=()):
