@@ -290,7 +290,7 @@ def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
     future = Future()
     future.set_exception(BrokenPipeError())
     with pytest.raises(AwsCrtError, match="AWS_IO_SOCKET_CLOSED") as broken:
-        BegunGet(None, 0, future, [], []).answer()
+        BegunGet(None, future, [], []).answer()
     assert is_transient(broken.value)
 
 

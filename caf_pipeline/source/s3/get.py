@@ -8,7 +8,7 @@ Source: GetObject and HeadObject in the Amazon S3 API Reference.
 import base64
 import binascii
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -161,9 +161,7 @@ class BegunPart:
     def part(self) -> ObjectPart | None:
         """See `BegunRead.part`."""
         try:
-            if self.get.is_done:
-                return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
-            with self.reader.asking.waiting(STALLED_SECONDS):
+            with nullcontext() if self.get.is_done else self.reader.asking.waiting(STALLED_SECONDS):
                 return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
         except (*ASKING_FAILED, UnreadableHeader):
             return None

@@ -8,8 +8,6 @@ Source: awscrt 0.38's `S3Client`, tried on a server; docs/decisions/0017-one-cli
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -92,8 +90,7 @@ class GetClient:
         self._unsigned = getattr(client.meta.config, "signature_version", None) is UNSIGNED
         self._signing: tuple[object, AwsSigningConfig | None] = (None, None)
         # What awscrt frees may call Python. While an exception passes, that would make it a SystemError.
-        self._under_way: dict[int, S3Request] = {}
-        self._numbers = count()
+        self._under_way: dict[Future[None], S3Request] = {}
         self._parser = create_parser("rest-xml")
         self._shape: Any = client.meta.service_model.operation_model("GetObject").output_shape
         is_tls = parts.scheme == "https"
@@ -134,15 +131,14 @@ class GetClient:
             on_body=lambda chunk, **_: pieces.append(chunk),
         )
         finished = asked.finished_future
-        number = next(self._numbers)
-        self._under_way[number] = asked
+        self._under_way[finished] = asked
         del asked
-        finished.add_done_callback(partial(_forget, self._under_way, number))
-        return BegunGet(self, number, finished, got, pieces)
+        finished.add_done_callback(self._under_way.pop)
+        return BegunGet(self, finished, got, pieces)
 
-    def cancel(self, number: int) -> None:
-        """End the request of this number, where it is under way."""
-        if asked := self._under_way.get(number):
+    def cancel(self, finished: "Future[None]") -> None:
+        """End the request that this future is of, where it is under way."""
+        if asked := self._under_way.get(finished):
             asked.cancel()
 
     def _signing_config(self) -> AwsSigningConfig | None:
@@ -165,16 +161,11 @@ class GetClient:
         return ClientError(self._parser.parse(answer, self._shape), "GetObject")
 
 
-def _forget(under_way: dict[int, S3Request], number: int, _: object) -> None:
-    del under_way[number]
-
-
 @dataclass(frozen=True, slots=True)
 class BegunGet:
     """A GET under way. `got` and `pieces` fill up with the headers of its answers and the body of the last."""
 
     gets: GetClient
-    number: int
     finished: "Future[None]"
     got: Sequence[list[tuple[str, str]]]
     pieces: Sequence[bytes]
@@ -190,7 +181,7 @@ class BegunGet:
 
     def cancel(self) -> None:
         """End it; `answer` raises."""
-        self.gets.cancel(self.number)
+        self.gets.cancel(self.finished)
 
     def answer(self) -> GetAnswer:
         """Wait for the answer, and return it.
