@@ -154,7 +154,7 @@ class ReportRows:
             "version_id": self._version_ids(batch),
             "etag": pc.utf8_trim(batch["e_tag"].cast(pa.string()), '"'),
             "size_bytes": sizes,
-            "last_modified": _moments(batch),
+            "last_modified": _converted(batch, "last_modified_date", _MOMENT),
             "storage_class": _text_or(batch, "storage_class", "STANDARD"),
             "checksum": _text_or(batch, "checksum_algorithm", ""),
         }
@@ -217,8 +217,11 @@ def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
 
 def _converted(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     """Return a column as this type."""
+    column = batch[name]
+    if pa.types.is_timestamp(column.type) and column.type.tz is None:  # ORC has times without a zone; S3's are in UTC
+        column = pc.assume_timezone(column, "UTC")
     try:
-        return batch[name].cast(kind)
+        return column.cast(kind)
     except pa.ArrowInvalid as error:
         raise _Wrong(f"has a {COLUMNS[name]} that cannot be read: {first_line(error)}") from error
 
@@ -231,16 +234,6 @@ def _flags(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 def _frequencies(values: pa.Array) -> dict[str, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
-
-
-def _moments(batch: pa.RecordBatch) -> pa.Array:
-    column = batch["last_modified_date"]
-    if pa.types.is_timestamp(column.type) and column.type.tz is None:  # ORC has times without a zone; S3's are in UTC
-        column = pc.assume_timezone(column, "UTC")
-    try:
-        return column.cast(_MOMENT)
-    except pa.ArrowInvalid as error:
-        raise _Wrong(f"has a LastModifiedDate that cannot be read: {first_line(error)}") from error
 
 
 def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
