@@ -281,13 +281,7 @@ def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool)
     chunks = [chunk for chunk in ledger.chunks(row.record.source) if chunk.plan == row.record.name]
     if json:
         target = int(terms["target_size"]) if "target_size" in terms else None
-        named = {
-            "largest": [{"key": key, "bytes": size} for key, size in seen.largest],
-            "smallest": [{"key": key, "bytes": size} for key, size in seen.smallest],
-        }
-        sizes = [{"from": one.from_bytes, "below": one.below_bytes, "objects": one.objects} for one in seen.sizes]
-        classes = {name: {"objects": count, "bytes": size} for name, (count, size) in seen.storage_classes.items()}
-        described = {"target_bytes": target, "sizes": sizes, "storage_classes": classes, **named}
+        described = {"target_bytes": target, **seen.as_json()}
         print_json({**_plan_json(row), **described, "chunk_list": [_chunk_json(chunk) for chunk in chunks]})
         return
     record = row.record

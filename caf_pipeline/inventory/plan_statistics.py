@@ -58,6 +58,18 @@ class PlanStatistics:
     get_requests: int
     checksum_requests: int
 
+    def as_json(self) -> dict[str, object]:
+        """Return what objects there are, as a program reads it."""
+        return {
+            "sizes": [
+                {"from": step.from_bytes, "below": step.below_bytes, "objects": step.objects, "bytes": step.size_bytes}
+                for step in self.sizes
+            ],
+            "storage_classes": {name: {"objects": n, "bytes": size} for name, (n, size) in self.storage_classes.items()},
+            "largest": [{"key": key, "bytes": size} for key, size in self.largest],
+            "smallest": [{"key": key, "bytes": size} for key, size in self.smallest],
+        }
+
 
 def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBudget = DEFAULT_BUDGET) -> PlanStatistics:
     """Return what the plans in these folders come to; spills go into the first of them.

@@ -43,7 +43,8 @@ RATES_NEEDED: Final = 3
 _RATE = text(
     """
     WITH recent AS (SELECT located_at, member_bytes FROM caf_files
-        WHERE source_id = :source_id AND located_at IS NOT NULL AND attempts > 0 ORDER BY located_at DESC LIMIT :chunks),
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND located_at IS NOT NULL AND attempts > 0
+        ORDER BY located_at DESC LIMIT :chunks),
     steps AS (SELECT member_bytes, extract(epoch FROM located_at - lag(located_at) OVER (ORDER BY located_at)) AS seconds
         FROM recent)
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
@@ -182,8 +183,8 @@ class Lookups(LedgerPart):
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
         """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
-        with self._of_source(source) as (connection, source_id):
-            row = connection.execute(_RATE, {"source_id": source_id, "chunks": RATES_ASKED + 1}).one()
+        with self._database.transaction() as connection:
+            row = connection.execute(_RATE, {"source": source, "chunks": RATES_ASKED + 1}).one()
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 
     def sources(self) -> Sequence[str]:

@@ -87,13 +87,7 @@ class PlanEstimate:
             "target_bytes": self.target_bytes,
             "fill": round(self.fill, 4),
             "expected_bytes": self.expected_bytes,
-            "sizes": [
-                {"from": step.from_bytes, "below": step.below_bytes, "objects": step.objects, "bytes": step.size_bytes}
-                for step in seen.sizes
-            ],
-            "storage_classes": {name: {"objects": n, "bytes": size} for name, (n, size) in seen.storage_classes.items()},
-            "largest": [{"key": key, "bytes": size} for key, size in seen.largest],
-            "smallest": [{"key": key, "bytes": size} for key, size in seen.smallest],
+            **seen.as_json(),
             "requests": self.requests,
             "request_usd": self.request_usd,
             "egress_usd": self.egress_usd,
@@ -259,7 +253,7 @@ def estimate_plan(work: Workplace, statistics: PlanStatistics, chunks: Sequence[
         egress_usd=None if egress_price is None else statistics.size_bytes / GIB * egress_price,
         storage=storage,
         storage_unknown=unknown,
-        rate=work.ledger.archive_rate(work.source) if work.source in work.ledger.sources() else None,
+        rate=work.ledger.archive_rate(work.source),
     )
 
 
