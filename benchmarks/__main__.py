@@ -2,21 +2,18 @@
 
 import argparse
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, report
+from benchmarks import report
 from benchmarks.case import SCALES, Bench, Case
 from benchmarks.cases import CASES
 from benchmarks.inputs import KEPT
 from benchmarks.pairs import PAIRS, compare
 
-HISTORY = Path("docs/benchmarks.jsonl")
 PEERS = ("rclone", "openssl", "tar")
 
 
@@ -30,9 +27,7 @@ def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
             "scale": bench.scale,
             **found,
             "goals": {name: goal for name, goal in goals.items() if goal is not None},
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": machine.commit(),
-            "machine": machine.describe(),
+            **report.about(),
         }
 
 
@@ -52,13 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
         bench = Bench(Path(folder).resolve(), asked.scale, stack)
         for name in asked.cases or CASES:
-            line = json.dumps(measure(CASES[name], bench, asked.pairs))
-            print(line, flush=True)
-            if asked.keep:
-                with HISTORY.open("a", encoding="utf-8") as history:
-                    history.write(line + "\n")
+            report.tell(measure(CASES[name], bench, asked.pairs), keep=asked.keep)
     if asked.keep:
-        report.write(HISTORY)
+        report.write(report.HISTORY)
 
 
 if __name__ == "__main__":

@@ -31,5 +31,9 @@ def make(path: Path, count: int) -> None:
 
 
 def _an_object(number: int) -> S3Object:
-    key = f"data/year=2025/part-{number:012d}-{number * 2654435761 % (1 << 64):016x}.parquet".encode()
-    return S3Object(key, None, f"{number:032x}", number * 7919 % 10_000_000, MOMENT)
+    return S3Object(key(number).encode(), None, f"{number:032x}", number * 7919 % 10_000_000, MOMENT)
+
+
+def key(number: int) -> str:
+    """Return the key of an object, as long as those of a data lake."""
+    return f"data/year=2025/part-{number:012d}-{number * 2654435761 % (1 << 64):016x}.parquet"

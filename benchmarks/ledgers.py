@@ -9,7 +9,6 @@ import random
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
@@ -19,6 +18,7 @@ from sqlalchemy import text
 
 from benchmarks.case import Bench, ours
 from benchmarks.inputs import SEED
+from benchmarks.inventories import MOMENT, key
 from benchmarks.pairs import Command
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.manifest import (
@@ -38,7 +38,6 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record
 
-MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 OBJECT_BYTES = 6_000  # five million of them fill a chunk
 BATCH = 1_000  # keys asked for at once
 TEMPLATE = "verified"
@@ -172,11 +171,6 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
     }
     columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
     return pa.table(columns, schema=MANIFEST_SCHEMA)
-
-
-def key(number: int) -> str:
-    """Return the key of an object, as long as those of a data lake."""
-    return f"data/year=2025/part-{number:012d}-{number * 2654435761 % (1 << 64):016x}.parquet"
 
 
 def _verified(url: str, manifest: Path, count: int) -> str:

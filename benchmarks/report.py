@@ -1,12 +1,15 @@
 """docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its ratio went."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import machine
 from benchmarks.cases import CASES
 
+HISTORY = Path("docs/benchmarks.jsonl")
 PAGE = Path("docs/benchmarks.md")
 PLOT = Path("docs/images/benchmarks.svg")
 MIB = 1 << 20
@@ -14,6 +17,20 @@ BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 
 _GOALS = {"ratio": "", "cpu_ratio": "CPU ", "peak_ratio": "memory "}
 _ROW, _LEFT, _WIDTH, _SCALE = 24, 130, 760, 120  # pixels of a row, of the names, of the plot, of a ratio of 1
+
+
+def about() -> dict[str, str]:
+    """Return what each line of the history says of when and where it was measured."""
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.commit(), "machine": machine.describe()}
+
+
+def tell(found: Mapping[str, Any], *, keep: bool) -> None:
+    """Print what was measured as a line of JSON, and add it to the history where it is to be kept."""
+    line = json.dumps(found)
+    print(line, flush=True)
+    if keep:
+        with HISTORY.open("a", encoding="utf-8") as history:
+            history.write(line + "\n")
 
 
 def write(history: Path) -> None:

@@ -2,22 +2,19 @@
 
 import argparse
 import contextlib
-import json
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import report
 from benchmarks.case import SCALES, Bench
 from benchmarks.cases import CASES
 from benchmarks.inputs import KEPT
 from benchmarks.pairs import Usage, run
 
-HISTORY = Path("docs/benchmarks.jsonl")
 SHARES = (0.1, 0.4, 1.0)
 RUNS = 3  # of each size, of which the fastest counts: what disturbs a run only ever makes it slower
 
@@ -57,13 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl")
     asked = parser.parse_args(arguments)
     KEPT.mkdir(parents=True, exist_ok=True)
-    about = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.commit(), "machine": machine.describe()}
+    about = report.about()
     for name in asked.cases or CASES:
-        line = json.dumps({"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about})
-        print(line, flush=True)
-        if asked.keep:
-            with HISTORY.open("a", encoding="utf-8") as history:
-                history.write(line + "\n")
+        report.tell({"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about}, keep=asked.keep)
 
 
 if __name__ == "__main__":

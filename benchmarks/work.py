@@ -137,7 +137,7 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     ledger, wanted, count = Ledger(Database(parse_url(url))), Path(keys).read_text().split(), 0
     for first in range(0, len(wanted), int(at_once)):
         some = wanted[first : first + int(at_once)]
-        count += len(some) if len(some) == 1 and ledger.locate("src", some[0]) else len(ledger.locate_many("src", some))
+        count += len(ledger.locate_many("src", some))
     ledger.close()
     return {"looked_up": len(wanted), "located": count}
 

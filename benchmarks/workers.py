@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from benchmarks import machine
+from benchmarks import report
 from benchmarks.inputs import KEPT
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database, embedded_url, parse_url
@@ -29,7 +28,6 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import bring_to, register
 
-HISTORY = Path("docs/benchmarks.jsonl")
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 100)
 PROCESSES = 4
 MOVES = 7
@@ -138,13 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         url, *counts = asked.work[:4]
         _work(url, *map(int, counts), names=asked.work[4:])
         return
-    about = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.commit(), "machine": machine.describe()}
+    about = report.about()
     for found in measure(asked.workers, chunks=asked.chunks, objects=asked.objects):
-        line = json.dumps({"case": "workers", "scale": "simulation", **found, **about})
-        print(line, flush=True)
-        if asked.keep:
-            with HISTORY.open("a", encoding="utf-8") as history:
-                history.write(line + "\n")
+        report.tell({"case": "workers", "scale": "simulation", **found, **about}, keep=asked.keep)
 
 
 if __name__ == "__main__":
