@@ -17,34 +17,25 @@ Source: "A chunk" in docs/design.md.
 import contextlib
 import hashlib
 import json
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
-from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.errors import CafError, first_line
-from caf_pipeline.inventory.manifest import (
-    CHUNK_FORMAT,
-    HEAD_MEMBER,
-    HEAD_SIZE_BYTES,
-    IDENTITY_COLUMNS,
-    MANIFEST_FIXED_BYTES,
-    MANIFEST_GROUP_BYTES,
-    MANIFEST_MEMBER,
-    ROWS_PER_GROUP,
-    manifest_row_bound,
-)
-from caf_pipeline.inventory.objects import S3Object, object_version
+from caf_pipeline.inventory.filling import EqualNames, Filling, Rows, fit_alone
+from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_MEMBER, IDENTITY_COLUMNS, MANIFEST_MEMBER
+from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, s3_object
+from caf_pipeline.system.ahead import one_ahead
 
 MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""
@@ -80,6 +71,10 @@ CHUNKS_SCHEMA: Final = pa.schema(
 _METADATA_KEY: Final = b"caf-pipeline"
 _TOO_LARGE: Final = 0  # a chunk number that no chunk has
 _OVER: Final = -1  # past the plan's last chunk: left for the next plan
+_NOWHERE: Final = -2  # the chunk number of a row that is not there
+
+_Places = np.ndarray[Any, np.dtype[np.int32]]
+"""Chunk numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,98 +174,30 @@ class PlannedObject:
     member: str
 
 
-_Row = tuple[bytes, str | None, str, int, str]  # key, version id, ETag, size, object version
-_Sizes = tuple[int, int, int]  # end of the bodies, index, manifest
-
-
-class _Chunk:
-    """A chunk while it is filled: its exact size so far, and what the next object would make of it."""
-
-    def __init__(self, number: int, limits: Limits) -> None:
-        self.number = number
-        self.object_count = 0
-        self.object_bytes = 0
-        self.labels: set[str] = set()  # of older versions: the only names that a later key could meet
-        self.taken: set[str] = set()  # names like our own two
-        self._position = HEAD_SIZE_BYTES
-        self._manifest = MANIFEST_FIXED_BYTES
-        most = limits.max_bytes
-        self._index = (
-            EMPTY_INDEX_SIZE_BYTES
-            + index_entry_size_bytes(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)
-            + 1
-            + index_entry_size_bytes(MANIFEST_MEMBER, most, most)
-        )
-
-    def grown(self, row: _Row, member: str) -> _Sizes:
-        """Return position, index and manifest sizes as they would be with this object."""
-        key, version_id, etag, size_bytes, identity = row
-        end = self._position + size_bytes
-        # Our own names may have to give way to this one, by a character each.
-        giving_way = 2 if _is_like_ours(member) else 0
-        index = self._index + index_entry_size_bytes(member, self._position, end) + 1 + giving_way
-        group = MANIFEST_GROUP_BYTES if self.object_count % ROWS_PER_GROUP == 0 else 0
-        told_apart = 0 if identity == object_version(version_id, etag, size_bytes) else len(identity)
-        return end, index, self._manifest + group + manifest_row_bound(key, version_id, etag) + told_apart
-
-    def fits(self, grown: _Sizes, target_bytes: int, most_bytes: int, limits: Limits) -> bool:
-        """Tell whether the chunk of these sizes stays within the target but for its manifest, `most_bytes`, and the limits."""
-        end, index, _ = grown
-        return (
-            end + index + FOOTER_SIZE_BYTES <= target_bytes
-            and sum(grown) + FOOTER_SIZE_BYTES <= most_bytes
-            and index <= limits.max_index_bytes
-            and self.object_count + 3 <= limits.max_members
-        )
-
-    def take(self, grown: _Sizes, row: _Row, member: str) -> None:
-        """Count an object in."""
-        self._position, self._index, self._manifest = grown
-        self.object_count += 1
-        self.object_bytes += row[3]
-        if "~caf-v-" in member:
-            self.labels.add(member)
-        if _is_like_ours(member):
-            self.taken.add(member)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bodies, index and footer: what counts towards a target."""
-        return self._position + self._index + FOOTER_SIZE_BYTES
-
-    def finished(self) -> ChunkPlan:
-        """Return the chunk as the plan records it."""
-        return ChunkPlan(
-            chunk_number=self.number,
-            object_count=self.object_count,
-            object_bytes=self.object_bytes,
-            expected_size_bytes=self.size_bytes + self._manifest,
-            head_member=_free_name(HEAD_MEMBER, self.taken),
-            manifest_member=_free_name(MANIFEST_MEMBER, self.taken),
-        )
-
-
-def _is_like_ours(member: str) -> bool:
-    return member.startswith(".caf/") and member.rstrip("~") in (HEAD_MEMBER, MANIFEST_MEMBER)
-
-
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "~"
     return name
 
 
+_FIRST_LOOK: Final = 64
+"""Rows that are looked at at once where a chunk begins, and about where it ends; four times as many each time between."""
+
+
 class _Cutter:
-    """Gives each object, in order, its chunk number and its name, and hashes what it gives."""
+    """Gives each object, in order, its chunk number, and hashes what it gives."""
 
     def __init__(self, terms: PlanTerms) -> None:
         self.chunks: list[ChunkPlan] = []
         self.too_large_count = 0
         self.leftover_count = 0
+        self.last_size_bytes = 0  # of the last chunk, as it counts towards the target
+        self.most_bytes = max(terms.limits.max_bytes, terms.limit_bytes)  # no chunk has a larger object
         self._terms = terms
-        self._limit_bytes = terms.limit_bytes
         self._max_chunks = terms.max_chunks or MAX_CHUNKS
-        self._chunk = _Chunk(1, terms.limits)
+        self._number = 1
+        self._chunk = Filling(terms.limits)
+        self._names = EqualNames()
         settings = {
             "format": CHUNK_FORMAT,
             "source": terms.source,
@@ -280,29 +207,65 @@ class _Cutter:
         }
         self._hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode() + b"\n")
         self._hash_before_last = self._hash  # of all chunks but the last
-        self.last_size_bytes = 0  # of the last chunk, as it counts towards the target
 
-    def cut(self, rows: Iterator[_Row]) -> Iterator[tuple[int, str]]:
-        """Yield (chunk number, member) for each row."""
-        earlier: tuple[int, str, str] | None = None  # chunk number, key, label of a version that has a successor
-        for row, following in pairwise(chain(rows, (None,))):
-            if row is None:
-                raise AssertionError("only the last of each pair can be missing")
-            key = row[0].decode()
-            label = f"{key}~caf-v-{row[1] or row[2]}" if following is not None and following[0] == row[0] else ""
-            number = self._place(row, label or key)
-            if earlier:
-                # The newest version that a chunk holds keeps its key, so the label waits for where the successor goes.
-                yield earlier[0], earlier[2] if number == earlier[0] else earlier[1]
-                earlier = None
-            if label:
-                earlier = number, key, label
+    def cut(self, rows: Rows) -> _Places:
+        """Return the chunk number of each row."""
+        numbers: _Places = np.empty(rows.count, np.int32)
+        alone = fit_alone(rows, self._terms.limits)
+        self._names.look_at(rows)
+        at, look = 0, _FIRST_LOOK
+        while at < rows.count and self._number <= self._max_chunks:
+            count = self._take_some(rows, at, min(rows.count, at + look), alone=bool(alone[at]))
+            if count:
+                numbers[at : at + count] = self._number
+                at, look = at + count, 4 * look if count == look else _FIRST_LOOK
+            elif alone[at]:
+                self.close()
+                look = _FIRST_LOOK
             else:
-                yield number, key
+                numbers[at] = _TOO_LARGE
+                at += 1
+        numbers[at:] = np.where(alone[at:], _OVER, _TOO_LARGE)
+        self.too_large_count += int(np.count_nonzero(numbers == _TOO_LARGE))
+        self.leftover_count += int(np.count_nonzero(numbers == _OVER))
+        self._names.keep(rows, numbers == self._number)
+        return numbers
 
-    def finish(self) -> None:
-        """Close the last chunk."""
-        self._close()
+    def _take_some(self, rows: Rows, at: int, stop: int, *, alone: bool) -> int:
+        """Let the chunk under way take rows from this one on; return how many, 0 where it cannot have this one."""
+        if self._names.meets(rows, at):
+            return 0
+        stop = self._names.next_after(at, otherwise=stop)
+        grown = self._chunk.grown(rows, at, stop)
+        count = self._chunk.fitting(grown, self._terms.target_size_bytes, self._terms.limit_bytes)
+        if not self._chunk.object_count:
+            count = max(count, 1) if alone else 0  # an object larger than the target has a chunk to itself
+            self._hash_before_last = self._hash.copy()
+        if count:
+            self._chunk.take(grown, rows, at, count)
+            self._names.take(rows, at)
+            ends, hashed = rows.hashed
+            self._hash.update(hashed[ends[at] : ends[at + count]])
+        return count
+
+    def close(self) -> None:
+        """End the chunk under way, where it has objects."""
+        chunk = self._chunk
+        if not chunk.object_count:
+            return
+        planned = ChunkPlan(
+            chunk_number=self._number,
+            object_count=chunk.object_count,
+            object_bytes=chunk.object_bytes,
+            expected_size_bytes=chunk.size_bytes + chunk.manifest,
+            head_member=_free_name(HEAD_MEMBER, chunk.taken),
+            manifest_member=_free_name(MANIFEST_MEMBER, chunk.taken),
+        )
+        self.chunks.append(planned)
+        self.last_size_bytes = chunk.size_bytes
+        self._number += 1
+        self._chunk = Filling(self._terms.limits)
+        self._names.clear()
 
     def digest(self) -> bytes:
         """Return the plan's hash."""
@@ -313,57 +276,31 @@ class _Cutter:
         self._hash = self._hash_before_last
         return self.chunks.pop()
 
-    def _close(self) -> None:
-        if self._chunk.object_count:
-            self.chunks.append(self._chunk.finished())
-            self.last_size_bytes = self._chunk.size_bytes
-            self._chunk = _Chunk(self._chunk.number + 1, self._terms.limits)
 
-    def _place(self, row: _Row, member: str) -> int:
-        key, _, _, size_bytes, identity = row
-        terms, limits = self._terms, self._terms.limits
-        grown = self._chunk.grown(row, member)
-        if member in self._chunk.labels or not self._chunk.fits(grown, terms.target_size_bytes, self._limit_bytes, limits):
-            alone = _Chunk(0, limits)
-            if not alone.fits(alone.grown(row, member), limits.max_bytes, limits.max_bytes, limits):
-                self.too_large_count += 1
-                return _TOO_LARGE
-            self._close()
-            grown = self._chunk.grown(row, member)
-        if self._chunk.number > self._max_chunks:
-            self.leftover_count += 1
-            return _OVER
-        if not self._chunk.object_count:
-            self._hash_before_last = self._hash.copy()
-        self._chunk.take(grown, row, member)
-        self._hash.update(b"%b\0%b\0%d\0" % (key, identity.encode(), size_bytes))
-        return self._chunk.number
-
-
-_WRITTEN: Final[dict[str, Any]] = {"compression": "zstd", "write_page_checksum": True}
-"""A page of Parquet has a CRC-32 only where it is asked for; a chunk may be packed weeks after it was planned."""
+_WRITTEN: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "use_dictionary": ["storage_class", "checksum", "chunk_number"],
+    "write_page_checksum": True,
+}
+"""A page of Parquet has a CRC-32 only where it is asked for; a chunk may be packed weeks after it was planned. Values that hardly
+ever repeat are written without a dictionary, in a quarter less time."""
 
 
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` (`inventory.SNAPSHOT_SCHEMA`, sorted, supported keys only) into `folder`, which exists.
 
-    Memory is bounded by two row groups, whatever the number of objects; the chunks themselves are listed in memory.
+    Memory is bounded by three row groups, whatever the number of objects; the chunks themselves are listed in memory.
     """
     cutter = _Cutter(terms)
     metadata = {_METADATA_KEY: json.dumps(_described(terms)).encode()}
-    waiting: deque[pa.RecordBatch] = deque()  # batches some of whose rows have no place yet
-    places: list[tuple[int, str]] = []
     with (
         pq.ParquetFile(delta) as file,
         pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN) as objects,
         pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN) as too_large,
     ):
-        for place in cutter.cut(_rows(file, waiting)):
-            places.append(place)
-            if len(places) == waiting[0].num_rows:
-                _write_batch(waiting.popleft(), places, objects, too_large)
-                places = []
-    cutter.finish()
+        for batch, placed in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
+            _write_batch(batch, placed, objects, too_large)
+    cutter.close()
     tail = _waiting_tail(cutter, folder, terms)
     content_sha256 = cutter.digest()
     described = _described(terms) | {"content_sha256": content_sha256.hex()}
@@ -395,24 +332,37 @@ def _described(terms: PlanTerms) -> dict[str, str]:
     }
 
 
-def _rows(file: pq.ParquetFile, waiting: deque[pa.RecordBatch]) -> Iterator[_Row]:
-    for batch in file.iter_batches(batch_size=ROWS_PER_BATCH):
-        if batch.num_rows:
-            waiting.append(batch)
-            names = ("key", "version_id", "etag", "size_bytes", "object_version")
-            yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+def _placed(cutter: _Cutter, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield each batch, and of its rows `chunk_number` and `member`."""
+    before: tuple[pa.RecordBatch, Rows, _Places] | None = None  # the place of its last row's next version is not known yet
+    for batch, following in pairwise(chain((batch for batch in batches if batch.num_rows), (None,))):
+        if batch is None:
+            raise AssertionError("only the last of each pair can be missing")
+        rows = Rows(batch, following["key"][0].as_py() if following is not None else None, cutter.most_bytes)
+        numbers = cutter.cut(rows)
+        if before:
+            yield before[0], _places(*before[1:], int(numbers[0]))
+        before = batch, rows, numbers
+    if before:
+        yield before[0], _places(*before[1:], _NOWHERE)
 
 
-def _write_batch(
-    batch: pa.RecordBatch, places: Sequence[tuple[int, str]], objects: pq.ParquetWriter, too_large: pq.ParquetWriter
-) -> None:
-    numbers = pa.array([number for number, _ in places], pa.int32())
-    members = pa.array([member for _, member in places], pa.string())
-    table = pa.Table.from_batches([batch]).append_column(PLAN_SCHEMA.field("chunk_number"), numbers)
-    table = table.append_column(PLAN_SCHEMA.field("member"), members)
-    objects.write_table(table.filter(pc.greater(numbers, _TOO_LARGE)).cast(PLAN_SCHEMA))
-    refused = table.filter(pc.equal(numbers, _TOO_LARGE)).select(SNAPSHOT_SCHEMA.names)
-    too_large.write_table(refused.cast(SNAPSHOT_SCHEMA))
+def _places(rows: Rows, numbers: _Places, number_after: int) -> pa.RecordBatch:
+    """Return `chunk_number` and `member`: the newest version that a chunk holds of a key has the key itself."""
+    with_next = numbers == np.append(numbers[1:], np.int32(number_after))
+    members = pc.if_else(pc.and_(rows.older, pa.array(with_next)), rows.members, rows.keys)
+    return pa.record_batch([pa.array(numbers), members], names=["chunk_number", "member"])
+
+
+def _write_batch(batch: pa.RecordBatch, placed: pa.RecordBatch, objects: pq.ParquetWriter, too_large: pq.ParquetWriter) -> None:
+    table = pa.Table.from_arrays([*batch.columns, *placed.columns], schema=PLAN_SCHEMA)
+    numbers = placed["chunk_number"]
+    planned = pc.greater(numbers, _TOO_LARGE)
+    if pc.all(planned).as_py():
+        objects.write_table(table)
+        return
+    objects.write_table(table.filter(planned))
+    too_large.write_table(table.filter(pc.equal(numbers, _TOO_LARGE)).select(SNAPSHOT_SCHEMA.names))
 
 
 def read_terms(folder: Path) -> dict[str, str]:

@@ -5,10 +5,9 @@ made COPY's form as columns, without an object a row. Memory is a batch, or psyc
 Source: COPY in the PostgreSQL 18 manual.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from sqlalchemy import Connection, TextClause, text
@@ -18,12 +17,11 @@ from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER
 from caf_pipeline.ledger.database import driver_connection
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.quantities import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_Piece = TypeVar("_Piece")
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
@@ -81,20 +79,11 @@ def _copy_batches(
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
-        for size, rows in _one_ahead((batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches):
+        for size, rows in one_ahead((batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches):
             copy.write(rows)
             count += size
         copy.write(TRAILER)
     return count
-
-
-def _one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Yield pieces, each made while the one before it is used: the server takes rows in as long as they take to be made."""
-    with ThreadPoolExecutor(1, thread_name_prefix="rows") as thread:
-        following = thread.submit(next, pieces, None)
-        while (piece := following.result()) is not None:
-            following = thread.submit(next, pieces, None)
-            yield piece
 
 
 def _int4(value: int) -> bytes:
