@@ -18,12 +18,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, is_supported, object_version
+from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
 
 
@@ -432,23 +434,20 @@ class Delta:
 
 
 # A key that holds a percent sign may equal the encoded form of another one, so that the reason tells which of them a row means.
-_BLOCKED: Final = """EXISTS (SELECT 1 FROM standing AS known
-    WHERE known.key = {key} AND known.object_version = listed.object_version
+_BLOCKED: Final = """EXISTS (SELECT 1 FROM whole_standing AS known
+    WHERE known.key = {key} AND known.object_version = listed.object_version AND {within}
     AND (known.standing <> 'skipped' OR NOT known.due) AND (known.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded})"""
 
-_TO_PLAN: Final = f"""SELECT * FROM snapshot AS listed WHERE is_supported(key)
-    AND NOT {_BLOCKED.format(key="listed.key", encoded="false")} ORDER BY key, last_modified, object_version"""
-
-_UNSUPPORTED: Final = f"""SELECT * FROM
-    (SELECT *, encode(percent_encode(key)) AS encoded_key FROM snapshot WHERE NOT is_supported(key)) AS listed
-    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true")} ORDER BY key, last_modified, object_version"""
+_UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) AS encoded_key FROM refused) AS listed
+    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true", within="true")}
+    ORDER BY key, last_modified, object_version"""
 
 
 def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Delta:
     """Write the objects of `snapshot` that are neither located, nor claimed, nor skipped without being due again.
 
     Args:
-        snapshot: a Parquet file of SNAPSHOT_SCHEMA.
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA, sorted by key, then last modified.
         standing: one of STANDING_SCHEMA; several rows of one object block it where any of them does.
         out: gets the objects whose key is supported, `<its stem>.unsupported.parquet` beside it the others. Both are
             replaced where they exist, and each is whole or not there at all.
@@ -457,25 +456,66 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
     Raises:
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
-    unsupported = out.with_name(f"{out.stem}.unsupported.parquet")
+    unsupported, refused = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "refused"))
+    object_bytes = 0
     with translate_errors(out), inventory_query(out, budget) as query:
-        query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
-        query.view("whole_plan", _NO_PLAN)
-        _show_unsupported(query)
-        apart = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
-        object_bytes = 0
+        apart = WholeParquet(refused, SNAPSHOT_SCHEMA)
 
-        def counted() -> Iterator[pa.RecordBatch]:
+        def wanted() -> Iterator[pa.RecordBatch]:
             nonlocal object_bytes
-            for window in key_windows(snapshot):
-                _show_window(query, window)
-                for batch in query.batches(_TO_PLAN):
+            for rows in _windows_of_rows(snapshot):
+                supported = _supported(rows["key"])
+                for batch in rows.filter(pc.invert(supported)).to_batches():
+                    apart.write(batch)
+                for batch in rows.filter(pc.and_(supported, _not_blocked(query, rows))).to_batches():
                     object_bytes += sum_of(batch, "size_bytes")
                     yield batch
 
-        wanted = write_whole(counted(), out, SNAPSHOT_SCHEMA)
-    return Delta(out, wanted.row_count, object_bytes, unsupported, apart.row_count)
+        try:
+            found = write_whole(one_ahead(wanted()), out, SNAPSHOT_SCHEMA)
+            apart.close({})
+            apart.publish()
+            query.table("refused", refused)
+            skipped = write_whole(query.batches(_UNSUPPORTED), unsupported, SNAPSHOT_SCHEMA)
+        finally:
+            apart.abort()
+            refused.unlink(missing_ok=True)
+    return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count)
+
+
+def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
+    """Yield the rows of a snapshot, in its order, WINDOW_ROWS at once and at most a row group more."""
+    with _opened(snapshot) as file:
+        groups: list[int] = []
+        for group in range(file.num_row_groups):
+            groups.append(group)
+            rows = sum(file.metadata.row_group(one).num_rows for one in groups)
+            if rows and (rows >= WINDOW_ROWS or group == file.num_row_groups - 1):
+                yield file.read_row_groups(groups)
+                groups = []
+
+
+def _supported(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Tell which keys can be archived, as `is_supported` does: of keys that all are, without looking at each."""
+    lengths = pc.min_max(pc.binary_length(keys)).as_py()
+    if lengths["min"] > 0 and lengths["max"] <= MAX_KEY_BYTES:
+        with contextlib.suppress(pa.ArrowInvalid):  # not UTF-8: each is looked at
+            if not pc.any(pc.match_substring(keys.cast(pa.string()), "\0")).as_py():
+                return pa.chunked_array([pa.repeat(True, len(keys))])
+    return pa.chunked_array([pa.array(map(is_supported, keys.to_pylist()), pa.bool_())])
+
+
+def _not_blocked(query: Query, rows: pa.Table) -> pa.ChunkedArray:
+    """Tell of each row whether it is neither located, nor claimed, nor skipped without being due; by its key as it is."""
+    keys = pc.min_max(rows["key"]).as_py()
+    within = f"known.key BETWEEN from_hex('{keys['min'].hex()}') AND from_hex('{keys['max'].hex()}')"
+    query.rows_of("listed", rows.select(["key", "object_version"]).append_column("row", pa.array(np.arange(len(rows)))))
+    blocked = _BLOCKED.format(key="listed.key", encoded="false", within=within)
+    free = np.ones(len(rows), np.bool_)
+    for batch in query.batches(f"SELECT row FROM listed WHERE {blocked}"):
+        free[batch["row"].to_numpy()] = False
+    return pa.chunked_array([pa.array(free)])
 
 
 # --- windows of keys ---------------------------------------------------------------------------------------------------

@@ -164,6 +164,10 @@ class Query:
         """Give a query a name, which may have stood for another before."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
+    def rows_of(self, name: str, rows: pa.Table) -> None:
+        """Give rows in memory a name, which may have stood for others before."""
+        self.connection.register(name, rows)
+
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows in the order of the query, in batches as they come."""
         # DuckDB 2.0 warns that `execute(…).to_arrow_reader` copies all rows first; `sql` streams. DuckDB's setting
