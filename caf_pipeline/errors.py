@@ -14,6 +14,7 @@
     │   ├── BucketMissing
     │   ├── SourceUnreachable     (t)  no answer, 5xx, slow-down
     │   ├── ListingRefused             an answer to a listing that breaks the protocol
+    │   │   └── ListingUnordered       keys that are not in the order of their bytes, or not from where they were asked for
     │   ├── ReportRefused              an inventory report that is missing, damaged, too old or of something else
     │   ├── ObjectReadFailed      (t)  one object's bytes did not come as promised
     │   └── ObjectUnavailable          one object cannot be archived, with its skip reason
@@ -153,6 +154,10 @@ class SourceUnreachable(SourceError):
 
 class ListingRefused(SourceError):
     """A listing's answer breaks the protocol; nothing of it was taken."""
+
+
+class ListingUnordered(ListingRefused):
+    """A listing is not in the order of the bytes of its keys, or does not begin where it was asked to: it has no parts."""
 
 
 class ReportRefused(SourceError):

@@ -71,6 +71,9 @@ class SourceSettings(_Section):
         egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
         watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
+        listing_threads: parts of a bucket that are listed side by side.
+        listing_requests_per_second: of all those together. S3 takes 5,500 reads a second for each of its partitions ("Best
+            practices design patterns" in its user guide), which are for the bucket's other users.
     """
 
     bucket: BucketName
@@ -93,6 +96,8 @@ class SourceSettings(_Section):
     owner: OwnerName = "team:archive"
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=20, ge=1, le=1000)
+    listing_threads: Whole = Field(default=8, ge=1, le=64)
+    listing_requests_per_second: Number = Field(default=100, gt=0, le=5500)
 
     @model_validator(mode="after")
     def _both_keys(self) -> "SourceSettings":

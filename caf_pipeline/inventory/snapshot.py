@@ -191,14 +191,18 @@ class SnapshotWriter:
         Raises:
             StagingError: it cannot be written.
         """
-        for obj in page:
+        self.add_batch(snapshot_batch(page))
+
+    def add_batch(self, batch: pa.RecordBatch) -> None:
+        """Take rows of SNAPSHOT_SCHEMA, as `add` takes objects."""
+        for key in batch["key"].to_pylist():
             # A key that is not greater than the one before may be the same object again: the sort finds out.
-            self._ascending = self._ascending and obj.key > self._last
-            self._last = obj.key
-            self._object_bytes += obj.size_bytes
-            self._unsupported_count += not is_supported(obj.key)
+            self._ascending = self._ascending and key > self._last
+            self._last = key
+            self._unsupported_count += not is_supported(key)
+        self._object_bytes += sum_of(batch, "size_bytes")
         with translate_errors(self._path):
-            self._file.write(_batch(page))
+            self._file.write(batch)
 
     def add_files(self, files: Sequence[Path]) -> None:
         """Take Parquet files of SNAPSHOT_SCHEMA instead of pages, in any order; `finish` reads them."""
@@ -301,7 +305,8 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
     )
 
 
-def _batch(page: Sequence[S3Object]) -> pa.RecordBatch:
+def snapshot_batch(page: Sequence[S3Object]) -> pa.RecordBatch:
+    """Return objects as rows of SNAPSHOT_SCHEMA."""
     columns = [[getattr(obj, name) for obj in page] for name in SNAPSHOT_SCHEMA.names]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SNAPSHOT_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SNAPSHOT_SCHEMA)

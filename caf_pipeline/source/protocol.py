@@ -116,14 +116,18 @@ class BegunRead(Protocol):
 class ObjectSource(Protocol):
     """A bucket and prefix to archive. Safe to call from several threads."""
 
-    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+    def list_pages(
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+    ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
 
         Delete markers and older versions are left out; keys keep the source's prefix. No page is empty, and `max_pages`
-        counts those that are yielded.
+        counts those that are yielded. With `in_order` keys ascend by their bytes.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.
+            ListingUnordered: with `in_order`, a page has a key that is not greater than the one before, or one before where
+                the listing was to begin, or the source refuses to begin there.
         """
         ...
 

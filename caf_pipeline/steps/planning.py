@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote_from_bytes
 
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import NotLocated, ReportRefused, StagingError
+from caf_pipeline.errors import ListingUnordered, NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_waiting, write_plan
@@ -47,6 +48,7 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, listing_folder
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
@@ -126,30 +128,55 @@ class TakenReport:
 # --- inventories ---------------------------------------------------------------------------------------------------
 
 
-def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None) -> Snapshot:
-    """List the source into a snapshot.
+def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None, resume: bool = True) -> Snapshot:
+    """List the source into a snapshot, by several threads, or go on with a listing that was interrupted.
+
+    A source that does not list keys in the order of their bytes is listed again, one page after another, and sorted.
 
     Args:
         work: the source.
         after: only keys greater than this.
         until: only keys up to and including this; such a snapshot is not complete.
+        resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
     """
-    moment = datetime.now(UTC)
-    taken_at = work.objects.clock()  # before the first page: what the listing says was so at this time or later
-    path = _snapshot_path(work, moment)
-    with (
-        writing_into(path.parent),
-        SnapshotWriter(
-            path, source=work.source, listed_at=moment, taken_at=taken_at, after=after, until=until, run=work.holder.run
-        ) as writer,
-    ):
-        for page in work.objects.list_pages(after=after):
-            writer.add(page if until is None else [obj for obj in page if obj.key <= until])
-            if until is not None and page and page[-1].key > until:
-                break
-        snapshot = writer.finish()
+    home = work.inventories()
+    terms = ListingTerms(work.address, quote_from_bytes(after), None if until is None else quote_from_bytes(until))
+    whole = latest_snapshot(work, complete=True)
+    newest = whole.listed_at if whole else None
+    with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
+        if folder.begun is None:
+            folder.begin(_begin(work))
+        try:
+            ParallelListing(work, folder, after, until, work.source_settings.listing_threads).run()
+            with _listed_into(work, folder.begun, after, until) as writer:
+                for batch in folder.rows():
+                    writer.add_batch(batch)
+                snapshot = writer.finish()
+        except ListingUnordered:
+            with _listed_into(work, _begin(work), after, until) as writer:
+                for page in work.objects.list_pages(after=after):
+                    writer.add(page if until is None else [obj for obj in page if obj.key <= until])
+                snapshot = writer.finish()
     _prune(work)
     return snapshot
+
+
+def _begin(work: Workplace) -> Begun:
+    """Return the time before the first page: what a listing says was so at this time or later."""
+    return Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
+
+
+def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: bytes | None) -> SnapshotWriter:
+    assert begun is not None
+    return SnapshotWriter(
+        _snapshot_path(work, begun.listed_at),
+        source=work.source,
+        listed_at=begun.listed_at,
+        taken_at=begun.taken_at,
+        after=after,
+        until=until,
+        run=work.holder.run,
+    )
 
 
 def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]:

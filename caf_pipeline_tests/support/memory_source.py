@@ -31,7 +31,9 @@ class MemorySource:
         body = self.bodies[key]
         return S3Object(key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT)
 
-    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+    def list_pages(
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+    ) -> Iterator[Sequence[S3Object]]:
         if self.down:
             raise self.down
         objects = [obj for obj in self.objects() if obj.key > after]

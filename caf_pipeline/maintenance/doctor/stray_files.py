@@ -28,6 +28,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     not_checked,
 )
 from caf_pipeline.packing.staging import StagedFile, leftovers
+from caf_pipeline.steps.list_source import FOLDER, read_record
 from caf_pipeline.system.folder_lock import alone_in
 
 _S = ChunkState
@@ -45,7 +46,7 @@ _DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
 """Of use to the run that wrote them only."""
 
 _PLAN_NAME: Final = re.compile(PLAN_NAME)
-_INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+")
+_INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+")
 _RESTORING_LEFT: Final = re.compile(r"\.restoring-.+")  # as `rebuild` names them
 _WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
 
@@ -217,6 +218,8 @@ def home_leftovers(context: DoctorContext, *, all_known: bool) -> Iterator[Findi
     home, source = context.work.settings.home, context.work.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
     for path in _left_in(inventories, _INVENTORY_LEFT):
+        if path.name.startswith(FOLDER) and read_record(path, None):
+            continue  # the next listing goes on with it
         found = "an inventory that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_alone, path))
     if plan_lease(context.work.source) in context.leases_of_live_runs():

@@ -6,15 +6,19 @@ Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon 
 """
 
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.errors import ListingRefused
+from caf_pipeline.errors import ListingRefused, ListingUnordered
+from caf_pipeline.inventory.key_split import text_of
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
@@ -75,22 +79,46 @@ class Loop:
         return False
 
 
+class RequestRate:
+    """Spaces the requests of all threads out: at most so many a second, 0 for no limit. What was not used is not saved up."""
+
+    def __init__(self, per_second: float = 0) -> None:
+        self._seconds = 1 / per_second if per_second else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Return once the next request may be sent."""
+        with self._lock:
+            now = time.monotonic()
+            mine = max(now, self._next)
+            self._next = mine + self._seconds
+        time.sleep(mine - now)
+
+
 @dataclass(frozen=True)
 class Listing:
-    """How one source is listed, with `extra` parameters of every request, e.g. who pays, and `page_keys` in a page."""
+    """How one source is listed.
+
+    Attributes:
+        extra: parameters of every request, e.g. who pays.
+        page_keys: in a page.
+        rate: of the requests for pages, those that are asked again included.
+    """
 
     client: "S3Client"
     asking: Asking
     prefix: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     page_keys: int = PAGE_KEYS
+    rate: RequestRate = field(default_factory=RequestRate)
 
     @property
     def at(self) -> BucketAddress:
         """Where it is."""
         return self.asking.at
 
-    def pages(self, after: bytes, max_pages: int | None) -> Iterator[Sequence[S3Object]]:
+    def pages(self, after: bytes, max_pages: int | None, *, in_order: bool = False) -> Iterator[Sequence[S3Object]]:
         """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
         if self.keeps_versions():
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
@@ -99,9 +127,13 @@ class Listing:
             asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))
             entries = "Contents"
         yielded = 0
-        for answer in asked:
+        last = text_of(after).encode()
+        for number, answer in enumerate(self._begun(asked) if in_order and last else asked):
             encoding = answer.get("EncodingType")
             objects = [self._object(entry, encoding) for entry in answer.get(entries, ()) if entry.get("IsLatest", True)]
+            if in_order and objects:
+                self._require_order(last, objects, begins=number == 0)
+                last = objects[-1].key
             page = [obj for obj in objects if obj.key > after]  # a server may not know where to start
             # Pages of nothing but older versions and delete markers are no progress: whoever looks at a bounded listing goes
             # on after its last key, and would look at them for ever.
@@ -110,6 +142,21 @@ class Listing:
                 yielded += 1
             if yielded == max_pages:
                 return
+
+    def _begun(self, answers: Iterator[S3Answer]) -> Iterator[S3Answer]:
+        """Yield answers to a listing that begins at a key, which the first may refuse."""
+        try:
+            first = next(answers)
+        except ListingRefused as error:
+            raise ListingUnordered(f"{self.at} cannot be listed from a key on: {error}") from error
+        yield first
+        yield from answers
+
+    def _require_order(self, last: bytes, objects: Sequence[S3Object], *, begins: bool) -> None:
+        """Raise where keys do not ascend from the last one on, which a server may repeat where the listing begins there."""
+        keys = [obj.key for obj in objects]
+        if (keys[0] < last if begins else keys[0] <= last) or any(one >= two for one, two in pairwise(keys)):
+            raise ListingUnordered(f"the listing of {self.at} is not in the order of the keys' bytes")
 
     def keeps_versions(self) -> bool:
         """Tell whether the bucket keeps versions, as far as it may be asked."""
@@ -155,8 +202,14 @@ class Listing:
 
     def _asked(self, ask: Callable[..., Any], markers: Markers) -> S3Answer:
         asked = {"Bucket": self.at.bucket, "Prefix": self.prefix, "EncodingType": "url", "MaxKeys": self.page_keys}
+
+        def page() -> S3Answer:
+            self.rate.wait()
+            answer: S3Answer = ask(**asked, **markers, **self.extra)
+            return answer
+
         try:
-            answer: S3Answer = self.asking.attempt(lambda: ask(**asked, **markers, **self.extra))
+            answer = self.asking.attempt(page)
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
         except ValueError as error:  # what botocore raises for a number or a time that is none
@@ -204,16 +257,8 @@ def _version_id(entry: S3Answer) -> str | None:
 
 def _key_marker(name: str, after: bytes) -> Markers:
     """Return where to start, which boto3 takes as text; of a key that is none, the part before, and the rest is filtered."""
-    text = after[: _text_end(after)].decode()
+    text = text_of(after)
     return {name: text} if text else {}
-
-
-def _text_end(key: bytes) -> int:
-    try:
-        key.decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    return len(key)
 
 
 def _next_token(answer: S3Answer, _: BucketAddress) -> dict[str, str]:

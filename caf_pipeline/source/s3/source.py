@@ -12,7 +12,7 @@ from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import ObjectReader
 from caf_pipeline.source.s3.get_client import GetClient
-from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing
+from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing, RequestRate
 from caf_pipeline.source.s3.reports import Reports
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -37,26 +37,29 @@ class S3Source:
         requester_pays: bool = False,
         attempts: int = DEFAULT_ATTEMPTS,
         page_keys: int = PAGE_KEYS,
+        listing_rate: float = 0,
         waits: Waits | None = None,
         inventory: str = "",
     ) -> None:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
-        the first included, where it fails transiently; `page_keys` are at most 1,000; `waits` says it while there is no answer.
-        `inventory` is the folder of reports, "" for none.
+        the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second for
+        pages, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
-        self._listing = Listing(client, asking, prefix, extra, page_keys)
+        self._listing = Listing(client, asking, prefix, extra, page_keys, RequestRate(listing_rate))
         self._reports = Reports(client, asking, self._listing, inventory, extra)
         self._reading = ObjectReader(client, gets, asking, extra)
 
-    def list_pages(self, *, after: bytes = b"", max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+    def list_pages(
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+    ) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
-        return self._listing.pages(after, max_pages)
+        return self._listing.pages(after, max_pages, in_order=in_order)
 
     def open_report(self, name: str = "") -> InventoryReport:
         """See `ObjectSource.open_report`."""
@@ -127,6 +130,7 @@ def open_s3_source(
         name=name,
         requester_pays=settings.requester_pays,
         attempts=attempts,
+        listing_rate=settings.listing_requests_per_second,
         waits=waits,
         inventory=settings.inventory,
     )
