@@ -180,7 +180,8 @@ class PieceFolder:
         self.path = path
         self.begun = begun
         self._terms = terms
-        self._numbers = itertools.count(len(list(path.iterdir())))
+        # Some numbers are missing: of pieces that were begun when the listing was interrupted.
+        self._numbers = itertools.count(1 + max((int(piece.stem) for piece in path.glob("*.parquet")), default=0))
 
     def begin(self, begun: Begun) -> None:
         """Record when the first request of a new listing is sent."""
@@ -417,7 +418,7 @@ class ParallelListing:
     def _require_meetings(self) -> None:
         """Raise ListingUnordered where the listing of a range went on with another key than that of the next one begins with."""
         pieces = self.folder.pieces()
-        first = pieces[-1].following  # of all pieces behind; the last one is not compared
+        first = pieces[-1].following if pieces else None  # of all pieces behind; the last one is not compared
         for number in reversed(range(len(pieces))):
             piece = pieces[number]
             if piece.ended and number + 1 < len(pieces) and piece.following != first:

@@ -52,6 +52,7 @@ class ObjectSourceContract:
             bucket.put(key, key.encode() * 3)
         objects = listed(bucket.source())
         assert [obj.key for obj in objects] == sorted(key.encode() for key in ("b", "a/b", "é", "a", "Z", "a-"))
+        assert listed(bucket.source(page_keys=1), in_order=True) == objects
         assert [obj.size_bytes for obj in objects] == [3 * len(obj.key) for obj in objects]
         assert all(obj.last_modified.utcoffset() == timedelta(0) for obj in objects)
         assert all(obj.etag and '"' not in obj.etag for obj in objects)

@@ -1,0 +1,368 @@
+"""A source listed by several threads: the same snapshot as page by page, whatever keys, server and moment of death."""
+
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import SourceDenied, SourceUnreachable, StagingError
+from caf_pipeline.inventory.key_split import LAST, split_key
+from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.settings import Settings
+from caf_pipeline.source.s3.listing import RequestRate
+from caf_pipeline.steps import list_source
+from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline.waits import Waits
+from caf_pipeline_tests.contracts.object_source import KEYS
+from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
+from caf_pipeline_tests.support.s3_server import s3_error
+
+
+def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:
+    described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
+    return Workplace("src", described, objects, None, None, this_process("run-1"), waits=waits or Waits())
+
+
+def keys_of(snapshot) -> list[bytes]:
+    return [obj.key for obj in read_objects(snapshot.path)]
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("inventories/src/.*"))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(list_source, "PIECE_OBJECTS", 20)
+
+
+CHANCE = random.Random("listing")
+HEX = [f"{CHANCE.getrandbits(64):016x}".encode() for _ in range(400)]
+SHAPES = {
+    "none": [],
+    "one": [b"a"],
+    "a page": [b"%02d" % number for number in range(10)],
+    "in sequence": [b"data/%06d" % number for number in range(400)],
+    "random": HEX,
+    "deep under one beginning": [b"a/very/deep/beginning/" * 5 + key for key in HEX],
+    "by days": [b"logs/2026/%02d/%02d/%d" % (month, day, n) for month in range(1, 13) for day in range(1, 29) for n in (1, 2)],
+    "beginnings of each other": [b"a" * length for length in range(1, 400)],
+    "long": [b"x" * 1008 + key for key in HEX],
+    "beyond ASCII": ["".join(CHANCE.choices("日本語éü\U0001f600\U0010ffff\ue000", k=8)).encode() for _ in range(400)],
+    "no UTF-8": [bytes(CHANCE.choices(range(1, 256), k=6)) for _ in range(400)],
+    "control characters": [bytes(CHANCE.choices(range(1, 33), k=6)) for _ in range(400)],
+    "folders": [b"/".join(CHANCE.choices([b"", b"a", b"-", b"b"], k=7)) + b"/" for _ in range(400)],
+    "of every kind": [key.encode() for key in KEYS] + [key.encode() + b"/" + more for key in KEYS[:50] for more in HEX[:5]],
+}
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_listing_in_parts_has_each_object_once_and_in_order(scripted_s3, tmp_path, small_pieces, shape, versioned):
+    keys = set(SHAPES[shape])
+    if versioned and shape == "no UTF-8":
+        pytest.skip("a listing of versions cannot be asked to go on at such a key, and says so")
+    objects = ListedKeys(keys, versioned=versioned).serve(scripted_s3, page_keys=10)
+    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    assert keys_of(snapshot) == sorted(keys)
+    assert (snapshot.object_count, snapshot.object_bytes) == (len(keys), 3 * len(keys))
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("shape", ["in sequence", "random", "deep under one beginning", "by days"])
+def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tmp_path, shape):
+    """What a thread asks for in vain is one page at each split."""
+    keys = set(SHAPES[shape])
+    listed = ListedKeys(keys)
+    starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
+    take_inventory(a_workplace(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1))
+    assert starts() == {None}
+    serial = len(listed.pages)
+    listed.pages.clear()
+    take_inventory(a_workplace(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8))
+    assert len(starts()) > 4
+    assert len(listed.pages) < 2 * serial
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_path, versioned):
+    if versioned:
+        new_bucket.keep_versions()
+    for key in KEYS:
+        new_bucket.put(key, key.encode())
+    for key in KEYS[::3] if versioned else ():
+        new_bucket.put(key, b"newer")
+        new_bucket.delete(key + "deleted")
+    parts = take_inventory(a_workplace(tmp_path / "parts", new_bucket.source(page_keys=3)))
+    serial = take_inventory(a_workplace(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1))
+    assert list(read_objects(parts.path)) == list(read_objects(serial.path))
+    assert keys_of(parts) == sorted(key.encode() for key in KEYS)
+
+
+TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "replace"))
+
+
+@given(
+    st.sets(st.binary(min_size=1, max_size=4) | TEXT),
+    st.integers(1, 4),
+    st.tuples(st.binary(max_size=3), st.none() | st.binary(min_size=1, max_size=3)),
+    st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
+)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(scripted_s3, keys, size, bounds, server):
+    (after, until), (order, starts) = bounds, server
+    scripted_s3.requests.clear()
+    listed = ListedKeys({key for key in keys if b"\0" not in key}, order=order, starts=starts)
+    with tempfile.TemporaryDirectory() as folder:
+        work = a_workplace(Path(folder), listed.serve(scripted_s3, page_keys=size))
+        whole = keys_of(take_inventory(work))
+        assert whole == sorted(listed.keys)
+        if order is bytes:
+            part = keys_of(take_inventory(work, after=after, until=until))
+            assert part == [key for key in whole if key > after and (until is None or key <= until)]
+
+
+@pytest.mark.parametrize(
+    "server", [{"order": by_component}, {"order": by_utf16}, {"order": lambda key: key[::-1]}, {"starts": False}]
+)
+@pytest.mark.parametrize("shape", ["folders", "beyond ASCII", "random", "in sequence"])
+def test_a_server_with_an_order_of_its_own_loses_nothing(scripted_s3, tmp_path, small_pieces, shape, server):
+    keys = set(SHAPES[shape])
+    objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(keys)
+    assert left_in(tmp_path) == []
+
+
+def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3, tmp_path):
+    """Each page is in order: a first half, whose keys are listed last, lies before where the second part begins."""
+    keys = [b"%04d" % number for number in range(200)]
+    listed = ListedKeys(keys, order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"))
+    assert keys_of(take_inventory(a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=5)))) == sorted(keys)
+
+
+def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(scripted_s3, tmp_path):
+    listed = ListedKeys(HEX)
+    objects = listed.serve(scripted_s3, page_keys=10)
+    scripted_s3.answer = lambda asked: s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+
+
+def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, tmp_path):
+    keys = set(HEX)
+
+    def grow(number: int) -> None:
+        keys.update(key + b"-%d" % number for key in CHANCE.sample(HEX, 3))
+
+    listed = ListedKeys(keys, on_page=grow)
+    snapshot = take_inventory(a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=10)))
+    found = keys_of(snapshot)
+    assert set(HEX) <= set(found) <= keys
+    assert all(one < two for one, two in pairwise(found))
+    assert any("start-after" in request.query for request in listed.pages[: len(listed.pages) // 2])
+
+
+# --- interrupted -----------------------------------------------------------------------------------------------------
+
+
+def _list_and_die(endpoint: str, folder: str) -> None:
+    list_source.PIECE_OBJECTS = 20
+    take_inventory(a_workplace(Path(folder), listing_source(endpoint, 10)))
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_path, small_pieces, versioned):
+    process = multiprocessing.get_context("forkserver").Process(target=_list_and_die, args=(scripted_s3.endpoint, str(tmp_path)))
+    fatal = 120 if versioned else 30
+    listed = ListedKeys(HEX, versioned=versioned, on_page=lambda number: number == fatal and os.kill(process.pid, signal.SIGKILL))
+    objects = listed.serve(scripted_s3, page_keys=10)
+    before = datetime.now(UTC)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    between = datetime.now(UTC)
+    [folder] = left_in(tmp_path)
+    listed.pages.clear()
+    listed.on_page = lambda number: None
+    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    assert keys_of(snapshot) == sorted(HEX)
+    assert before <= snapshot.listed_at <= between
+    assert (snapshot.taken_at, snapshot.listed_at) == (read_snapshot(snapshot.path).taken_at, snapshot.listed_at)
+    resumed = len(listed.pages)
+    listed.pages.clear()
+    again = take_inventory(a_workplace(tmp_path / "new", objects))
+    assert keys_of(again) == keys_of(snapshot)
+    assert resumed < len(listed.pages)
+    assert left_in(tmp_path) == [], folder
+
+
+@pytest.fixture
+def interrupted(scripted_s3, tmp_path, small_pieces):
+    """A listing that ended by an error half-way, and the server, which is well again."""
+    listed = ListedKeys(HEX)
+    objects = listed.serve(scripted_s3, page_keys=10)
+    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    with pytest.raises(SourceDenied, match="refuses the credentials"):
+        take_inventory(a_workplace(tmp_path, objects))
+    scripted_s3.answer = listed
+    listed.pages.clear()
+    return listed, objects
+
+
+def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_again(interrupted, tmp_path):
+    listed, objects = interrupted
+    assert list(tmp_path.glob("inventories/src/*.parquet")) == []
+    assert len(left_in(tmp_path)) == 1
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+    assert len(listed.pages) < 35
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("changed", [{"prefix": "0"}, {"endpoint_url": "http://elsewhere"}, {"bucket": "another"}])
+def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, changed):
+    listed, objects = interrupted
+    snapshot = take_inventory(a_workplace(tmp_path, objects, **changed))
+    assert keys_of(snapshot) == sorted(HEX)
+    assert len(listed.pages) >= 40
+
+
+def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
+    _, objects = interrupted
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects), after=b"8")) == sorted(key for key in HEX if key > b"8")
+    assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
+
+
+def test_a_listing_that_must_be_new_is_not_gone_on_with(interrupted, tmp_path):
+    listed, objects = interrupted
+    take_inventory(a_workplace(tmp_path, objects), resume=False)
+    assert len(listed.pages) >= 40
+
+
+def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
+    listed, objects = interrupted
+    monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
+    take_inventory(a_workplace(tmp_path, objects))
+    assert len(listed.pages) >= 40
+    assert left_in(tmp_path) == []
+
+
+def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
+    listed, objects = interrupted
+    work = a_workplace(tmp_path, objects)
+    take_inventory(work, resume=False)
+    listed.pages.clear()
+    take_inventory(work)
+    assert len(listed.pages) >= 40
+    assert left_in(tmp_path) == []
+
+
+def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_path):
+    listed, objects = interrupted
+    folder = tmp_path / "inventories" / "src"
+    [name] = left_in(tmp_path)
+    with list_source.alone_in(folder / name) as alone:
+        assert alone
+        take_inventory(a_workplace(tmp_path, objects))
+    assert len(listed.pages) >= 40
+    assert left_in(tmp_path) == [name]
+
+
+def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
+    _, objects = interrupted
+    for piece in tmp_path.glob("inventories/src/.listing-*/*.parquet"):
+        piece.write_bytes(piece.read_bytes()[:-9])
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+
+
+def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
+    """An object that was put meanwhile is in it, and nothing is left behind."""
+    keys = set(HEX[:30])
+    listed = ListedKeys(keys)
+    objects = listed.serve(scripted_s3, page_keys=10)
+    scripted_s3.answer = lambda asked: s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
+    with pytest.raises(SourceUnreachable):
+        take_inventory(a_workplace(tmp_path, objects))
+    assert left_in(tmp_path) == []
+    keys.add(b"0")
+    scripted_s3.answer = listed
+    assert b"0" in keys_of(take_inventory(a_workplace(tmp_path, objects)))
+
+
+def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
+    def full(self, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(list_source.WholeParquet, "write", full)
+    with pytest.raises(StagingError, match="No space left"):
+        take_inventory(a_workplace(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10)))
+    assert list(tmp_path.glob("inventories/src/*.parquet")) == []
+
+
+# --- the rate, and what is told --------------------------------------------------------------------------------------
+
+
+def test_requests_are_spaced_out_over_all_threads(monkeypatch):
+    slept = []
+    monkeypatch.setattr("caf_pipeline.source.s3.listing.time.monotonic", lambda: 100.0)
+    monkeypatch.setattr("caf_pipeline.source.s3.listing.time.sleep", slept.append)
+    rate = RequestRate(4)
+    for _ in range(4):
+        rate.wait()
+    assert slept == [0, 0.25, 0.5, 0.75]
+
+
+def test_a_page_that_is_asked_for_again_counts_too(scripted_s3, tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(RequestRate, "wait", lambda self: waited.append(1))
+    listed = ListedKeys(HEX)
+    objects = listed.serve(scripted_s3, page_keys=100)
+    failing = [s3_error(503, "SlowDown")]
+    scripted_s3.answer = lambda asked: failing.pop() if failing and "versioning" not in asked.query else listed(asked)
+    take_inventory(a_workplace(tmp_path, objects))
+    assert len(waited) == len(listed.pages) + 1
+
+
+def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(list_source, "TOLD_SECONDS", 0.0)
+    waits = Waits(lambda waits: told.extend(wait.sentence for wait in waits))
+    take_inventory(a_workplace(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits))
+    assert any("the listing of 'src', which has 2" in sentence for sentence in told)
+
+
+# --- where a range is split ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "until", "prefix", "jump", "split"),
+    [
+        ((b"a0", b"a1"), None, "", False, b"c"),
+        ((b"a0", b"a1"), b"c", "", False, b"b"),
+        ((b"a0", b"a1"), b"b", "", False, b"ab"),
+        ((b"p/a", b"p/b"), None, "p/", False, b"p/c"),
+        ((b"a0", b"a1"), None, "", True, ("a" + LAST).encode()),
+        ((b"abcd0", b"abcd1"), None, "", True, ("ab" + LAST).encode()),
+        ((b"abcd0", b"abcd1"), b"abd", "", True, ("abc" + LAST).encode()),
+        ((b"\x01c0", b"\x01c1"), b"\x01d", "", False, None),
+        ((b"c", b"c\xff"), b"c\xff\x01", "", False, None),
+    ],
+)
+def test_a_range_is_split_where_its_keys_tell_that_more_may_be(seen, until, prefix, jump, split):
+    assert split_key(*seen, until, alphabet="abc01", prefix=prefix, jump=jump) == split
+
+
+@given(st.binary(min_size=1, max_size=5), st.binary(max_size=5), st.text(), st.booleans())
+def test_a_split_is_text_between_the_last_key_and_the_end(last, more, alphabet, jump):
+    alphabet = [char for char in alphabet if not "\ud800" <= char <= "\udfff"]
+    split = split_key(last, last, last + more if more else None, alphabet=alphabet, jump=jump)
+    assert split is None or last < split.decode().encode()
+    assert split is None or not more or split < last + more

@@ -1,0 +1,99 @@
+"""A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not, which moto does not."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from caf_pipeline.source.s3.source import S3Source
+from caf_pipeline_tests.support.s3_server import Bucket, Request, ScriptedAnswer, ScriptedS3, client_for
+
+_ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified><ETag>&quot;e&quot;</ETag>{more}</{tag}>"
+
+
+@dataclass
+class ListedKeys:
+    """The keys of a bucket, and how they are listed.
+
+    Attributes:
+        order: by what they are sorted.
+        starts: whether it knows StartAfter and KeyMarker.
+        versioned: lists three versions of each key, the latest first, and a deleted key before each.
+        on_page: called with the number of each page before it is answered.
+    """
+
+    keys: Iterable[bytes]
+    order: Callable[[bytes], object] = bytes
+    starts: bool = True
+    versioned: bool = False
+    on_page: Callable[[int], None] = lambda number: None
+    pages: list[Request] = field(default_factory=list)
+
+    def __call__(self, request: Request) -> ScriptedAnswer:
+        if "versioning" in request.query:
+            status = "<Status>Enabled</Status>" if self.versioned else ""
+            return _xml(f"<VersioningConfiguration>{status}</VersioningConfiguration>")
+        self.pages.append(request)
+        self.on_page(len(self.pages))
+        unversioned = [(key, "Contents", "") for key in sorted(self.keys, key=self.order)]
+        entries = self._versions() if self.versioned else unversioned
+        begin = self._begin(request, entries)
+        end = begin + int(request.query["max-keys"])
+        body = "".join(_entry(*entry) for entry in entries[begin:end])
+        more = ""
+        if end < len(entries):
+            more = f"<NextContinuationToken>{end}</NextContinuationToken>"
+            if self.versioned:
+                key, _, version = entries[end - 1]
+                more = f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextVersionIdMarker>{version}</NextVersionIdMarker>"
+        truncated = str(end < len(entries)).lower()
+        return _xml(f"<R><EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>{more}{body}</R>")
+
+    def _versions(self) -> list[tuple[bytes, str, str]]:
+        found = []
+        for key in sorted(self.keys, key=self.order):
+            found.append((key + b"-", "DeleteMarker", "d"))
+            found += [(key, "Version", version) for version in ("3", "2", "1")]
+        return sorted(found, key=lambda entry: self.order(entry[0]))
+
+    def _begin(self, request: Request, entries: list[tuple[bytes, str, str]]) -> int:
+        if token := request.query.get("continuation-token"):
+            return int(token)
+        marker = request.query.get("start-after" if not self.versioned else "key-marker", "")
+        version = request.query.get("version-id-marker")
+        if version:
+            return next(at + 1 for at, entry in enumerate(entries) if (entry[0], entry[2]) == (marker.encode(), version))
+        if not marker or not self.starts:
+            return 0
+        return sum(self.order(entry[0]) <= self.order(marker.encode()) for entry in entries)
+
+    def serve(self, server: ScriptedS3, page_keys: int) -> S3Source:
+        """Let a scripted server list them; return it as a source."""
+        server.answer = self
+        return listing_source(server.endpoint, page_keys)
+
+
+def listing_source(endpoint: str, page_keys: int) -> S3Source:
+    """Return the source of a scripted server."""
+    return Bucket(endpoint, "bucket-of-script", client_for(endpoint)).source(page_keys=page_keys)
+
+
+def _entry(key: bytes, tag: str, version: str) -> str:
+    latest = "true" if version in ("3", "d") else "false"
+    more = "" if tag == "DeleteMarker" else "<Size>3</Size>"
+    if version:
+        more += f"<VersionId>{version}</VersionId><IsLatest>{latest}</IsLatest>"
+    return _ENTRY.format(tag=tag, key=quote(key), more=more)
+
+
+def _xml(body: str) -> ScriptedAnswer:
+    return ScriptedAnswer(200, body.encode(), {"Content-Type": "application/xml"})
+
+
+def by_component(key: bytes) -> object:
+    """Sort keys as a server does that walks folders."""
+    return key.split(b"/")
+
+
+def by_utf16(key: bytes) -> object:
+    """Sort keys as a server does that has them as UTF-16."""
+    return key.decode("utf-8", "surrogateescape").encode("utf-16-be", "surrogatepass")
