@@ -83,6 +83,10 @@ class Workplace:
         """Return the folder of this source's plans, made if it is missing."""
         return _folder(self.settings.home / "plans" / self.source)
 
+    def kept_locations(self) -> Path:
+        """Return where what the ledger has located of this source is kept as files; they may be removed at any time."""
+        return self.settings.home / "located" / self.source
+
     def staging(self) -> Path:
         """Return the staging folder, made if it is missing."""
         return _folder(self.settings.staging_folder)

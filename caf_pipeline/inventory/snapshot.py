@@ -245,18 +245,22 @@ class SnapshotWriter:
             query.table("listed", *files)
             self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
             self._object_bytes = self._unsupported_count = 0
-            for batch in _each_once(self._sorted(query)):
+            for batch in _each_once(sorted_by_key(query, self._budget)):
                 self._unsupported_count += batch.num_rows - sum_of(batch, "supported")
                 self._file.write(batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA))
                 self._object_bytes += sum_of(batch, "size_bytes")
 
-    def _sorted(self, query: Query) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, sorted in windows of keys: DuckDB's sort fails on what is many times its memory."""
-        for window in _windows_of_size(query, SORTED_BY_MEMORY * self._budget.memory_bytes):
-            yield from query.batches(
-                f"SELECT *, is_supported(key) AS supported FROM listed WHERE {bounded(window)}"
-                " ORDER BY key, last_modified, object_version"
-            )
+
+def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `listed` by key, last_modified, object_version, and whether the key is `supported`.
+
+    They are sorted in windows of keys: DuckDB's sort fails on what is many times its memory.
+    """
+    for window in _windows_of_size(query, SORTED_BY_MEMORY * budget.memory_bytes):
+        yield from query.batches(
+            f"SELECT *, is_supported(key) AS supported FROM listed WHERE {bounded(window)}"
+            " ORDER BY key, last_modified, object_version"
+        )
 
 
 def _windows_of_size(query: Query, size_bytes: int) -> Iterator["KeyWindow"]:

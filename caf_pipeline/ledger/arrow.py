@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
 CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
 
@@ -30,6 +31,7 @@ _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, sin
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
+    "kept": (KEPT_SCHEMA, ["standing", "caf_file_id"]),
     "exceptions": (EXCEPTION_SCHEMA, ["object_version"]),
     "located": (LOCATED_SCHEMA, ["object_version"]),
 }

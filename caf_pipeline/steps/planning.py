@@ -313,7 +313,7 @@ class Current:
 
     Attributes:
         identified: a file of `inventory.SNAPSHOT_SCHEMA`.
-        standing: a file of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
+        standing: a file or folder of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
         comparison: of the headers of objects that were written again.
         exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
     """
@@ -361,14 +361,20 @@ def identify_objects(
 
     `known` False: the ledger does not have the source.
     """
-    standing, exceptions = folder / "standing.parquet", folder / "exceptions.parquet"
+    standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if known:
-        work.ledger.export_standing(work.source, standing)
+        export_standing(work, standing)
         work.ledger.export_exceptions(work.source, exceptions)
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
     return (standing, exceptions), identify(snapshot.path, standing, exceptions, folder / "identified.parquet")
+
+
+def export_standing(work: Workplace, folder: Path) -> None:
+    """Let a folder, in place of an older one, have what the ledger knows of the objects (`inventory.STANDING_SCHEMA`)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    work.ledger.export_changes(work.source, folder, work.kept_locations())
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -400,12 +406,14 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
             more = True
             while more:
                 with _workspace(work, _CUTTING) as folder:
-                    plan = _write_plan(work, snapshot, current.identified, folder, sizes)
+                    plan = _write_plan(work, snapshot, current, folder, sizes)
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         plans.append(_register(work, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
-                    if not more:
+                    if more:
+                        export_standing(work, current.standing)  # with what was just claimed
+                    else:
                         waiting = _let_wait(work, snapshot, plan)
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
@@ -495,10 +503,8 @@ def waits_until(settings: SourceSettings, tail: WaitingTail) -> datetime:
     return tail.oldest + timedelta(seconds=settings.max_wait)
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, identified: Path, folder: Path, sizes: ChunkSizes) -> Plan:
-    standing, wanted = folder / "standing.parquet", folder / "wanted.parquet"
-    work.ledger.export_standing(work.source, standing)
-    delta = not_yet_archived(identified, standing, wanted)
+def _write_plan(work: Workplace, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes) -> Plan:
+    delta = not_yet_archived(current.identified, current.standing, folder / "wanted.parquet")
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()

@@ -156,8 +156,12 @@ class Query:
         self._stack.close()
 
     def table(self, name: str, *paths: Path) -> None:
-        """Give Parquet files a name, as one table. Their paths may hold any character, also those of glob patterns."""
-        literals = ", ".join("'" + glob_escape(str(path)).replace("'", "''") + "'" for path in paths)
+        """Give Parquet files, or folders of them, a name, as one table, with the columns of the first one.
+
+        Their paths may hold any character, also those of glob patterns.
+        """
+        files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+        literals = ", ".join("'" + glob_escape(str(path)).replace("'", "''") + "'" for path in files)
         self.view(name, f"SELECT * FROM read_parquet([{literals}])")
 
     def view(self, name: str, sql: str) -> None:

@@ -1,0 +1,220 @@
+"""What is kept of the ledger's locations is what the database has, whatever became of the files or of the database."""
+
+import os
+import shutil
+import threading
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.snapshot import STANDING_SCHEMA
+from caf_pipeline.ledger.kept import open_kept
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
+from caf_pipeline_tests.contracts.ledger import SOURCE, archive, batches, end, location, register, restore, restored, skip
+
+S = ChunkState
+
+
+@pytest.fixture
+def ledger(database):
+    return Ledger(database)
+
+
+@pytest.fixture
+def known(ledger, tmp_path):
+    """Return what a plan would read of the files; it must be what the database has."""
+
+    def read(by=ledger):
+        folder, whole = tmp_path / "standing", tmp_path / "whole.parquet"
+        shutil.rmtree(folder, ignore_errors=True)
+        by.export_changes(SOURCE, folder, tmp_path / "kept")
+        by.export_standing(SOURCE, whole)
+        with Query(tmp_path / "query", DEFAULT_BUDGET, functions={}, macros=()) as query:
+            query.table("standing", folder)
+            rows = query.rows(f"SELECT {', '.join(STANDING_SCHEMA.names)} FROM standing")
+        in_database = pq.read_table(whole).to_pylist()
+        assert Counter(row[:5] for row in rows) == Counter(tuple(row.values())[:5] for row in in_database)
+        assert Counter(row[5] for row in rows) == Counter(row["last_modified"] for row in in_database)
+        return {row[0].decode() for row in rows if row[2] == "located"}
+
+    return read
+
+
+def files(tmp_path):
+    return sorted(path for path in (tmp_path / "kept").iterdir() if path.suffix == ".parquet")
+
+
+def test_what_is_located_claimed_and_skipped_is_all_there(ledger, known):
+    archive(ledger, ["b", "a"])
+    register(ledger, ["c"], skips=[skip("d", SkipReason.COLD_STORAGE)])
+    assert known() == {"a", "b"}
+    archive(ledger, ["e"])
+    assert known() == {"a", "b", "e"}
+
+
+def test_a_source_of_which_nothing_is_located_has_no_files(ledger, known, tmp_path):
+    register(ledger, ["a"])
+    assert (known(), files(tmp_path)) == (set(), [])
+
+
+def test_where_nothing_changed_the_files_stay_as_they_are(ledger, known, tmp_path):
+    archive(ledger, ["a"])
+    known()
+    before = [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]
+    assert (known(), [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]) == ({"a"}, before)
+
+
+def test_many_chunks_are_in_few_files_each_sorted_by_key(ledger, known, tmp_path):
+    for number in range(20):
+        archive(ledger, [f"{number * 7 % 20:02}", f"x{number:02}"])
+        known()
+    assert len(files(tmp_path)) <= 4
+    for path in files(tmp_path):
+        keys = pq.read_table(path)["key"].to_pylist()
+        assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("final", [S.WITHDRAWN, S.EXPIRED])
+def test_what_is_in_good_standing_no_more_is_left_out(ledger, known, final):
+    chunk = archive(ledger, ["a"])
+    archive(ledger, ["b"])
+    assert known() == {"a", "b"}
+    end(ledger, chunk, S.DAMAGED)
+    assert known() == {"a", "b"}
+    end(ledger, chunk, final)
+    assert known() == {"b"}
+    archive(ledger, ["a"])
+    assert known() == {"a", "b"}
+
+
+def test_a_chunk_that_was_restored_is_there(ledger, known):
+    archive(ledger, ["a"])
+    known()
+    restore(ledger, restored(1, ["a", "b"]), batches([location("a"), location("b")]), [])
+    assert known() == {"a", "b"}
+
+
+def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(ledger, known, database):
+    archive(ledger, ["a", "b"])
+    known()
+    with database.transaction() as connection:
+        connection.execute(text("DELETE FROM file_locations WHERE file_path = 'a'"))
+    assert known() == {"b"}
+
+
+def _truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path):
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+
+
+def _of_other_rows(path):
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, 1), path)
+
+
+@pytest.mark.parametrize("damage", [os.unlink, _truncate, _flip, _of_other_rows, lambda path: path.write_bytes(b"")])
+def test_a_file_that_is_not_as_it_was_written_is_written_again(ledger, known, tmp_path, damage):
+    archive(ledger, ["a", "b"])
+    known()
+    (written,) = files(tmp_path)
+    damage(written)
+    assert known() == {"a", "b"}
+
+
+def test_a_file_under_the_name_of_another_is_not_believed(ledger, known, tmp_path):
+    archive(ledger, [f"{number:03}" for number in range(9)])
+    known()
+    archive(ledger, ["a"])
+    known()
+    one, other = files(tmp_path)
+    shutil.copyfile(one, other)
+    assert len(known()) == 10
+
+
+def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, database):
+    archive(ledger, ["a", "b"])
+    assert known() == {"a", "b"}
+    with database.transaction() as connection:  # as if it were another one: the same ids are given again
+        connection.execute(text("TRUNCATE file_locations, caf_files, plans, claims RESTART IDENTITY CASCADE"))
+    assert known() == set()
+    archive(ledger, ["c", "d"])
+    assert known() == {"c", "d"}
+
+
+def test_a_file_that_came_back_from_a_backup_says_nothing_that_is_not_so(ledger, known, tmp_path):
+    chunk = archive(ledger, ["a"])
+    archive(ledger, ["b"])
+    known()
+    shutil.copytree(tmp_path / "kept", tmp_path / "backup")
+    end(ledger, chunk, S.DAMAGED, S.WITHDRAWN)
+    known()
+    archive(ledger, ["a", "c"])
+    known()
+    shutil.copytree(tmp_path / "backup", tmp_path / "kept", dirs_exist_ok=True)
+    assert known() == {"a", "b", "c"}
+
+
+def test_what_a_killed_process_left_is_removed(ledger, known, tmp_path):
+    archive(ledger, ["a"])
+    known()
+    (tmp_path / "kept" / "..new.parquet.tmp").write_bytes(b"half of a file")
+    (tmp_path / "kept" / ".new.parquet").write_bytes(b"whole, and not named")
+    (tmp_path / "kept" / ".caf-spill-x").mkdir()
+    assert known() == {"a"}
+    assert [path.name for path in sorted((tmp_path / "kept").iterdir())] == [".lock", files(tmp_path)[0].name]
+
+
+def test_who_reads_has_its_files_when_they_are_replaced(ledger, tmp_path):
+    archive(ledger, ["a"])
+    ledger.export_changes(SOURCE, tmp_path / "one", tmp_path / "kept")
+    archive(ledger, ["b"])
+    ledger.export_changes(SOURCE, tmp_path / "other", tmp_path / "kept")
+    keys = [key for path in (tmp_path / "one").iterdir() for key in pq.read_table(path)["key"].to_pylist()]
+    assert keys == [b"a"]
+
+
+def test_on_a_disk_without_hard_links_files_are_copied(ledger, known, monkeypatch):
+    archive(ledger, ["a"])
+
+    def refuse(*_):
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert known() == {"a"}
+
+
+def test_one_process_at_a_time_has_the_files(tmp_path):
+    order = []
+    inside = threading.Event()
+
+    def second():
+        inside.wait()
+        with open_kept(tmp_path / "kept"):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with open_kept(tmp_path / "kept"):
+        thread.start()
+        inside.set()
+        thread.join(0.2)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_staging_error(ledger, tmp_path):
+    archive(ledger, ["a"])
+    (tmp_path / "kept").write_text("a file is in the way")
+    with pytest.raises(StagingError, match="kept cannot be used"):
+        ledger.export_changes(SOURCE, tmp_path / "standing", tmp_path / "kept")
