@@ -85,12 +85,7 @@ class Exports(LedgerPart):
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):
-                chunks = {
-                    caf_file_id: (f"{name} {located_at}", rows)
-                    for caf_file_id, name, located_at, rows in driver_connection(connection).execute(
-                        _CHUNKS, {"source_id": source_id, "good": GOOD}
-                    )
-                }
+                chunks = _chunks(connection, source_id)
                 missing = locations.missing(chunks)
                 # "0" comes first of the names that are hashes: its columns are those of all.
                 self._write("standing", connection, source_id, folder / "0.parquet", _UNDER_WAY)
@@ -98,6 +93,21 @@ class Exports(LedgerPart):
             locations.add(exported, missing, chunks)
             locations.link_into(folder)
         exported.unlink()
+
+    def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
+        """Compare all that is kept of chunks in good standing with the database, row by row; return how many rows differ.
+
+        `folder` takes a temporary file. Raises as `export_changes`.
+        """
+        from caf_pipeline.ledger.kept import open_kept  # noqa: PLC0415 - as above
+
+        exported = folder / "exported"
+        with open_kept(kept) as locations:
+            with self._one_moment(source) as (connection, source_id):
+                chunks = _chunks(connection, source_id)
+                here = sorted(chunks.keys() - locations.missing(chunks))
+                self._write("kept", connection, source_id, exported, [(_KEPT, _LOCATED_ROW)], chunks=here)
+            return locations.count_differing(exported)
 
     def export_exceptions(self, source: str, path: Path) -> int:
         """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
@@ -131,6 +141,12 @@ class Exports(LedgerPart):
 
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
         return write_export(what, path, ((same, rows) for query, same in queries for rows in _fetched(connection, query, values)))
+
+
+def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
+    """Return the chunks in good standing that have locations, as `kept` wants them."""
+    found = driver_connection(connection).execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
+    return {caf_file_id: (f"{name} {located_at}", rows) for caf_file_id, name, located_at, rows in found}
 
 
 def _fetched(connection: Connection, query: str, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:

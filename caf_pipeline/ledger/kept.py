@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.snapshot import SORT_BUDGET, STANDING_SCHEMA, inventory_query, sorted_by_key
 from caf_pipeline.system.atomic_files import rename_durably
-from caf_pipeline.system.parquet import WholeParquet, translate_errors
+from caf_pipeline.system.parquet import Query, WholeParquet, translate_errors
 
 KEPT_SCHEMA: Final = STANDING_SCHEMA.append(pa.field("caf_file_id", pa.int64(), nullable=False))
 
@@ -95,12 +95,7 @@ class KeptLocations:
         new = self._folder / ".new.parquet"
         with translate_errors(new), inventory_query(new, SORT_BUDGET) as query:
             query.table("exported", exported)
-            parts = ["FROM exported"]
-            for number, file in enumerate(old):
-                query.table(f"kept_{number}", file.path)
-                query.rows_of(f"live_{number}", pa.table({"caf_file_id": pa.array(self._live[file.path], pa.int64())}))
-                parts.append(f"FROM kept_{number} WHERE caf_file_id IN (SELECT caf_file_id FROM live_{number})")
-            query.view("listed", " UNION ALL ".join(parts))
+            query.view("listed", " UNION ALL ".join(["FROM exported", *self._shown(query, old)]))
             written = WholeParquet(new, KEPT_SCHEMA)
             try:
                 for batch in sorted_by_key(query, SORT_BUDGET):
@@ -112,6 +107,24 @@ class KeptLocations:
             path = self._folder / f"{_sha256(new)}.parquet"
             rename_durably(new, path)
         self._files.append(_File(path, chunks, written.row_count))
+
+    def _shown(self, query: Query, files: Sequence[_File]) -> Iterator[str]:
+        """Let a query have files; yield the query of what counts in each."""
+        for number, file in enumerate(files):
+            query.table(f"kept_{number}", file.path)
+            query.rows_of(f"live_{number}", pa.table({"caf_file_id": pa.array(self._live[file.path], pa.int64())}))
+            yield f"FROM kept_{number} WHERE caf_file_id IN (SELECT caf_file_id FROM live_{number})"
+
+    def count_differing(self, exported: Path) -> int:
+        """Return how many rows are only in these files or only in what was exported of the chunks that `missing` did not name."""
+        with translate_errors(exported), inventory_query(exported, SORT_BUDGET) as query:
+            query.table("exported", exported)
+            query.view("kept", " UNION ALL ".join(["SELECT * FROM exported WHERE false", *self._shown(query, self._files)]))
+            (more,), (less,) = (
+                query.rows(f"SELECT count(*) FROM (FROM {one} EXCEPT ALL FROM {other})")[0]
+                for one, other in (("kept", "exported"), ("exported", "kept"))
+            )
+        return int(more + less)
 
     def link_into(self, folder: Path) -> None:
         """Let a folder have the files, which stay there when they are replaced here."""

@@ -218,3 +218,19 @@ def test_a_folder_that_cannot_be_made_is_a_staging_error(ledger, tmp_path):
     (tmp_path / "kept").write_text("a file is in the way")
     with pytest.raises(StagingError, match="kept cannot be used"):
         ledger.export_changes(SOURCE, tmp_path / "standing", tmp_path / "kept")
+
+
+def test_files_that_say_what_the_database_has_do_not_differ(ledger, known, tmp_path):
+    archive(ledger, ["a", "b"])
+    known()
+    archive(ledger, ["c"])  # not kept yet
+    assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 0
+
+
+@pytest.mark.parametrize("lie", ["file_path = 'x'", "object_version = 'x'", "last_modified = now()"])
+def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp_path, database, lie):
+    archive(ledger, ["a", "b"])
+    known()
+    with database.transaction() as connection:
+        connection.execute(text(f"UPDATE file_locations SET {lie} WHERE file_path = 'a'"))
+    assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2

@@ -19,7 +19,7 @@ from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.steps.planning import cut_plan, take_inventory
+from caf_pipeline.steps.planning import account_for, cut_plan, take_inventory
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.contracts.ledger import settled
@@ -374,6 +374,15 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_
     (told,) = examined(work)
     assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
     assert told.found == "59 locations of 60 members"
+
+
+def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(work, name, told_then_mended, database_url):
+    archive_chunk(work, name)
+    assert account_for(work, take_inventory(work)).holds
+    sql(database_url, "UPDATE file_locations SET object_version = 'other' WHERE file_path = 'key-007'")
+    folder = work.kept_locations()
+    assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
+    assert account_for(work, take_inventory(work)).unaccounted == 1
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ alone, and each mend looks again under the lease of what it mends. Nothing is ev
 deleted at a store.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
@@ -28,6 +30,7 @@ from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.steps.chunk_steps import posting_of
+from caf_pipeline.steps.planning import temporary_folder
 from caf_pipeline.store.protocol import SignedTransaction
 from caf_pipeline.system.quantities import counted
 
@@ -76,6 +79,7 @@ def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler:
     yield from _leases(context)
     yield from _transactions(context, settler)
     yield from _rows(context)
+    yield from _kept(context)
     all_known = True  # the ledger has every chunk that the store may have
     for finding in listed_files(context):
         all_known = all_known and finding.actor in (Actor.NOBODY, Actor.RUN) and finding.kind is not Kind.UNSEEN
@@ -195,6 +199,27 @@ def _drop_rows(context: DoctorContext, rows: ChunkRows) -> Mended:
     # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
     with context.lease(plan_lease(context.work.source) if rows.chunk is None else chunk_lease(rows.chunk)):
         return Mended("removed") if context.work.ledger.drop_stray_rows(rows.caf_file_id) else NO_LONGER_THERE
+
+
+def _kept(context: DoctorContext) -> Iterator[Finding]:
+    """Find kept locations that are not those of the ledger; a plan compares only how many each chunk has."""
+    work = context.work
+    folder = work.kept_locations()
+    if not folder.is_dir() or work.source not in work.ledger.sources():
+        return
+    with temporary_folder(work) as temporary:
+        differing = work.ledger.compare_kept(work.source, temporary, folder)
+    if differing:
+        found = f"{counted(differing, 'location')} kept there or in the ledger, and not in both"
+        yield mendable(
+            Kind.ROWS, str(folder), found, "removed; the next plan exports it again", partial(_drop_kept, context, folder)
+        )
+
+
+def _drop_kept(context: DoctorContext, folder: Path) -> Mended:
+    with context.lease(plan_lease(context.work.source)):
+        shutil.rmtree(folder, ignore_errors=True)
+    return Mended("removed")
 
 
 # --- located chunks --------------------------------------------------------------------------------------------------
