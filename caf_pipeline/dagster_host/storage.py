@@ -12,6 +12,7 @@ from typing import Any, Final
 import psycopg2
 from dagster import DagsterInstance
 
+from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
@@ -68,6 +69,7 @@ def storage_folder() -> Path:
 
 
 hush()
+sqlite_storage.make_once()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):

@@ -43,8 +43,14 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 # `ChosenStorage`: SQLite or Postgres, by the environment. Else: name one of the two in dagster.yaml.
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.compute_log_manager import CapturedLogContext
+
+# `sqlite_storage`: Dagster's storages on SQLite, for the name by which each makes engines. Else: leave them as they are.
+from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
+from dagster._core.storage.runs.sqlite import sqlite_run_storage
+from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
+from dagster._core.storage.sql import create_engine
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
 from dagster._core.workspace.load_target import WorkspaceFileTarget

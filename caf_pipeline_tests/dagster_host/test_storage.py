@@ -9,6 +9,7 @@ import pytest
 from dagster import DagsterInstance, job, op
 from dagster_postgres.storage import DagsterPostgresStorage
 
+from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE, ChosenStorage, with_driver
@@ -36,6 +37,26 @@ def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
     assert isinstance(chosen(), DagsterSqliteStorage)
     a_job.execute_in_process(instance=instance)
     assert (home_settings.home / "dagster" / "history").is_dir()
+
+
+def test_for_each_file_of_sqlite_one_engine_is_made(instance):
+    sqlite_storage._kept_engine.cache_clear()
+    for _ in range(3):
+        a_job.execute_in_process(instance=instance)
+    made = sqlite_storage._kept_engine.cache_info()
+    assert made.misses <= 6  # three runs, their index, the runs, the schedules
+    assert made.hits > 10 * made.misses
+
+
+def test_files_of_sqlite_are_such_that_a_power_cut_damages_none(instance, monkeypatch):
+    monkeypatch.setattr(sqlite_storage, "SYNCHRONOUS", "NORMAL")
+    sqlite_storage._kept_engine.cache_clear()
+    with instance.event_log_storage.index_connection() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 1
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    with instance.run_storage.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
+    sqlite_storage._kept_engine.cache_clear()
 
 
 def test_with_a_url_it_is_postgres(empty_database_url, home_settings, monkeypatch):

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 PLACES = [
     Path(dagster_private.__file__),
     Path(of_tests.__file__),
-    Path(of_tests.__file__).with_name("dagster_storage.py"),  # loaded only by tests that use Dagster
     ROOT / "demo" / "ui.py",  # of what only this program needs; loading it takes every run longer
 ]
 MODULES = [
