@@ -51,6 +51,7 @@
 (t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 INTERRUPTED: Final = 130
@@ -72,6 +73,16 @@ class CafError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it pass between processes, whatever its own arguments are; its cause stays behind."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[CafError], args: tuple[object, ...], attributes: Mapping[str, object]) -> CafError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 def interrupt_behind(error: BaseException | None) -> BaseException | None:

@@ -23,7 +23,7 @@ CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is fo
 ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
 
 
-def run(
+def run(  # noqa: PLR0917 - the command line's options
     source: Annotated[
         str | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
     ] = None,
@@ -34,6 +34,9 @@ def run(
         str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
     ] = "",
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=0, help="Archive N chunks at a time; 0 chooses by their sizes.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="End with one JSON object that sums it up, on standard output.")] = False,
 ) -> int:
     r"""Take an inventory, plan what is new, and archive every planned chunk.
@@ -46,6 +49,9 @@ def run(
     Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where it lists files that may hold
     the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
     all of it once more.
+
+    Of N chunks at a time, N - 1 are packed while another is sent, each by a process of its own; each takes its room in staging.
+    Where there is no room for two, one follows the other. By default it is 2, and 1 where the chunks are small.
 
     A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is taken. --report, with
     --source, takes that of another day; --list lists the bucket.
@@ -73,7 +79,8 @@ def run(
         raise UsageError("--report and --list exclude each other.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
     inventory = {"report": report, "list_bucket": list_bucket}
-    status: int = entry.load()(source, settings=settings, second_copy=second_copy, inventory=inventory, json=json)
+    options = {"second_copy": second_copy, "inventory": inventory, "workers": workers}
+    status: int = entry.load()(source, settings=settings, **options, json=json)
     return status
 
 

@@ -6,10 +6,10 @@ Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dagster import DagsterInstance, ExecuteInProcessResult, JobDefinition
+from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
 from caf_pipeline.defs.dagster_private import (
     InMemoryJob,
@@ -27,9 +27,17 @@ _REPOSITORY: Final = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATIO
 
 
 def execute_here(
-    job: JobDefinition, instance: DagsterInstance, *, run_config: Mapping[str, Any], partition_key: str | None = None
+    job: JobDefinition,
+    instance: DagsterInstance,
+    *,
+    run_config: Mapping[str, Any],
+    partition_key: str | None = None,
+    on_event: Callable[[DagsterEvent], None] = lambda _: None,
 ) -> ExecuteInProcessResult:
-    """Execute one run of a job here, with the executor of the job; an error of a step fails the run and is not raised."""
+    """Execute one run of a job here, with the executor of the job; an error of a step fails the run and is not raised.
+
+    `on_event` is told each event as it comes.
+    """
     run_id = str(uuid.uuid4())
     own = {
         COMMAND_TAG: COMMAND,
@@ -43,7 +51,10 @@ def execute_here(
         tags=merge_run_tags(job, partition_key, own, None, instance, run_config),
         remote_job_origin=_REPOSITORY.get_job_origin(job.name),
     )
-    events = list(execute_run_iterator(InMemoryJob(job), run, instance))
+    events = []
+    for event in execute_run_iterator(InMemoryJob(job), run, instance):
+        events.append(event)
+        on_event(event)
     return ExecuteInProcessResult(
         job_def=job, event_list=events, dagster_run=instance.get_run_by_id(run_id) or run, output_capture=None
     )

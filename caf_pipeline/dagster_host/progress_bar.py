@@ -78,10 +78,10 @@ class ChunkProgress:
         self._planned: dict[str, Chunk] = {}
         self._all = (0, 0)  # objects and bytes of those
         self._done = (0, 0, 0)  # objects, bytes and chunks that are archived
-        self._now = (0, 0)  # objects and bytes of the chunk under way
+        self._now: dict[str, tuple[int, int]] = {}  # objects and bytes of each chunk under way
+        self._packing: set[str] = set()  # those of them that are packed now
         self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
-        self._rate = self._reading
         self._sent_bytes = 0
         self._shown_at = 0.0
         self._began = time.monotonic()
@@ -116,28 +116,31 @@ class ChunkProgress:
             self._failed -= 1
         self._count_planned()
 
-    def begin(self) -> None:
+    def begin(self, name: str) -> None:
         """Begin a chunk."""
-        self._now = 0, 0
+        self._now[name] = 0, 0
+        self._packing.add(name)
         self._reading.begin()
         self._sending.end()
 
-    def packed(self, objects: int, size_bytes: int) -> None:
-        """Count objects and bytes, as differences; called from the steps."""
-        self._now = self._now[0] + objects, self._now[1] + size_bytes
-        # Several objects at once were packed by an earlier run: no rate of this one.
-        self._reading.told(size_bytes if objects <= 1 else 0)
-        self._rate = self._reading
+    def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
+        """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed them."""
+        before = self._now[name]
+        self._now[name] = before[0] + objects, before[1] + size_bytes
+        self._reading.told(0 if resumed else size_bytes)
         self._show(seldom=True)
+
+    def sealed(self, name: str) -> None:
+        """Count no more of a chunk: it is packed."""
+        self._packing.discard(name)
 
     def sent(self, size_bytes: int) -> None:
         """Count bytes sent, as differences, every copy; called from the steps, by several threads at once."""
         self._sent_bytes += size_bytes
         self._sending.told(size_bytes)
-        self._rate = self._sending
         self._show(seldom=True)
 
-    def end(self, done: Chunk | None, *, held: bool = False) -> None:
+    def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
         """End a chunk: archived, with exactly what is in it, however often that was packed; failed; or held by another run.
 
         What was counted of one that is not archived is taken back, and what another run does of it is not counted.
@@ -145,11 +148,12 @@ class ChunkProgress:
         if done is None:
             self._held += held
             self._failed += not held
-        elif done.name in self._planned:
+        elif name in self._planned:
             objects, size_bytes, chunks = self._done
             self._done = objects + done.member_count, size_bytes + done.member_bytes, chunks + 1
             self._skipped += done.skipped_count
-        self._now = 0, 0
+        self._now.pop(name, None)
+        self._packing.discard(name)
         self._show()
 
     def line(self) -> str:
@@ -166,12 +170,14 @@ class ChunkProgress:
 
     def _counts(self) -> tuple[int, int]:
         """Return the objects and bytes that are done."""
-        objects, size_bytes = self._done[0] + self._now[0], self._done[1] + self._now[1]
+        now = list(self._now.values())
+        objects = self._done[0] + sum(objects for objects, _ in now)
+        size_bytes = self._done[1] + sum(size_bytes for _, size_bytes in now)
         return min(objects, self._all[0]), min(size_bytes, self._all[1])
 
     def _text(self, separator: str) -> str:
         (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._all
-        rate = self._rate.per_second
+        rate = (self._reading if self._packing else self._sending).per_second
         return separator.join(
             part
             for part in (

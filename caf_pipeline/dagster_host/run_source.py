@@ -1,205 +1,57 @@
-"""`caf run`: inventory, plan and every chunk of a source in this process, through Dagster.
+"""`caf run`: inventory, plan and every chunk of a source, through Dagster.
 
-Each step of it is a run of the job that the UI would launch, in the same storage, so it is on the job's own page. One
-process for all of them, since a new one takes ten seconds a run.
+Each step of it is a run of the job that the UI would launch, in the same storage, so it is on the job's own page. Runs are
+executed in this process, and where several chunks are archived at a time in processes that do many: a new one takes seconds.
 """
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from json import dumps as dump_json
 from typing import Final
 
-from dagster import (
-    AssetCheckSeverity,
-    DagsterError,
-    DagsterExecutionInterruptedError,
-    DagsterInstance,
-    DagsterRunStatus,
-    Definitions,
-    ExecuteInProcessResult,
-)
+from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
-from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.dagster_host.executing import execute_here
-from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
-from caf_pipeline.dagster_host.storage import require_database
-from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
+from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
+from caf_pipeline.dagster_host.summary import Standing, Summary, exit_status, sentence
+from caf_pipeline.dagster_host.workers import Workers, workers_worth
 from caf_pipeline.defs.dead_runs import reap_dead_runs
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import REPORT, REPORT_AGE, SKIPPED, SNAPSHOT, WARNING
-from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, job_name, op_name
+from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import (
     INTERRUPTED,
     CafError,
     ChunkTooLarge,
-    IntegrityError,
     NotLocated,
     SettingsError,
+    StagingError,
     UsageError,
-    first_line,
     one_line,
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.records import Chunk, WaitingObjects
+from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import planning
-from caf_pipeline.system.quantities import counted, show_size
-from caf_pipeline.waits import UNANSWERED_SECONDS, Announcer, Waits
+from caf_pipeline.system.quantities import counted
+from caf_pipeline.waits import Announcer, Wait, Waits
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
-
-_QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""Dagster's console log prints tracebacks; what a user needs of them is the error that this command ends with."""
-
-_NO_COMPUTE_LOGS: Final = {"compute_logs": {"module": NoOpComputeLogManager.__module__, "class": NoOpComputeLogManager.__name__}}
-"""Capturing output would take four more processes a run and draw the progress bar into a file."""
-
 
 MOST_ALIKE: Final = 3
 """Chunks that fail for good by the same error, after which no further chunk is tried."""
 
-CHUNKS_FAILED: Final = 12
-HELD_BY_OTHERS: Final = 13
-TO_BE_TRIED_AGAIN: Final = 14
-WAITING: Final = 15
-"""Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
-
-NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
-"""Reasons of skips that no later run could do anything about."""
-
 _SOME: Final = re.compile(r"[0-9a-f]{8,}|[0-9]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How many objects of one inventory are located, claimed or skipped in the ledger.
-
-    Attributes:
-        snapshot: the inventory's name.
-        unaccounted: objects that are neither located, nor claimed by a chunk, nor skipped: no plan has them yet.
-        skipped: numbers by reason.
-    """
-
-    snapshot: str
-    objects: int
-    located: int
-    claimed: int
-    unaccounted: int
-    skipped: dict[str, int]
-
-    @property
-    def waiting(self) -> int:
-        """How many objects wait for more, so that their chunk is not too small."""
-        return self.skipped.get(SkipReason.WAITING, 0)
-
-    @property
-    def again(self) -> int:
-        """How many objects a later run tries again, or for the first time; those that wait are not among them."""
-        left = {SkipReason.WAITING, *NOT_ARCHIVABLE}
-        return self.unaccounted + sum(count for reason, count in self.skipped.items() if reason not in left)
-
-    @property
-    def only_waits(self) -> bool:
-        """Whether nothing but objects that wait keeps the source from being complete."""
-        return bool(self.waiting) and not self.claimed and not self.again
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything is located that can be."""
-        not_archivable = sum(count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE)
-        return not self.claimed and not self.again and not self.waiting and self.located + not_archivable == self.objects
-
-
-@dataclass(slots=True)
-class Summary:
-    """What the command came to for one source.
-
-    Attributes:
-        chunks: names of those that had work to do and were tried.
-        failed: those of them that failed, with the error of each.
-        held: those that another live run works on.
-        not_tried: those that were left alone, since the same error would have met them.
-        planning: the live run that plans this source; "" where this command planned it.
-        parked: how many chunks wait for an operator.
-        objects: located by this command.
-        size_bytes: of those objects.
-        standing: of this command's own whole inventory, asked for at the end.
-        waiting: what of the source waits for the next plan; None where nothing does.
-    """
-
-    source: str
-    chunks: list[str] = field(default_factory=list)
-    failed: dict[str, CafError] = field(default_factory=dict)
-    held: list[str] = field(default_factory=list)
-    not_tried: list[str] = field(default_factory=list)
-    planning: str = ""
-    parked: int = 0
-    objects: int = 0
-    size_bytes: int = 0
-    standing: Standing | None = None
-    waiting: WaitingObjects | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything that the inventory has is located, but for what cannot be archived at all."""
-        return self.standing is not None and self.standing.complete
-
-    @property
-    def exit_status(self) -> int:
-        """0 only where everything is located that can be, and nothing failed."""
-        if self.failed:
-            return CHUNKS_FAILED
-        if self.complete:
-            return 0
-        if self.held or self.planning:
-            return HELD_BY_OTHERS
-        return WAITING if self.standing and self.standing.only_waits else TO_BE_TRIED_AGAIN
-
-    def as_json(self) -> dict[str, object]:
-        """Return all of it in numbers, and the errors in words."""
-        standing = self.standing
-        return {
-            "source": self.source,
-            "exit_status": self.exit_status,
-            "complete": self.complete,
-            "inventory": standing.snapshot if standing else None,
-            "objects": standing.objects if standing else None,
-            "located": standing.located if standing else None,
-            "claimed": standing.claimed if standing else None,
-            "to_be_tried_again": standing.again if standing else None,
-            "skipped": standing.skipped if standing else {},
-            "waiting": self.waiting and self.waiting.as_json(),
-            "archived_objects": self.objects,
-            "archived_bytes": self.size_bytes,
-            "chunks": {
-                "archived": len(self.chunks) - len(self.failed) - len(self.held),
-                "failed": len(self.failed),
-                "held": len(self.held),
-                "not_tried": len(self.not_tried),
-                "parked": self.parked,
-            },
-            "planned_by": self.planning or None,
-            "errors": [{"chunk": name, "error": str(error), "hint": error.hint or None} for name, error in self.failed.items()],
-        }
-
-
-def exit_status(summaries: Sequence[Summary]) -> int:
-    """Return the exit status of the command: of all its sources, the first that applies."""
-    return min((summary.exit_status for summary in summaries if summary.exit_status), default=0)
 
 
 def run_command(
@@ -208,6 +60,7 @@ def run_command(
     settings: Settings,
     second_copy: bool = False,
     inventory: Mapping[str, object] | None = None,
+    workers: int = 0,
     json: bool = False,
 ) -> int:
     """Return the exit status of `run_source`.
@@ -217,7 +70,7 @@ def run_command(
     done: list[Summary] = []
     ended: dict[str, object] = {}
     try:
-        run_source(source, settings=settings, second_copy=second_copy, inventory=inventory, done=done)
+        run_source(source, settings=settings, second_copy=second_copy, inventory=inventory, workers=workers, done=done)
     except CafError as error:
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
@@ -238,6 +91,7 @@ def run_source(
     settings: Settings,
     second_copy: bool = False,
     inventory: Mapping[str, object] | None = None,
+    workers: int = 0,
     console: Console | None = None,
     done: list[Summary] | None = None,
 ) -> list[Summary]:
@@ -248,6 +102,7 @@ def run_source(
         settings: as loaded.
         second_copy: plan also what the store may have, where the ledger knows nothing of the source.
         inventory: which inventory is taken, as the config of `s3_inventory`; its defaults where it is not given.
+        workers: chunks at a time; 0 for as many as their sizes are worth.
         console: where progress and notes go; a new one on stderr by default.
         done: where each source's summary is added as soon as there is one; a new list by default.
 
@@ -281,10 +136,11 @@ def run_source(
                         watch=watch,
                         second_copy=second_copy,
                         inventory=inventory or {},
+                        workers=workers,
                     )
                     summaries.append(command.run())
                 for summary in summaries:
-                    _say(console, _sentence(summary))
+                    _say(console, sentence(summary))
         except DagsterExecutionInterruptedError as interrupt:
             raise KeyboardInterrupt from interrupt
         except Exception:
@@ -293,28 +149,35 @@ def run_source(
     return summaries
 
 
-@contextmanager
-def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME; `waits` says it while its database does not answer.
+class _Shown:
+    """Shows what runs tell of the chunks that they archive one after the other; see `source_runs.Told`."""
 
-    Raises:
-        SettingsError: the folder or the storage cannot be used.
-    """
-    home = prepare_dagster_home(settings)
-    with (waits or Waits()).waiting(
-        "Dagster's database", ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
-    ):
-        require_database()
-    try:
-        instance = DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS)))
-        instance.get_runs(limit=1)
-    except (DagsterError, SQLAlchemyError, OSError) as error:
-        raise SettingsError(
-            f"Dagster's storage cannot be opened: {first_line(error)}",
-            hint=f"see {home}/dagster.yaml and CAF_DAGSTER_DATABASE_URL",
-        ) from error
-    with instance:
-        yield instance
+    def __init__(self, progress: ChunkProgress, say: Callable[..., None]) -> None:
+        self._progress = progress
+        self._announcer = Announcer(say)
+        self._chunk = ""
+        self.say = say
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """What is waited for now."""
+        return self._announcer.waits
+
+    def begin(self, chunk: str) -> None:
+        self._chunk = chunk
+        self._progress.begin(chunk)
+
+    def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
+        self._progress.packed(self._chunk, objects, size_bytes, resumed=resumed)
+
+    def sealed(self) -> None:
+        self._progress.sealed(self._chunk)
+
+    def sent(self, size_bytes: int) -> None:
+        self._progress.sent(size_bytes)
+
+    def waiting(self, waits: Sequence[Wait]) -> None:
+        self._announcer(waits)
 
 
 class _Command:
@@ -331,29 +194,21 @@ class _Command:
         watch: InterruptWatch,
         second_copy: bool,
         inventory: Mapping[str, object],
+        workers: int,
     ) -> None:
         self._source = source
-        self._inventory = inventory
         self._second_copy = second_copy
-        self._watch = watch
+        self._inventory = inventory
+        self._workers = workers
         self._instance = instance
         self._ledger = ledger
         self._console = console
         self._progress = ChunkProgress(console, source)
-        self._errors: list[CafError] = []
         self._settings = settings
-        announcer = Announcer(self._say)
-        self._progress.waits = lambda: announcer.waits
-        run = RunResource(
-            settings=settings,
-            progress=self._progress.packed,
-            upload_progress=self._progress.sent,
-            on_error=self._note_error,
-            waiting=announcer,
-        )
-        self._defs: Definitions = build_defs(
-            settings, resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run}
-        )
+        self._shown: list[_Shown] = []
+        self._progress.waits = lambda: [wait for one in self._shown for wait in one.waits]
+        self._here = self._show()
+        self._runs = SourceRuns(settings, instance, ledger, source, watch=watch, told=self._here)
         self._summary = Summary(source)
         self._alike: Counter[str] = Counter()
         self._gave_back = False  # a chunk tried last closed before its last planned object, so that the rest is to be planned
@@ -378,8 +233,8 @@ class _Command:
         """Take an inventory and plan what is new of it; return its name."""
         terms = {"s3_inventory": self._inventory, "chunk_plan": {"second_copy": self._second_copy}}
         config = {"ops": {op_name(self._source, asset): {"config": values} for asset, values in terms.items()}}
-        planned = self._execute(job_name(self._source, "plan"), config=config)
-        self._summary.planning = self._holder(planned) or ""
+        planned = self._runs.execute("plan", config=config)
+        self._summary.planning = self._runs.holder(planned)
         if self._summary.planning:
             self._say(f"run {self._summary.planning} is planning this source; going on with what is planned already")
         for report, age in zip(_shown_in(planned, REPORT), _shown_in(planned, REPORT_AGE), strict=True):
@@ -394,21 +249,40 @@ class _Command:
         self._gave_back = False
         chunks = [chunk for chunk in chunks_with_work(self._ledger, self._source) if chunk.name not in self._summary.chunks]
         self._progress.plan(chunks)
-        for number, chunk in enumerate(chunks):
-            self._summary.chunks.append(chunk.name)
-            self._progress.begin()
-            archived = self._archive(chunk)
-            self._progress.end(archived, held=chunk.name in self._summary.held)
-            self._gave_back |= self._ledger.chunk(chunk.name).released_count > chunk.released_count
-            rest = [one.name for one in chunks[number + 1 :]]
-            if self._is_hopeless(self._summary.failed.get(chunk.name), chunk.name) and rest:
-                self._gave_back = False  # what is planned now would fail by it, too
-                self._summary.not_tried += rest
-                self._say(
-                    f"the next chunk would fail by the same error: {counted(len(rest), 'more chunk')} not tried",
-                    style="yellow",
-                )
-                return
+        waiting = deque(chunks)
+        with closing(self._archived(waiting)) as ended:
+            for chunk, archived in ended:
+                self._summary.chunks.append(chunk.name)
+                done = self._note(chunk, archived)
+                self._progress.end(chunk.name, done, held=bool(archived.holder))
+                self._gave_back |= self._ledger.chunk(chunk.name).released_count > chunk.released_count
+                if self._is_hopeless(archived.error, chunk.name) and waiting:
+                    self._summary.not_tried += [one.name for one in waiting]
+                    self._say(
+                        f"the next chunk would fail by the same error: {counted(len(waiting), 'more chunk')} not tried",
+                        style="yellow",
+                    )
+                    waiting.clear()
+        if self._summary.not_tried:
+            self._gave_back = False  # what is planned now would fail by it, too
+
+    def _archived(self, waiting: deque[Chunk]) -> Generator[tuple[Chunk, Archived], None, None]:
+        """Yield each chunk when its run ended; none begins once `waiting` is empty."""
+        count = min(self._workers or workers_worth(list(waiting)), len(waiting))
+        if count > 1:
+            with Workers(count, self._settings, self._source, self._show) as workers:
+                yield from workers.archive(waiting, no_room=self._say_no_room)
+            reap_dead_runs(self._instance)
+        while waiting:
+            chunk = waiting.popleft()
+            yield chunk, self._runs.archive(chunk.name)
+
+    def _say_no_room(self, error: StagingError) -> None:
+        self._say(f"{error}; from now on one chunk after the other", style="yellow")
+
+    def _show(self) -> _Shown:
+        self._shown.append(_Shown(self._progress, self._say))
+        return self._shown[-1]
 
     def _is_hopeless(self, error: CafError | None, chunk: str) -> bool:
         """Tell whether the next chunk would meet the same error: by its kind, or since three chunks met it."""
@@ -431,21 +305,19 @@ class _Command:
             self._progress.forget(name)
         return bool(withdrawn)
 
-    def _archive(self, chunk: Chunk) -> Chunk | None:
-        """Archive a chunk; return it as it is then, or None where it failed or is held."""
-        try:
-            result = self._execute(job_name(self._source, "archive"), partition_key=chunk.name)
-        except SettingsError:
-            raise
-        except CafError as error:
-            self._summary.failed[chunk.name] = error
-            self._say(f"chunk {chunk.name} failed: {error}", style="red")
-            if error.hint:
-                self._say(f"hint: {error.hint}")
+    def _note(self, chunk: Chunk, archived: Archived) -> Chunk | None:
+        """Note how the run of a chunk ended; return the chunk as it is then, or None where it failed or is held."""
+        if isinstance(archived.error, SettingsError):
+            raise archived.error
+        if archived.error:
+            self._summary.failed[chunk.name] = archived.error
+            self._say(f"chunk {chunk.name} failed: {archived.error}", style="red")
+            if archived.error.hint:
+                self._say(f"hint: {archived.error.hint}")
             return None
-        if holder := self._holder(result):
+        if archived.holder:
             self._summary.held.append(chunk.name)
-            self._say(f"chunk {chunk.name} is held by run {holder}", style="yellow")
+            self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
             return None
         done = self._ledger.chunk(chunk.name)
         if chunk.state in UNDER_WAY:  # else it was located before, and only had something left in staging
@@ -455,7 +327,7 @@ class _Command:
 
     def _standing(self, snapshot: str) -> Standing:
         """Return what became of the objects of this command's own inventory; evaluates the check of the source, too."""
-        result = self._execute(job_name(self._source, "audit"))
+        result = self._runs.execute("audit")
         seen = [{name: value.value for name, value in one.metadata.items()} for one in result.get_asset_check_evaluations()]
         latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)
         if latest is not None and latest.snapshot == snapshot:
@@ -473,52 +345,8 @@ class _Command:
             close_store(work.store)
         return Standing(snapshot, found.objects, found.located, found.claimed, found.unaccounted, dict(found.skipped))
 
-    def _holder(self, result: ExecuteInProcessResult) -> str | None:
-        run = self._instance.get_run_by_id(result.run_id)
-        return run.tags.get(HELD_TAG) if run else None
-
-    def _note_error(self, error: CafError) -> None:
-        """Keep an error of a step, and say where the step is tried again."""
-        self._errors.append(error)
-        alike = next((n for n, one in enumerate(reversed(self._errors)) if type(one) is not type(error)), len(self._errors))
-        if not error.permanent and alike <= RETRY_TRANSIENT.max_retries:
-            self._say(f"{error}; the step is tried again in some seconds", style="yellow")
-
     def _say(self, line: str, style: str | None = None) -> None:
         _say(self._console, f"{self._source}: {line}", style=style)
-
-    def _execute(
-        self, job: str, *, partition_key: str | None = None, config: Mapping[str, object] | None = None
-    ) -> ExecuteInProcessResult:
-        """Execute one run of a job here; raise the error that ended it, or KeyboardInterrupt."""
-        self._errors.clear()
-        result = execute_here(
-            self._defs.resolve_job_def(job),
-            self._instance,
-            run_config={**_QUIET, **(config or {})},
-            partition_key=partition_key,
-        )
-        _raise_interrupt(self._instance, result.run_id)
-        self._watch.raise_seen()
-        failed = [
-            check
-            for check in result.get_asset_check_evaluations()
-            if not check.passed and check.severity is AssetCheckSeverity.ERROR
-        ]
-        if not result.success and self._errors:
-            raise self._errors[-1]
-        if failed:
-            check = failed[0]
-            raise IntegrityError(
-                f"check {check.check_name} failed for {partition_key or self._source}: {check.description or 'see its numbers'}",
-                hint=f"run {result.run_id} in the UI has the details",
-            )
-        if not result.success:
-            raise CafError(
-                f"run {result.run_id} of {job} failed for {partition_key or self._source}",
-                hint="this is a fault of the pipeline itself; the run's page in the UI has its log",
-            )
-        return result
 
 
 def _shown_in(result: ExecuteInProcessResult, name: str) -> list[str]:
@@ -539,52 +367,5 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
     return Standing(str(shown[SNAPSHOT]), number("objects"), number("located"), number("claimed"), number("unaccounted"), skipped)
 
 
-def _sentence(summary: Summary) -> str:
-    chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
-    located = show_size(summary.size_bytes)
-    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
-    if not summary.chunks:
-        done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"
-    counts = [
-        f"{len(summary.failed)} failed" if summary.failed else "",
-        f"{len(summary.held)} held by other runs" if summary.held else "",
-        f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
-        f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
-        _where_all_is(summary),
-    ]
-    return "; ".join([done, *(count for count in counts if count)])
-
-
-def _where_all_is(summary: Summary) -> str:
-    standing = summary.standing
-    if standing is None:
-        return "not everything is located yet"
-    skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
-    skipped = ", ".join(f"{count:,} skipped as {reason}" for reason, count in skips)
-    if standing.complete:
-        return f"the source is complete but for {skipped}" if skipped else "the source is complete"
-    claimed = f"{standing.claimed:,} claimed by chunks" if standing.claimed else ""
-    unaccounted = f"{standing.unaccounted:,} not planned" if standing.unaccounted else ""
-    waiting = _who_waits(summary.waiting) if standing.waiting and summary.waiting else ""
-    return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
-
-
-def _who_waits(waiting: WaitingObjects) -> str:
-    return (
-        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the source has more for a chunk of"
-        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case"
-    )
-
-
 def _say(console: Console, line: str, style: str | None = None) -> None:
     console.print(one_line(line), style=style, soft_wrap=True, highlight=False, markup=False)
-
-
-def _raise_interrupt(instance: DagsterInstance, run_id: str) -> None:
-    """Raise KeyboardInterrupt where the run ended by one: Dagster itself keeps it when told not to raise errors."""
-    run = instance.get_run_by_id(run_id)
-    if run is None:
-        return
-    reason = run.tags.get(RUN_FAILURE_REASON_TAG)
-    if run.status is DagsterRunStatus.CANCELED or reason == RunFailureReason.UNEXPECTED_TERMINATION.value:
-        raise KeyboardInterrupt

@@ -34,12 +34,12 @@ def located(name, members=10):
 
 def test_a_chunk_that_failed_counts_nothing(progress):
     progress.plan([of("src-1-1"), of("src-1-2")])
-    progress.begin()
-    progress.packed(1, 1000)
-    progress.end(located("src-1-1"))
-    progress.begin()
-    progress.packed(1, 900)
-    progress.end(None)
+    progress.begin("src-1-1")
+    progress.packed("src-1-1", 1, 1000)
+    progress.end("src-1-1", located("src-1-1"))
+    progress.begin("src-1-2")
+    progress.packed("src-1-2", 1, 900)
+    progress.end("src-1-2", None)
     assert "10/20 objects" in progress.line()
     assert "1000 B of 2.0 KiB" in progress.line()
     assert "1/2 chunks, 1 failed" in progress.line()
@@ -47,26 +47,40 @@ def test_a_chunk_that_failed_counts_nothing(progress):
 
 def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
     progress.plan([of("src-1-1"), of("src-1-2")])
-    progress.begin()
-    progress.packed(3, 300)
-    progress.end(None, held=True)
+    progress.begin("src-1-2")
+    progress.packed("src-1-2", 3, 300)
+    progress.end("src-1-2", None, held=True)
     assert "0/2 chunks, 1 held by other runs" in progress.line()
     assert "failed" not in progress.line()
 
 
 def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
     progress.plan([of("src-1-1")])
-    progress.packed(10, 700)
-    progress.end(located("src-1-1", members=7))
+    progress.begin("src-1-1")
+    progress.packed("src-1-1", 10, 700)
+    progress.end("src-1-1", located("src-1-1", members=7))
     assert "700 B of 1000 B" in progress.line()
     assert "7/10 objects, 3 skipped" in progress.line()
 
 
 def test_bytes_that_are_packed_twice_never_come_to_more_than_there_are(progress):
     progress.plan([of("src-1-1")])
-    progress.packed(10, 1000)
-    progress.packed(10, 1000)
+    progress.begin("src-1-1")
+    progress.packed("src-1-1", 10, 1000)
+    progress.packed("src-1-1", 10, 1000)
     assert "1000 B of 1000 B" in progress.line()
+
+
+def test_of_chunks_that_go_on_side_by_side_each_counts(progress):
+    progress.plan([of("src-1-1"), of("src-1-2")])
+    for name in ("src-1-1", "src-1-2"):
+        progress.begin(name)
+        progress.packed(name, 4, 400)
+    assert "8/20 objects" in progress.line()
+    progress.end("src-1-2", None)
+    assert "4/20 objects" in progress.line()
+    progress.end("src-1-1", located("src-1-1"))
+    assert "10/20 objects, 1/2 chunks" in progress.line()
 
 
 def test_a_chunk_that_only_has_to_be_cleared_away_is_not_shown(progress):
@@ -107,7 +121,7 @@ def test_on_a_terminal_a_failure_leaves_the_bar_where_it_was(out):
     console = Console(file=out, width=120, force_terminal=True)
     with ChunkProgress(console, "src") as progress:
         progress.plan([of("src-1-1"), of("src-1-2")])
-        progress.end(located("src-1-1"))
-        progress.end(None)
+        progress.end("src-1-1", located("src-1-1"))
+        progress.end("src-1-2", None)
     assert "10/20 objects" in out.getvalue()
     assert "20/20" not in out.getvalue()

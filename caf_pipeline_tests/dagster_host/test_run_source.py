@@ -13,7 +13,8 @@ from rich.console import Console
 from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.run_source import NOT_ARCHIVABLE, Standing, Summary, exit_status, run_command, run_source
+from caf_pipeline.dagster_host.run_source import run_command, run_source
+from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, Standing, Summary, exit_status
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process

@@ -1,0 +1,175 @@
+"""What `caf run` came to for a source: in numbers, as an exit status, and in a sentence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from caf_pipeline.errors import CafError
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.records import WaitingObjects
+from caf_pipeline.system.quantities import counted, show_size
+
+CHUNKS_FAILED: Final = 12
+HELD_BY_OTHERS: Final = 13
+TO_BE_TRIED_AGAIN: Final = 14
+WAITING: Final = 15
+"""Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
+
+NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
+"""Reasons of skips that no later run could do anything about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many objects of one inventory are located, claimed or skipped in the ledger.
+
+    Attributes:
+        snapshot: the inventory's name.
+        unaccounted: objects that are neither located, nor claimed by a chunk, nor skipped: no plan has them yet.
+        skipped: numbers by reason.
+    """
+
+    snapshot: str
+    objects: int
+    located: int
+    claimed: int
+    unaccounted: int
+    skipped: dict[str, int]
+
+    @property
+    def waiting(self) -> int:
+        """How many objects wait for more, so that their chunk is not too small."""
+        return self.skipped.get(SkipReason.WAITING, 0)
+
+    @property
+    def again(self) -> int:
+        """How many objects a later run tries again, or for the first time; those that wait are not among them."""
+        left = {SkipReason.WAITING, *NOT_ARCHIVABLE}
+        return self.unaccounted + sum(count for reason, count in self.skipped.items() if reason not in left)
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing but objects that wait keeps the source from being complete."""
+        return bool(self.waiting) and not self.claimed and not self.again
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is located that can be."""
+        not_archivable = sum(count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE)
+        return not self.claimed and not self.again and not self.waiting and self.located + not_archivable == self.objects
+
+
+@dataclass(slots=True)
+class Summary:
+    """What the command came to for one source.
+
+    Attributes:
+        chunks: names of those that had work to do and were tried.
+        failed: those of them that failed, with the error of each.
+        held: those that another live run works on.
+        not_tried: those that were left alone, since the same error would have met them.
+        planning: the live run that plans this source; "" where this command planned it.
+        parked: how many chunks wait for an operator.
+        objects: located by this command.
+        size_bytes: of those objects.
+        standing: of this command's own whole inventory, asked for at the end.
+        waiting: what of the source waits for the next plan; None where nothing does.
+    """
+
+    source: str
+    chunks: list[str] = field(default_factory=list)
+    failed: dict[str, CafError] = field(default_factory=dict)
+    held: list[str] = field(default_factory=list)
+    not_tried: list[str] = field(default_factory=list)
+    planning: str = ""
+    parked: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    standing: Standing | None = None
+    waiting: WaitingObjects | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that the inventory has is located, but for what cannot be archived at all."""
+        return self.standing is not None and self.standing.complete
+
+    @property
+    def exit_status(self) -> int:
+        """0 only where everything is located that can be, and nothing failed."""
+        if self.failed:
+            return CHUNKS_FAILED
+        if self.complete:
+            return 0
+        if self.held or self.planning:
+            return HELD_BY_OTHERS
+        return WAITING if self.standing and self.standing.only_waits else TO_BE_TRIED_AGAIN
+
+    def as_json(self) -> dict[str, object]:
+        """Return all of it in numbers, and the errors in words."""
+        standing = self.standing
+        return {
+            "source": self.source,
+            "exit_status": self.exit_status,
+            "complete": self.complete,
+            "inventory": standing.snapshot if standing else None,
+            "objects": standing.objects if standing else None,
+            "located": standing.located if standing else None,
+            "claimed": standing.claimed if standing else None,
+            "to_be_tried_again": standing.again if standing else None,
+            "skipped": standing.skipped if standing else {},
+            "waiting": self.waiting and self.waiting.as_json(),
+            "archived_objects": self.objects,
+            "archived_bytes": self.size_bytes,
+            "chunks": {
+                "archived": len(self.chunks) - len(self.failed) - len(self.held),
+                "failed": len(self.failed),
+                "held": len(self.held),
+                "not_tried": len(self.not_tried),
+                "parked": self.parked,
+            },
+            "planned_by": self.planning or None,
+            "errors": [{"chunk": name, "error": str(error), "hint": error.hint or None} for name, error in self.failed.items()],
+        }
+
+
+def exit_status(summaries: Sequence[Summary]) -> int:
+    """Return the exit status of the command: of all its sources, the first that applies."""
+    return min((summary.exit_status for summary in summaries if summary.exit_status), default=0)
+
+
+def sentence(summary: Summary) -> str:
+    """Return it in one line."""
+    chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
+    located = show_size(summary.size_bytes)
+    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
+    if not summary.chunks:
+        done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"
+    counts = [
+        f"{len(summary.failed)} failed" if summary.failed else "",
+        f"{len(summary.held)} held by other runs" if summary.held else "",
+        f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
+        f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
+        _where_all_is(summary),
+    ]
+    return "; ".join([done, *(count for count in counts if count)])
+
+
+def _where_all_is(summary: Summary) -> str:
+    standing = summary.standing
+    if standing is None:
+        return "not everything is located yet"
+    skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
+    skipped = ", ".join(f"{count:,} skipped as {reason}" for reason, count in skips)
+    if standing.complete:
+        return f"the source is complete but for {skipped}" if skipped else "the source is complete"
+    claimed = f"{standing.claimed:,} claimed by chunks" if standing.claimed else ""
+    unaccounted = f"{standing.unaccounted:,} not planned" if standing.unaccounted else ""
+    waiting = _who_waits(summary.waiting) if standing.waiting and summary.waiting else ""
+    return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
+
+
+def _who_waits(waiting: WaitingObjects) -> str:
+    return (
+        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the source has more for a chunk of"
+        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case"
+    )

@@ -1,0 +1,258 @@
+"""Chunks that are archived several at a time, by real processes that are really interrupted and killed."""
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+import psutil
+import pytest
+from dagster import RunsFilter
+from pydantic import ByteSize, SecretStr
+from rich.console import Console
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import worker
+from caf_pipeline.dagster_host.run_source import run_source
+from caf_pipeline.dagster_host.workers import WORTH_BYTES, Workers, workers_worth
+from caf_pipeline.defs.naming import PARTITION_TAG
+from caf_pipeline.errors import ChunkTooLarge, HeldByOther, LedgerUnreachable, ObjectUnavailable, TransactionRefused
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.settings import PackingSettings
+from caf_pipeline_tests.support.chunk_rows import a_chunk
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+PATIENCE_SECONDS = 180
+
+
+@pytest.fixture
+def run(pipeline):
+    """Run the command with two chunks at a time; what it prints is kept in `run.printed`."""
+
+    def command(**options):
+        command.printed = io.StringIO()
+        options = {"settings": pipeline.settings, "workers": 2, "console": Console(file=command.printed, width=200)} | options
+        (summary,) = run_source(SOURCE, **options)
+        return summary
+
+    return command
+
+
+def wait_for(true: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
+    pipeline.put(24)
+    summary = run()
+    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (24, 72_000, True, 0)
+    assert sorted(summary.chunks) == pipeline.chunks(ChunkState.LOCATED)
+    assert "24/24 objects, 4/4 chunks" in run.printed.getvalue()
+    assert our_workers() == []
+
+
+@pytest.mark.thorough
+def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
+    pipeline.put(36)
+    run()
+    packed = sorted(_packing_time(pipeline.instance, chunk) for chunk in pipeline.chunks())
+    assert len(packed) == 6
+    assert all(before[1] <= after[0] for before, after in pairwise(packed))
+
+
+def _packing_time(instance, chunk):
+    """Return when packing a chunk began, and when it was sealed."""
+    (run,) = instance.get_runs(RunsFilter(tags={PARTITION_TAG: chunk}))
+    steps = {step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)}
+    return steps["pack_chunk"].start_time, steps["seal_chunk"].end_time
+
+
+@pytest.mark.thorough
+def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
+    pipeline.put(24)
+    first, *others = pipeline.plan()
+    _spoil(database, first)
+    summary = run()
+    assert list(summary.failed) == [first]
+    assert summary.exit_status == 12
+    assert pipeline.chunks(ChunkState.LOCATED) == others
+    assert f"chunk {first} failed: the plan of chunk {first}" in run.printed.getvalue()
+    assert "hint: the folder" in run.printed.getvalue()
+
+
+@pytest.mark.thorough
+def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(pipeline, run, database):
+    pipeline.put(48)
+    chunks = pipeline.plan()
+    _spoil(database, *chunks)
+    summary = run()
+    tried = [*summary.failed, *summary.not_tried]
+    assert sorted(tried) == chunks
+    assert len(summary.failed) < len(chunks)
+    assert summary.exit_status == 12
+
+
+def _spoil(database, *chunks):
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE caf_files SET object_count = 99 WHERE name = ANY(:names)"), {"names": list(chunks)})
+
+
+@pytest.mark.thorough
+def test_a_chunk_that_a_live_run_holds_is_left_to_it(pipeline, run):
+    pipeline.put(12)
+    first, second = pipeline.plan()
+    with pipeline.ledger.lease(f"chunk/{first}", this_process("other-run")):
+        summary = run()
+    assert (summary.held, summary.exit_status) == ([first], 13)
+    assert pipeline.chunks(ChunkState.LOCATED) == [second]
+    assert f"chunk {first}: waiting since" in run.printed.getvalue()
+
+
+@pytest.mark.thorough
+def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, run):
+    pipeline.put(36)
+    pipeline.plan()
+    most = max(chunk.expected_size_bytes for chunk in pipeline.ledger.chunks(SOURCE))
+    packing = PackingSettings(staging_limit=ByteSize(most * 1.5))
+    store = pipeline.settings.store
+    summary = run(settings=pipeline.settings.model_copy(update={"packing": packing, "store": store}), workers=3)
+    assert (summary.objects, summary.failed, summary.exit_status) == (36, {}, 0)
+    assert "from now on one chunk after the other" in run.printed.getvalue()
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    """A command line whose source makes some ten chunks."""
+    for number in range(60):
+        new_bucket.put(f"key-{number:03}", os.urandom(3_000))
+    caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+    caf.settings(source_text(s3_server, new_bucket.name, target_size="20000"))
+    return caf
+
+
+@pytest.fixture
+def command(caf, ledger, database):
+    """A command with two workers, held up by a pause in the middle of two chunks."""
+    process = caf.start("run", "--source", "src", "--workers", "2")
+    try:
+        wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks()), process)
+        Controls(database).order("paused", "a test")
+        wait_for(lambda: any(one.wait.chunk for one in ledger.waits()), process)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def our_workers(pid=None):
+    """Return the workers of a process, of this one by default."""
+    return [child for child in psutil.Process(pid).children() if worker.__name__ in child.cmdline()]
+
+
+def is_alive(process):
+    """Whether a process runs; one that was not yet waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def finished_by_the_next(caf, ledger, database):
+    Controls(database).order("paused", None)
+    assert caf.process("run", "--source", "src").status == 0
+    assert ledger.account("src").located_objects == 60
+    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+
+
+def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(caf, command, ledger, database):
+    workers = our_workers(command.pid)
+    assert len(workers) == 2
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=PATIENCE_SECONDS)
+    assert command.returncode == 130
+    assert b"Traceback" not in err
+    assert b"interrupted" in err
+    assert not any(is_alive(worker) for worker in workers)
+    finished_by_the_next(caf, ledger, database)
+
+
+@pytest.mark.thorough
+def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(caf, command, ledger, database):
+    workers = our_workers(command.pid)
+    command.kill()
+    command.wait()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(is_alive(worker) for worker in workers):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    finished_by_the_next(caf, ledger, database)
+
+
+@pytest.mark.thorough
+def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
+    (waiting, *_) = [one.wait.chunk for one in ledger.waits() if one.wait.chunk]
+    (lease,) = [lease for lease in ledger.leases() if lease.name == chunk_lease(waiting)]
+    psutil.Process(lease.holder.pid).kill()
+    Controls(database).order("paused", None)
+    _, err = command.communicate(timeout=PATIENCE_SECONDS)
+    assert command.returncode == 12
+    assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err
+    assert {chunk.name for chunk in ledger.chunks() if chunk.state is not ChunkState.LOCATED} == {waiting}
+    finished_by_the_next(caf, ledger, database)
+
+
+def test_an_error_that_no_chunk_can_be_archived_with_is_raised_and_no_worker_is_left(pipeline):
+    settings = pipeline.settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
+    with pytest.raises(LedgerUnreachable) as raised, Workers(2, settings, SOURCE, _Deaf) as workers:
+        list(workers.archive(deque([a_chunk("src-1-1")]), no_room=print))
+    assert raised.value.hint
+    assert our_workers() == []
+
+
+class _Deaf:
+    """Takes what a worker tells, and does nothing with it."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def test_processes_are_worth_their_start_where_much_is_left_beside_the_largest_chunk():
+    def chunks(*sizes):
+        return [a_chunk(f"src-1-{number}", object_bytes=size) for number, size in enumerate(sizes)]
+
+    assert workers_worth(chunks(WORTH_BYTES, WORTH_BYTES)) == 2
+    assert workers_worth(chunks(WORTH_BYTES - 1, WORTH_BYTES)) == 1
+    assert workers_worth(chunks(30 * WORTH_BYTES)) == 1
+    assert workers_worth([]) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LedgerUnreachable("it is away", hint="wait"),
+        HeldByOther("it is held", holder="a run", hint="wait"),
+        ChunkTooLarge("it is too large", fitting_bytes=7, hint="cut"),
+        TransactionRefused("it is refused", code=5, codespace="sdk"),
+        ObjectUnavailable("it is gone", reason=SkipReason.DELETED),
+    ],
+)
+def test_an_error_is_the_same_in_another_process(error):
+    there = pickle.loads(pickle.dumps(error))
+    assert (type(there), str(there), vars(there)) == (type(error), str(error), vars(error))
