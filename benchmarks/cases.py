@@ -12,6 +12,7 @@ from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
 from benchmarks.ledgers import load, look_up
 from benchmarks.pairs import Command, run
+from benchmarks.pipeline import whole_pipeline
 
 CAF = str(Path(sys.executable).with_name("caf"))
 KIB = 1 << 10
@@ -214,6 +215,13 @@ CASES = {
             "rclone copying the same objects, sha256sum of each, cat into one",
             0.4,
             packing_large,
+        ),
+        Case(
+            "whole-pipeline",
+            "100,000 objects of log-normal sizes, 10 GiB, from S3 to located by `caf run`, in ten chunks",
+            "rclone copy, cat into one, sha256sum, curl to the provider, and COPY of the rows, one after the other",
+            0.7,
+            whole_pipeline,
         ),
         Case("upload", "a chunk of 4 GiB to the loopback provider", "curl of the same form", 1.1, upload),
         Case(

@@ -41,7 +41,7 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
                 if stored.is_file() and stored.stat().st_size == size_bytes:
                     stored.unlink()  # room on the disk: what was stored in the run before is not read again
             _write(path, size_bytes, next(numbers))
-            return _post(network, wallet, path)
+            return post(network, wallet, size_bytes, merkle_root(path, 3))
 
         def our_arguments() -> Sequence[str]:
             posting = posted()
@@ -49,10 +49,7 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
             return [sys.executable, "-m", "benchmarks.work", "upload", *place]
 
         def their_arguments() -> Sequence[str]:
-            posting = posted()
-            fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
-            form = [part for name, value in fields.items() for part in ("-F", f"{name}={value}")]
-            return ["curl", "-sS", "--fail", "-o", "/dev/null", *form, "-F", f"file=@{path}", f"{address}/v2/upload"]
+            return curl(address, posted(), path)
 
         yield Command(our_arguments), Command(their_arguments)
     path.unlink(missing_ok=True)
@@ -67,7 +64,15 @@ def _write(path: Path, size_bytes: int, first: int) -> None:
             written += file.write(piece[: size_bytes - written])
 
 
-def _post(network: LoopbackNetwork, wallet: Wallet, path: Path) -> Posting:
+def curl(address: str, posting: Posting, path: Path) -> list[str]:
+    """Return the command that sends a posted file to a provider."""
+    fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
+    form = [part for name, value in fields.items() for part in ("-F", f"{name}={value}")]
+    return ["curl", "-sS", "--fail", "-o", "/dev/null", *form, "-F", f"file=@{path}", f"{address}/v2/upload"]
+
+
+def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes) -> Posting:
+    """Post a file of this size and type 3 root."""
     heights = [0]
     chain = Chain(
         network.lcds,
@@ -76,7 +81,7 @@ def _post(network: LoopbackNetwork, wallet: Wallet, path: Path) -> Posting:
         see_height=lambda height: heights.__setitem__(0, height),
     )
     settings = JackalSettings(lcd=tuple(network.lcds), chain_id=network.chain_id, copies=1)
-    chunk = ChunkToStore(path.name, "0" * 32, True, path.stat().st_size, 3, merkle_root(path, 3))
+    chunk = ChunkToStore("bench", "0" * 32, True, size_bytes, 3, root)
     try:
         return Poster(chain, wallet, settings, spend_cap=lambda: None).post(chunk, MemoryLog())
     finally:

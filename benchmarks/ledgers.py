@@ -8,7 +8,9 @@ import os
 import random
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -48,8 +50,41 @@ COLUMNS = "source_id, part, caf_file_id, file_path, object_version, version_id, 
 def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
     """5,000,000 locations of one chunk, in the order of their keys or in none."""
     count = bench.pick(5_000_000, 200_000, 1_000)
+    with verified(bench, count, in_order=in_order) as chunk:
+
+        def ready(command: Sequence[str]) -> Sequence[str]:
+            chunk.renew()
+            return command
+
+        our_command = ours("load", chunk.url, chunk.manifest, chunk.name).argv
+        yield Command(lambda: ready(our_command)), Command(lambda: ready(chunk.copy))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A chunk whose objects are claimed and whose locations are to be loaded.
+
+    Attributes:
+        url: of the database, which `renew` makes, again and again.
+        copy: the command that copies its locations there, and nothing else.
+    """
+
+    name: str
+    manifest: Path
+    url: str
+    copy: Sequence[str]
+    renew: Callable[[], None]
+
+
+@contextmanager
+def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
+    """Yield such a chunk of so many objects, on a server that runs while the context lasts."""
     manifest, lines = bench.folder / "manifest.parquet", bench.folder / "lines"
     url = embedded_url(Settings(home=bench.folder)).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def renew() -> None:
+        _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy")
+
     try:
         write_manifest(manifest, count, in_order=in_order)
         chunk = _verified(url, manifest, count)
@@ -59,14 +94,8 @@ def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
                 file.write(as_rows([(1).to_bytes(4, "big"), bytes(4), (1).to_bytes(8, "big")], batch))
             file.write(TRAILER)
         copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
-
-        def ready(command: Sequence[str]) -> Sequence[str]:
-            _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy")
-            return command
-
-        our_command = ours("load", _database(url, RUN), manifest, chunk).argv
         script = f"{shlex.quote(psql())} -q {shlex.quote(_database(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
-        yield Command(lambda: ready(our_command)), Command(lambda: ready(["sh", "-ec", script]))  # type: ignore[arg-type]
+        yield Verified(chunk, manifest, _database(url, RUN), ["sh", "-ec", script], renew)
     finally:
         embedded_server(bench.folder / "postgres").close()
 
