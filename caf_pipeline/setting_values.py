@@ -170,6 +170,8 @@ def _duration(value: object) -> object:
 SourceName = Annotated[str, AfterValidator(_source_name)]
 BucketName = Annotated[str, AfterValidator(_bucket)]
 KeyPrefix = Annotated[str, AfterValidator(_prefix)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+StorageClass = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]  # as listings have it: STANDARD, GLACIER_IR
 ReportFolder = Annotated[str, AfterValidator(_report_folder)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 RegionName = Annotated[str, AfterValidator(_region)]

@@ -30,11 +30,13 @@ from caf_pipeline.setting_values import (
     MnemonicFile,
     Number,
     OwnerName,
+    Pattern,
     ProofType,
     RegionName,
     ReportFolder,
     Size,
     SourceName,
+    StorageClass,
     Whole,
 )
 from caf_pipeline.settings_errors import DOCUMENTATION, Origin, mistyped_variable, nearest, not_json, wrong_settings
@@ -60,6 +62,11 @@ class SourceSettings(_Section):
     """One source: a bucket and prefix to archive, and how.
 
     Attributes:
+        include: patterns of keys, of which an archived object matches one: `*` is any text, `/` too, and `?` any character.
+        exclude: patterns of keys, of which it matches none.
+        storage_classes: of archived objects; all where none is named.
+        max_size: of an archived object, in bytes; 0: no limit.
+        min_age: seconds since an archived object was last modified, at least, when the inventory is taken.
         inventory: the folder of S3 Inventory's reports of the bucket, `s3://…/`; the bucket is listed where empty.
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
@@ -78,6 +85,11 @@ class SourceSettings(_Section):
 
     bucket: BucketName
     prefix: KeyPrefix = ""
+    include: tuple[Pattern, ...] = ()
+    exclude: tuple[Pattern, ...] = ()
+    storage_classes: tuple[StorageClass, ...] = ()
+    max_size: Size = Field(default=ByteSize(0), ge=0)
+    min_age: Duration = 0
     inventory: ReportFolder = ""
     endpoint_url: Endpoint = ""
     region: RegionName = ""

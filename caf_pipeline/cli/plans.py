@@ -131,6 +131,7 @@ def _print_preview(preview: "PlanPreview") -> None:
         "compared": f"{preview.to_compare:,} of them were written again; those with the same headers are not archived again"
         if preview.to_compare
         else "",
+        "left out": ", ".join(f"{count:,} by {name}" for name, count in preview.left_out.items()),
         "skipped": skipped or "none",
         "waiting": f"{counted(preview.waiting.objects, 'object')}, {show_size(preview.waiting.size_bytes)}, at most until"
         f" {show_time(preview.waiting.until)}"

@@ -25,7 +25,7 @@ from caf_pipeline.dagster_host.workers import Workers, workers_worth
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import chunks_with_work
-from caf_pipeline.defs.metadata import REPORT, REPORT_AGE, SKIPPED, SNAPSHOT, WARNING
+from caf_pipeline.defs.metadata import LEFT_OUT, REPORT, REPORT_AGE, SKIPPED, SNAPSHOT, WARNING
 from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
@@ -38,6 +38,7 @@ from caf_pipeline.errors import (
     UsageError,
     one_line,
 )
+from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
@@ -343,7 +344,9 @@ class _Command:
             return latest
         finally:
             close_store(work.store)
-        return Standing(snapshot, found.objects, found.located, found.claimed, found.unaccounted, dict(found.skipped))
+        return Standing(
+            snapshot, found.objects, found.located, found.claimed, found.unaccounted, dict(found.skipped), dict(found.left_out)
+        )
 
     def _say(self, line: str, style: str | None = None) -> None:
         _say(self._console, f"{self._source}: {line}", style=style)
@@ -364,7 +367,9 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
         return int(str(shown[name]))
 
     skipped = {str(reason): number(f"{SKIPPED}{reason}") for reason in SkipReason if f"{SKIPPED}{reason}" in shown}
-    return Standing(str(shown[SNAPSHOT]), number("objects"), number("located"), number("claimed"), number("unaccounted"), skipped)
+    left_out = {name: number(f"{LEFT_OUT}{name}") for name in FILTERS if f"{LEFT_OUT}{name}" in shown}
+    objects, located, claimed, unaccounted = map(number, ("objects", "located", "claimed", "unaccounted"))
+    return Standing(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out)
 
 
 def _say(console: Console, line: str, style: str | None = None) -> None:

@@ -27,6 +27,7 @@ class Standing:
         snapshot: the inventory's name.
         unaccounted: objects that are neither located, nor claimed by a chunk, nor skipped: no plan has them yet.
         skipped: numbers by reason.
+        left_out: numbers by the filter that leaves the objects out.
     """
 
     snapshot: str
@@ -35,6 +36,7 @@ class Standing:
     claimed: int
     unaccounted: int
     skipped: dict[str, int]
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -56,7 +58,8 @@ class Standing:
     def complete(self) -> bool:
         """Whether everything is located that can be."""
         not_archivable = sum(count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE)
-        return not self.claimed and not self.again and not self.waiting and self.located + not_archivable == self.objects
+        located = self.located + not_archivable + sum(self.left_out.values())
+        return not self.claimed and not self.again and not self.waiting and located == self.objects
 
 
 @dataclass(slots=True)
@@ -117,6 +120,7 @@ class Summary:
             "claimed": standing.claimed if standing else None,
             "to_be_tried_again": standing.again if standing else None,
             "skipped": standing.skipped if standing else {},
+            "left_out": standing.left_out if standing else {},
             "waiting": self.waiting and self.waiting.as_json(),
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
@@ -159,7 +163,8 @@ def _where_all_is(summary: Summary) -> str:
     if standing is None:
         return "not everything is located yet"
     skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
-    skipped = ", ".join(f"{count:,} skipped as {reason}" for reason, count in skips)
+    said = [f"{count:,} left out by {name}" for name, count in standing.left_out.items()]
+    skipped = ", ".join(said + [f"{count:,} skipped as {reason}" for reason, count in skips])
     if standing.complete:
         return f"the source is complete but for {skipped}" if skipped else "the source is complete"
     claimed = f"{standing.claimed:,} claimed by chunks" if standing.claimed else ""

@@ -29,6 +29,7 @@ from caf_pipeline.errors import HeldByOther
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.steps import audit, planning
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
+from caf_pipeline.system.quantities import counted
 
 Look = Callable[[Workplace, str], AssetCheckResult]
 """What a check does with a source's workplace and a chunk's id, which is "" where the check is of the whole source."""
@@ -46,7 +47,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "chunk_plan",
                 "plan_accounts_for_inventory",
                 _plan_accounts,
-                "Every object of the inventory is located, claimed by a chunk or skipped with a reason; none twice.",
+                "Every object of the inventory is located, claimed by a chunk, left out by a filter or skipped with a reason; "
+                "none twice.",
                 blocking=True,
             ),
             _check(
@@ -83,8 +85,9 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "s3_inventory",
                 SOURCE_IS_COMPLETE,
                 _source_is_complete,
-                "Every object of the latest whole inventory is located. A warning until it is: chunks are under way, or objects "
-                "were skipped, by the reasons shown. Only a complete source may be deleted from S3.",
+                "Every object of the latest whole inventory is located, but for those that the source's filters leave out, whose "
+                "number is shown. A warning until it is: chunks are under way, or objects were skipped, by the reasons shown. "
+                "Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
         ]
@@ -175,9 +178,11 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     if snapshot is None:
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
     result = planning.account_for(work, snapshot)
+    left_out = sum(result.left_out.values())
     return AssetCheckResult(
-        passed=result.located == result.objects,
+        passed=result.located + left_out == result.objects,
         severity=AssetCheckSeverity.WARN,
+        description=f"The source's filters leave out {counted(left_out, 'object')}." if left_out else None,
         metadata={metadata.SNAPSHOT: snapshot.name, **metadata.accounting_metadata(result)},
     )
 

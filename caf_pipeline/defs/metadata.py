@@ -99,6 +99,9 @@ REPORT_AGE: Final = "inventory_report_age"
 SKIPPED: Final = "skipped_"
 """How the names of the numbers of skipped objects begin; the reason follows."""
 
+LEFT_OUT: Final = "left_out_by_"
+"""How the names of the numbers of objects begin that filters leave out; the filter follows."""
+
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
     """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or "int"."""
@@ -110,6 +113,11 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> Me
 def skips(skipped: Mapping[SkipReason, int] | Mapping[str, int]) -> Metadata:
     """Return one number for each reason that occurred."""
     return {f"{SKIPPED}{reason}": count for reason, count in sorted(skipped.items()) if count}
+
+
+def left_out(numbers: Mapping[str, int]) -> Metadata:
+    """Return one number for each filter that leaves objects out."""
+    return {f"{LEFT_OUT}{name}": count for name, count in numbers.items()}
 
 
 def snapshot_metadata(snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None) -> Metadata:
@@ -148,6 +156,7 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
     """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
     chunks = report.chunks
     shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    shown |= left_out(report.left_out)
     if report.warning:
         shown[WARNING] = report.warning
     if report.comparison.requests:
@@ -228,6 +237,7 @@ def accounting_metadata(account: Accounting) -> Metadata:
         "gone": account.gone,
         "in_two_places": account.in_two_places,
         "planned_twice": account.planned_twice,
+        **left_out(account.left_out),
         **skips(account.skipped),
         "examples": table({"key": "string"}, [(key,) for key in account.examples]),
     }

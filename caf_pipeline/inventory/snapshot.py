@@ -9,8 +9,9 @@ Source: "Which objects are to be archived" in docs/design.md.
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
+from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, is_supported, object_version
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
@@ -433,6 +435,7 @@ class Delta:
 
     Attributes:
         unsupported: a file of those that are to be recorded as skipped for their key, in the same form.
+        left_out: numbers of objects that would be planned without the source's filters, by the filter.
     """
 
     path: Path
@@ -440,6 +443,7 @@ class Delta:
     object_bytes: int
     unsupported: Path
     unsupported_count: int
+    left_out: Mapping[str, int]
 
 
 # A key that holds a percent sign may equal the encoded form of another one, so that the reason tells which of them a row means.
@@ -452,7 +456,9 @@ _UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) A
     ORDER BY key, last_modified, object_version"""
 
 
-def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Delta:
+def not_yet_archived(
+    snapshot: Path, standing: Path, out: Path, *, filters: ObjectFilter = NO_FILTER, budget: QueryBudget = DEFAULT_BUDGET
+) -> Delta:
     """Write the objects of `snapshot` that are neither located, nor claimed, nor skipped without being due again.
 
     Args:
@@ -460,6 +466,7 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
         standing: one of STANDING_SCHEMA; several rows of one object block it where any of them does.
         out: gets the objects whose key is supported, `<its stem>.unsupported.parquet` beside it the others. Both are
             replaced where they exist, and each is whole or not there at all.
+        filters: leave objects out.
         budget: bounds the memory.
 
     Raises:
@@ -467,6 +474,7 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
     """
     unsupported, refused = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "refused"))
     object_bytes = 0
+    left_out: Counter[str] = Counter()
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_standing", standing)
         apart = WholeParquet(refused, SNAPSHOT_SCHEMA)
@@ -477,7 +485,8 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
                 supported = _supported(rows["key"])
                 for batch in rows.filter(pc.invert(supported)).to_batches():
                     apart.write(batch)
-                for batch in rows.filter(pc.and_(supported, _not_blocked(query, rows))).to_batches():
+                wanted = rows.filter(pc.and_(supported, _not_blocked(query, rows)))
+                for batch in _not_left_out(query, wanted, filters, left_out).to_batches():
                     object_bytes += sum_of(batch, "size_bytes")
                     yield batch
 
@@ -490,7 +499,17 @@ def not_yet_archived(snapshot: Path, standing: Path, out: Path, *, budget: Query
         finally:
             apart.abort()
             refused.unlink(missing_ok=True)
-    return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count)
+    return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count, left_out)
+
+
+def _not_left_out(query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]) -> pa.Table:
+    """Return the rows that no filter leaves out, and count the others."""
+    if filters == NO_FILTER or not len(rows):
+        return rows
+    query.rows_of("unfiltered", rows)
+    by = pa.Table.from_batches(query.batches(f"SELECT {filters.sql} AS left_out_by FROM unfiltered"))["left_out_by"]
+    left_out.update({one["values"]: one["counts"] for one in pc.value_counts(by.drop_null()).to_pylist()})
+    return rows.filter(pc.is_null(by))
 
 
 def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
@@ -582,11 +601,12 @@ EXAMPLES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Where each object of a snapshot has ended: `located + claimed + all skipped + unaccounted` are its objects.
+    """Where each object of a snapshot has ended: `located + claimed + all skipped + all left out + unaccounted` are its objects.
 
     Attributes:
         claimed: by a chunk under way, or in the plan that was asked about.
-        skipped: by reason; only objects that are neither located nor claimed.
+        skipped: by reason; only objects that are neither located nor claimed, nor left out.
+        left_out: by the filter of the source's settings; only objects that are neither located nor claimed.
         in_two_places: objects both located and claimed (counted as located).
         planned_twice: objects that the plan names more than once.
         planned_unlisted: objects of the plan that the snapshot does not have.
@@ -606,6 +626,7 @@ class Accounting:
     examples: Sequence[str]
     older: int = 0
     gone: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -616,20 +637,21 @@ class Accounting:
 # One pass and one aggregate over everything that is said of an object; joins took more than twice as long.
 _PLACES: Final = f"""WITH facts AS (
         SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key, object_version,
-            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold FROM snapshot
+            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold, {{left_out}} AS left_out
+        FROM snapshot
         UNION ALL
-        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason, untold FROM standing
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason, untold, NULL FROM standing
         UNION ALL
-        SELECT key, object_version, false, 'planned', NULL, false FROM plan
+        SELECT key, object_version, false, 'planned', NULL, false, NULL FROM plan
     ), places AS (
         SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
             bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
-            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold
+            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold, max(left_out) AS left_out
         FROM facts GROUP BY key, object_version, encoded
     )
-    SELECT listed > 0, located AND (listed > 0 OR NOT untold), claimed, reason, sum(listed),
+    SELECT listed > 0, located AND (listed > 0 OR NOT untold), claimed, reason, left_out, sum(listed),
         count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
-        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL), count(*)
+        min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL AND left_out IS NULL), count(*)
     FROM places GROUP BY ALL"""
 
 _GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing
@@ -644,6 +666,7 @@ def account_for(
     plan: Path | None = None,
     *,
     silent_from: datetime | None = None,
+    filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Accounting:
     """Find the place of each object of a snapshot again from the files, whatever was counted when they were written.
@@ -653,6 +676,7 @@ def account_for(
         standing: one of STANDING_SCHEMA.
         plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
         silent_from: see `Snapshot`.
+        filters: what leaves objects out.
         budget: bounds the memory.
 
     Raises:
@@ -669,15 +693,16 @@ def account_for(
             query.view("whole_plan", _NO_PLAN)
         rows: list[tuple[Any, ...]] = []
         gone = 0
+        places = _PLACES.replace("{left_out}", filters.sql)
         for window in key_windows(snapshot):
             _show_window(query, window)
-            found = query.rows(_PLACES)
+            found = query.rows(places)
             if any(located and not listed for listed, located, *_ in found):
                 gone += query.rows(_GONE)[0][0]
             rows += found
         _show_unsupported(query)
         query.view("plan", _NO_PLAN)
-        rows += query.rows(_PLACES)
+        rows += query.rows(places)
         return _counted(rows, gone)
 
 
@@ -685,8 +710,9 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
     numbers = dict.fromkeys(("objects", "located", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
     planned_unlisted = beside = 0
     skipped: dict[str, int] = {}
+    left_out: dict[str, int] = {}
     examples: list[str] = []
-    for listed, located, claimed, reason, objects, planned, planned_twice, nowhere, places in rows:
+    for listed, located, claimed, reason, left_out_by, objects, planned, planned_twice, nowhere, places in rows:
         if not listed:
             beside += places if located else 0
             planned_unlisted += planned
@@ -694,7 +720,9 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
         numbers["objects"] += objects
         numbers["planned_twice"] += planned_twice
         numbers["in_two_places"] += objects if located and claimed else 0
-        if reason is not None and not located and not claimed:
+        if left_out_by is not None and not located and not claimed:
+            left_out[left_out_by] = left_out.get(left_out_by, 0) + int(objects)
+        elif reason is not None and not located and not claimed:
             skipped[reason] = skipped.get(reason, 0) + objects
         else:
             numbers["located" if located else "claimed" if claimed else "unaccounted"] += objects
@@ -706,4 +734,5 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
         examples=sorted(examples, key=str.encode)[:EXAMPLES],
         older=beside - gone,
         gone=gone,
+        left_out=left_out,
     )

@@ -8,7 +8,7 @@ two leaves a folder that no plan names, which the next plan removes.
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,8 @@ from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ListingUnordered, NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
-from caf_pipeline.inventory.objects import S3Object, SkipReason
+from caf_pipeline.inventory.filters import ObjectFilter
+from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_waiting, write_plan
 from caf_pipeline.inventory.snapshot import (
     EXCEPTION_SCHEMA,
@@ -80,7 +81,8 @@ class PlanReport:
     smaller than the source's `min_chunk_size`.
 
     `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
-    ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`.
+    ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`,
+    `left_out` is that of `Delta`.
     """
 
     snapshot: Snapshot
@@ -91,6 +93,7 @@ class PlanReport:
     warning: str = ""
     comparison: Comparison = field(default_factory=Comparison)
     exceptions: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def plan(self) -> PlanRecord | None:
@@ -294,13 +297,15 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take."""
     new_objects = pages = 0
     last = after
+    filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
     for page in work.objects.list_pages(after=after, max_pages=max_pages):
         if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
             continue
         pages += 1
         last = page[-1].key
         settled = work.ledger.settled_objects(work.source, page)
-        new_objects += sum((recorded_key(obj), obj.object_version) not in settled for obj in page)
+        unsettled = (obj for obj in page if (recorded_key(obj), obj.object_version) not in settled)
+        new_objects += sum(not is_supported(obj.key) or filters.left_out_by(obj) is None for obj in unsettled)
     return Look(new_objects, last if pages == max_pages else None)
 
 
@@ -406,7 +411,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
             more = True
             while more:
                 with _workspace(work, _CUTTING) as folder:
-                    plan = _write_plan(work, snapshot, current, folder, sizes)
+                    plan, left_out = _write_plan(work, snapshot, current, folder, sizes)
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         plans.append(_register(work, snapshot, plan))
@@ -418,7 +423,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
-    return PlanReport(snapshot, plans, chunks, previous, waiting, warnings, current.comparison, current.exceptions)
+    return PlanReport(snapshot, plans, chunks, previous, waiting, warnings, current.comparison, current.exceptions, left_out)
 
 
 def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
@@ -471,13 +476,15 @@ def _other_proof_type(work: Workplace) -> str:
 
 
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
-    """Put each object of the snapshot into exactly one of located, claimed, skipped, unaccounted, as the ledger is now.
+    """Put each object of the snapshot into exactly one of located, claimed, left out, skipped, unaccounted, as the ledger is now.
 
     Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone.
     """
     with temporary_folder(work) as folder:
         (standing, _), identified = identify_objects(work, snapshot, folder)
-        accounting = account_for_files(identified.path, standing, silent_from=snapshot.silent_from)
+        accounting = account_for_files(
+            identified.path, standing, silent_from=snapshot.silent_from, filters=filters_of(work, snapshot)
+        )
     if snapshot.complete:
         work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
     return accounting
@@ -503,14 +510,23 @@ def waits_until(settings: SourceSettings, tail: WaitingTail) -> datetime:
     return tail.oldest + timedelta(seconds=settings.max_wait)
 
 
-def _write_plan(work: Workplace, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes) -> Plan:
-    delta = not_yet_archived(current.identified, current.standing, folder / "wanted.parquet")
+def _write_plan(
+    work: Workplace, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes
+) -> tuple[Plan, Mapping[str, int]]:
+    """Write a plan; return it, and how many objects each filter leaves out."""
+    filters = filters_of(work, snapshot)
+    delta = not_yet_archived(current.identified, current.standing, folder / "wanted.parquet", filters=filters)
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()
     plan = write_plan(delta.path, files, plan_terms(work, snapshot, sizes))
     work.ledger.record_skips(work.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
-    return plan
+    return plan, delta.left_out
+
+
+def filters_of(work: Workplace, snapshot: Snapshot) -> ObjectFilter:
+    """Return what leaves objects of this snapshot out of its plan."""
+    return ObjectFilter.of(work.source_settings, snapshot.taken_at)
 
 
 def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> PlanRecord:

@@ -119,7 +119,8 @@ class PlanPreview:
 
     Attributes:
         located, claimed: objects of the snapshot that a chunk has, or one under way will have.
-        skipped: objects that the plan would leave out, by reason.
+        left_out: objects that the filters of the source leave out, by the filter.
+        skipped: objects that the plan would skip, by reason.
         waiting: the tail that would wait for the next plan.
         to_compare: objects that were written again with the same bytes. They count as planned here; those whose headers turn out
             to be the same are not archived again.
@@ -131,6 +132,7 @@ class PlanPreview:
     snapshot: Snapshot
     located: int
     claimed: int
+    left_out: Mapping[str, int]
     skipped: Mapping[str, int]
     waiting: WaitingObjects | None
     to_compare: int
@@ -153,6 +155,7 @@ class PlanPreview:
             "inventory_objects": self.snapshot.object_count,
             "located": self.located,
             "claimed": self.claimed,
+            "left_out": dict(self.left_out),
             "skipped": dict(self.skipped),
             "waiting": self.waiting.as_json() if self.waiting else None,
             "to_compare": self.to_compare,
@@ -192,13 +195,16 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
     with planning.temporary_folder(work) as folder:
         require_whole(snapshot.path)
         (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
-        delta = not_yet_archived(identified.path, standing, folder / "wanted.parquet")
+        filters = planning.filters_of(work, snapshot)
+        delta = not_yet_archived(identified.path, standing, folder / "wanted.parquet", filters=filters)
         files = folder / "plan"
         files.mkdir()
         sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
         terms = planning.plan_terms(work, snapshot, sizes)
         plan = write_plan(delta.path, files, _as_one(terms))
-        account = account_for_files(identified.path, standing, files / OBJECTS_FILE, silent_from=snapshot.silent_from)
+        account = account_for_files(
+            identified.path, standing, files / OBJECTS_FILE, silent_from=snapshot.silent_from, filters=filters
+        )
         statistics = plan_statistics([files], part_bytes=work.settings.packing.part_size)
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
@@ -206,7 +212,8 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             snapshot=snapshot,
             located=account.located,
             claimed=account.claimed - in_plan,
-            skipped=_left_out(account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count),
+            left_out=account.left_out,
+            skipped=_skipped(account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count),
             waiting=_waiting(work.source_settings, tail),
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
@@ -220,7 +227,7 @@ def _as_one(terms: PlanTerms) -> PlanTerms:
     return replace(terms, max_chunks=_UNCOUNTED)
 
 
-def _left_out(skipped: Mapping[str, int], *, unsupported: int, too_large: int) -> dict[str, int]:
+def _skipped(skipped: Mapping[str, int], *, unsupported: int, too_large: int) -> dict[str, int]:
     """Return skips by reason, those that this plan would add among them. What waits is told apart."""
     new = {SkipReason.UNSUPPORTED_KEY: unsupported, SkipReason.TOO_LARGE: too_large}
     both = {reason: skipped.get(reason, 0) + new.get(reason, 0) for reason in SkipReason if reason is not SkipReason.WAITING}

@@ -1,0 +1,87 @@
+"""Filters of a source: what they leave out is counted, in its one place, and planned once they do not leave it out any more."""
+
+import pytest
+
+from caf_pipeline.steps import planning
+from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
+
+KEYS = ["cache/1", "cache/2", "photos/a.jpg", "photos/b.jpg", "photos/b.tmp", "readme"]
+
+
+@pytest.fixture
+def source():
+    return MemorySource({key: key.encode() for key in KEYS} | {"large": b"x" * 5000})
+
+
+@pytest.fixture
+def workplace(tmp_path, source, ledger):
+    def opened(**settings):
+        return a_workplace(tmp_path, source, ledger, sources={"src": {"bucket": "b", "public": True, **settings}})
+
+    return opened
+
+
+FILTERS = {"exclude": ["cache/*", "*.tmp"], "max_size": 1000}
+LEFT_OUT = {"exclude": 3, "max_size": 1}
+
+
+def located(work) -> int:
+    return work.ledger.account("src").located_objects
+
+
+def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(workplace):
+    work = workplace(**FILTERS)
+    preview = preview_plan(work, planning.take_inventory(work))
+    assert (preview.left_out, preview.estimate.statistics.objects) == (LEFT_OUT, 3)
+    assert preview.as_json()["left_out"] == LEFT_OUT
+    report = plan(work)
+    account = account_for_plan(work, report)
+    assert report.left_out == LEFT_OUT
+    assert (account.objects, account.claimed, account.left_out, account.holds) == (7, 3, LEFT_OUT, True)
+
+
+def test_what_a_filter_no_longer_leaves_out_is_planned(workplace):
+    archive_everything(workplace(**FILTERS))
+    work = workplace(exclude=["*.tmp"])
+    assert located(work) == 3
+    archive_everything(work)
+    account = planning.account_for(work, planning.latest_snapshot(work))
+    assert (account.located, account.left_out, account.holds) == (6, {"exclude": 1}, True)
+
+
+def test_what_is_located_stays_so_and_is_current_whatever_a_later_filter_says(workplace):
+    archive_everything(workplace())
+    work = workplace(include=["readme"])
+    report = plan(work)
+    account = account_for_plan(work, report)
+    assert (account.located, account.left_out, account.older, account.gone) == (7, {}, 0, 0)
+    assert (report.plans, report.left_out) == ([], {})
+
+
+def test_an_object_that_was_skipped_and_is_left_out_counts_once(workplace, source):
+    source.unavailable["cache/1"] = (planning.SkipReason.COLD_STORAGE, 0)
+    archive_everything(workplace())
+    work = workplace(**FILTERS)
+    account = account_for_plan(work, plan(work))
+    assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
+
+
+def test_an_age_is_that_at_the_time_of_the_inventory(workplace):
+    work = workplace(min_age="3660d")
+    report = plan(work)
+    assert (report.plans, report.left_out) == ([], {"min_age": 7})
+    assert account_for_plan(work, report).holds
+
+
+def test_a_sensor_sees_nothing_new_in_what_is_left_out(workplace):
+    assert planning.look_for_new(workplace(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
+    assert planning.look_for_new(workplace(), after=b"", max_pages=5).new_objects == 7
+
+
+def test_keys_that_cannot_be_archived_stay_skipped_for_that(workplace, source):
+    source.bodies["a\0b"] = b"x"
+    work = workplace(include=["none"])
+    account = account_for_plan(work, plan(work))
+    assert (account.left_out, account.skipped, account.holds) == ({"include": 7}, {"unsupported_key": 1}, True)
