@@ -244,6 +244,17 @@ def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete
         assert not Standing("s", 5, 4, 0, 0, {reason: 1}).complete
 
 
+def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_complete(pipeline, run):
+    pipeline.put(3)
+    pipeline.put(2, prefix="new")
+    filtered = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"exclude": ("new*",)})}
+    pipeline.settings.sources.update(filtered)
+    (summary,) = run()
+    assert (summary.objects, summary.exit_status, summary.standing.left_out) == (3, 0, {"exclude": 2})
+    assert "the source is complete but for 2 left out by exclude" in run.printed.getvalue()
+    assert summary.as_json()["left_out"] == {"exclude": 2}
+
+
 def test_of_several_sources_the_first_status_that_applies_counts():
     failed, held, again = Summary("a", failed={"c": CafError("no")}), Summary("b", held=["c"]), Summary("c")
     done = Summary("d", standing=Standing("s", 1, 1, 0, 0, {}))
