@@ -7,18 +7,19 @@ import os
 import signal
 import time
 from dataclasses import replace
+from datetime import timedelta
 
 import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import HeldByOther, StoreUnreachable
+from caf_pipeline.errors import HeldByOther, SourceUnreachable, StoreUnreachable
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, list_source
 from caf_pipeline.steps.planning import account_for, cut_plan, take_inventory
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
@@ -255,6 +256,21 @@ def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, to
         inventory.wait()
         told_then_mended((Kind.LEFTOVER, str(path)))
     assert names(work.inventories()) == []
+
+
+def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(work, monkeypatch):
+    def broken(**_):
+        yield work.objects.objects()[:1]
+        raise SourceUnreachable("no answer")
+
+    monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
+    monkeypatch.setattr(work.objects, "list_pages", broken)
+    with pytest.raises(SourceUnreachable):
+        take_inventory(work)
+    (path,) = work.inventories().iterdir()
+    assert found(work) == []
+    monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
+    assert found(work) == [(Kind.LEFTOVER, str(path))]
 
 
 def test_where_a_live_query_spills_is_left(work, name):
