@@ -76,7 +76,8 @@ class Rows:
         self.body_bytes = np.minimum(self.size_bytes, most_bytes + 1)
         self.ours = self._like_ours()
         self.entry_bytes = _ENTRY_BYTES + _escaped_bytes(self.members) + 1
-        self.entry_bytes[self.ours] += 2  # our own names may have to give way, by a character each
+        named = [at for at, name in self.ours if name == self.members[at].as_py()]
+        self.entry_bytes[named] += 2  # our own names may have to give way, by a character each
         self.manifest_bytes = self._manifest_bytes()
 
     def _named(self) -> pa.Array:
@@ -86,9 +87,10 @@ class Rows:
         versions = pc.if_else(pc.equal(version_ids, "").fill_null(True), self._batch["etag"], version_ids)
         return pc.if_else(self.older, pc.binary_join_element_wise(self.keys, versions, _MARK), self.keys)
 
-    def _like_ours(self) -> list[int]:
-        found = np.flatnonzero(pc.starts_with(self.members, ".caf/").to_numpy(zero_copy_only=False)).tolist()
-        return [at for at in found if is_like_ours(self.members[at].as_py())]
+    def _like_ours(self) -> list[tuple[int, str]]:
+        """Return the names like our own that rows may have, with their rows: without its next version, a version has the key."""
+        found = np.flatnonzero(pc.starts_with(self.keys, ".caf/").to_numpy(zero_copy_only=False)).tolist()
+        return [(at, name) for at in found for name in {self.keys[at].as_py(), self.members[at].as_py()} if is_like_ours(name)]
 
     def _manifest_bytes(self) -> _Numbers:
         batch = self._batch
@@ -210,7 +212,7 @@ class Filling:
         self.position, self.index, self.manifest = (int(sizes[last]) for sizes in (grown.end, grown.index, grown.manifest))
         self.object_count += count
         self.object_bytes += int(rows.size_bytes[first : first + count].sum())
-        self.taken.update(rows.members[at].as_py() for at in rows.ours if first <= at < first + count)
+        self.taken.update(name for at, name in rows.ours if first <= at < first + count)
 
 
 def fit_alone(rows: Rows, limits: Limits) -> _Flags:

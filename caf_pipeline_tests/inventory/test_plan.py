@@ -212,6 +212,13 @@ def test_a_version_whose_successor_is_in_the_next_chunk_keeps_the_key(tmp_path):
     assert [[planned.member for planned in chunk] for chunk in chunks] == [["a"], ["a"]]
 
 
+def test_a_version_that_keeps_a_key_like_our_own_makes_ours_give_way(tmp_path):
+    objects = [an_object(".caf/", version_id="v1"), *(an_object(".caf/chunk", version_id=version) for version in ("v1", "v2"))]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=Limits(max_members=4))
+    assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [[".caf/", ".caf/chunk"], [".caf/chunk"]]
+    assert [chunk.head_member for chunk in plan.chunks] == [".caf/chunk~", ".caf/chunk~"]
+
+
 def test_no_two_members_of_a_chunk_have_one_name(tmp_path):
     objects = [an_object("a", version_id="v1"), an_object("a", version_id="v2"), an_object("a~caf-v-v1")]
     for chunk in chunks_of(plan_of(tmp_path, objects, target_size_bytes=TARGET)):
