@@ -113,6 +113,7 @@ bench: setup $(TOOLS)/versitygw
 bench-scaling: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks.slopes --keep $(CASE)
 	$(BIN)/python -m benchmarks.workers --keep
+	$(BIN)/python -m benchmarks.scaling
 
 bench-quick: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks --scale quick $(CASE)

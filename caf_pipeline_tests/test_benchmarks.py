@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, scaling
 from benchmarks.cases import CASES
 from benchmarks.pairs import Command, Compared, Usage, compare
 
@@ -102,3 +102,25 @@ def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(t
     assert re.search(r"\| writer-small \| .*\*\*0\.90\*\* .*\| 1\.0, CPU 3\.0: reached \|", text)
     assert re.search(r"\| upload \| .*\*\*1\.20\*\* .*\| 1\.1: not reached \|", text)
     assert plot.read_text().count("<rect") == 3
+
+
+def test_the_model_names_the_slowest_stage_of_each_archive(tmp_path, monkeypatch):
+    about = {"shares": [0.1, 0.4, 1.0], "cpu_seconds": [1.0, 4.0, 10.0], "peak_bytes": [1 << 20] * 3, "curve": 1.0}
+    slopes = [
+        {"case": case, "scale": "slopes-full", "slope": slope, "seconds": [slope / 10, slope / 2.5, slope], **about}
+        for case, slope in (("packing-small", 10.0), ("packing-large", 8.0), ("planning", 8.0), ("load-in-order", 50.0))
+    ]
+    rates = {"chunks_per_second": 10.0, "moves_per_second": 70.0, "median_chunk_seconds": 1.0, "slowest_chunk_seconds": 2.0}
+    history, page = tmp_path / "history", tmp_path / "page"
+    history.write_text(
+        "".join(f"{json.dumps(line)}\n" for line in [*slopes, {"case": "workers", "scale": "s", "workers": 4, **rates}])
+    )
+    page.write_text(f"{report.BEGIN}\n{report.END}\n")
+    monkeypatch.setattr(scaling, "PAGE", page)
+    scaling.write(history)
+    text = page.read_text()
+    assert "| CPU of a small object | 500 µs |" in text
+    assert "| a location row | 10.0 µs |" in text
+    # 10⁹ × 500 µs over 8 cores is 17 hours; 10⁹ GETs of 30 ms, 64 at a time, are 5.4 days
+    assert re.search(r"10⁹ objects of 128 KiB \| 1 \| .* \| \*\*5\.4 days\*\*: GETs in flight", text)
+    assert "| 4 | 10.0 | 70 | 1.00 | 2.00 |" in text
