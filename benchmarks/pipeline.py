@@ -42,7 +42,7 @@ allow_private_addresses = true
 
 def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """100,000 objects of log-normal sizes, 10 GiB, in ten chunks."""
-    total, count = bench.pick(10_240 * MIB, 1_024 * MIB, MIB), bench.pick(100_000, 10_000, 20)
+    total, count = bench.pick(10_240 * MIB, 64 * MIB, MIB), bench.pick(100_000, 600, 20)
     sizes = inputs.log_normal(total, total // count // MEAN_OVER_MEDIAN)
     server, prefix, wallet = bench.s3(), f"whole-{total}", Wallet(WORDS)
     server.fill(prefix, sizes)
