@@ -28,10 +28,11 @@ CAT_AND_SYNC = """cd "$1"; find . -type f -print0 | sort -z | xargs -0 cat > "$2
 
 def _writer(name: str, sizes: list[int], bench: Bench) -> Sides:
     folder = inputs.files(name, sizes).resolve()
-    one, other = (bench.folder / end for end in ("ours.caf", "theirs"))
+    one, sums, other = (bench.folder / end for end in ("ours.caf", "ours.sums", "theirs"))
+    create = [CAF, "create", "--sums", str(sums), "--proof-type", "3", "-C", str(folder), str(one), "."]
     yield (
-        ours("write", folder, one, removed=[one, other]),
-        shell(CAT_AND_SYNC, folder, other, removed=[one, other]),
+        Command(create, removed=[one, sums, other]),
+        shell(CAT_AND_SYNC, folder, other, removed=[one, sums, other]),
     )
 
 

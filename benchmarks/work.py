@@ -3,9 +3,7 @@
 Each function imports what it needs, as a command of `caf` does: what a process loads counts.
 """
 
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,29 +12,6 @@ from typing import Any
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30
-
-
-def write(folder: str, out: str) -> dict[str, Any]:
-    """Write the files below a folder into one CAF, durably, with SHA-256 of each and the type 3 root."""
-    from caf_pipeline.caf.index import IndexBuilder
-    from caf_pipeline.packing.sink import PartFile, StoredBytes
-
-    index, digests = IndexBuilder(), []
-    with StoredBytes(PartFile.create(Path(out)), proof_type=3) as sink:
-        for base, folders, names in os.walk(folder):
-            folders.sort()
-            below = os.path.relpath(base, folder)
-            for name in sorted(names):
-                with open(f"{base}/{name}", "rb", buffering=0) as file:
-                    body = file.readall()
-                digests.append(hashlib.sha256(body).digest())
-                start_byte = sink.size_bytes
-                sink.write(body)
-                index.add(f"{below}/{name}", start_byte, sink.size_bytes)
-        for piece in index.iter_index():
-            sink.write(piece)
-        sink.write(index.footer())
-        return {"root": sink.finish().hex(), "objects": len(digests)}
 
 
 def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept") -> dict[str, Any]:
@@ -150,7 +125,6 @@ def upload(*arguments: str) -> dict[str, Any]:
 
 
 WORK: dict[str, Callable[..., dict[str, Any]]] = {
-    "write": write,
     "pack": pack,
     "plan": plan,
     "load": load,

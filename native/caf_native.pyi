@@ -1,1 +1,6 @@
+from collections.abc import Sequence
+
+def read_files(
+    buffer: bytearray, paths: Sequence[str], sizes: Sequence[int], modified_ns: Sequence[int], hashed: bool, /
+) -> tuple[int, list[bytes]]: ...
 def subtree_root(data: memoryview, first_number: int, proof_type: int, /) -> bytes: ...

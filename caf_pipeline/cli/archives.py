@@ -56,6 +56,7 @@ _CREATE_EPILOG: Final = """\b
 Examples:
   caf create photos.caf photos/
   caf create site.caf -C /srv/www . --target-size 1GiB
+  caf create --sums photos.sha256 photos.caf photos/
 
 Exit statuses: 0 all went well; 1 a file cannot be read, or changed meanwhile; 2 wrong arguments, or a path outside DIR;
 4 a name that cannot be a key, or a file too large for an archive; 8 the archive cannot be written."""
@@ -71,6 +72,13 @@ def create(
     target_size: Annotated[
         str, typer.Option("--target-size", metavar="SIZE", help="At most this much an archive: 64MiB, 30GiB, 1000000.")
     ] = "30GiB",
+    sums: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write SHA-256 of each member there, as `sha256sum --check` reads it."),
+    ] = None,
+    proof_type: Annotated[
+        Literal["0", "3"] | None, typer.Option("--proof-type", help="Tell the Jackal Merkle root, too, as `caf merkle` does.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack files into a CAF archive.
@@ -79,7 +87,7 @@ def create(
     a file that changes while it is read. Empty folders, owners and times are not kept.
 
     Where one archive is not enough, OUT-00001.caf, OUT-00002.caf and so on are written instead of OUT; a file larger than
-    SIZE has an archive of its own. Archives appear whole and all together, or not at all.
+    SIZE has an archive of its own. Archives appear whole and all together, or not at all, and the sums after them.
     """
     target_bytes = parse_size(target_size)
     if not 0 < target_bytes <= DEFAULT_LIMITS.max_bytes:
@@ -88,19 +96,26 @@ def create(
         )
     if not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is not a folder.")
-    out = Path(os.path.realpath(out))
-    if out.exists() and not out.is_file():
-        raise UsageError(f"{str(out)!r} is not a file that can be replaced.")
-    files = creating.find_files(paths, folder, out)
+    out, sums = Path(os.path.realpath(out)), sums and Path(os.path.realpath(sums))
+    for file in filter(None, (out, sums)):
+        if file.exists() and not file.is_file():
+            raise UsageError(f"{str(file)!r} is not a file that can be replaced.")
+    files = creating.find_files(paths, folder, out, sums)
     volumes = creating.cut_into_archives(files, target_bytes)
     archives = creating.archive_paths(out, len(volumes))
+    if sums in archives:
+        raise UsageError(f"{str(sums)!r} would be both an archive and the file of the sums.", hint="Name another file.")
     with progress("packing", sum(file.size_bytes for file in files)) as advance:
-        written = creating.write_archives(volumes, archives, advance)
+        written = creating.write_archives(volumes, archives, advance, sums)
     for archive in written:
+        root = _root_of(str(archive.path), proof_type)[0] if proof_type else ""
         if as_json:
-            print_json({"path": str(archive.path), "members": archive.member_count, "size_bytes": archive.size_bytes})
+            told = {"merkle_root": root, "proof_type": int(proof_type)} if proof_type else {}
+            print_json({"path": str(archive.path), "members": archive.member_count, "size_bytes": archive.size_bytes} | told)
         else:
-            print(f"{printable(str(archive.path))}: {counted(archive.member_count, 'member')}, {show_size(archive.size_bytes)}")
+            told_root = f", root {root}" if root else ""
+            size = f"{counted(archive.member_count, 'member')}, {show_size(archive.size_bytes)}"
+            print(f"{printable(str(archive.path))}: {size}{told_root}")
 
 
 # --- list ----------------------------------------------------------------------------------------------------------
@@ -268,6 +283,15 @@ def merkle(
     as_json: AsJson = False,
 ) -> None:
     """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no root."""
+    root, size_bytes = _root_of(file, proof_type)
+    if as_json:
+        print_json({"merkle_root": root, "proof_type": int(proof_type), "size_bytes": size_bytes})
+    else:
+        print(root)
+
+
+def _root_of(file: str, proof_type: str) -> tuple[str, int]:
+    """Return the root of a file, in hex, and the file's size."""
     from caf_pipeline.caf.merkle import MerkleTree, roots_of  # noqa: PLC0415  the other commands need no numpy
 
     with open_ranges(file, _open_s3) as source:
@@ -281,10 +305,7 @@ def merkle(
                     tree.update(piece)
                     advance(len(piece))
                 root = tree.root()
-    if as_json:
-        print_json({"merkle_root": root.hex(), "proof_type": int(proof_type), "size_bytes": size_bytes})
-    else:
-        print(root.hex())
+    return root.hex(), size_bytes
 
 
 COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (

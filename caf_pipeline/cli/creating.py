@@ -1,21 +1,32 @@
 """Archives from local files: which files and keys, cut into as many archives as it takes, written all or none."""
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
+from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.small_files import read_files
+
+_PIECES_BEHIND: Final = 8  # of a MiB, that wait to be hashed
+
+READERS: Final = 2
+"""Threads that read files: while one waits for the disk, the other one hashes."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalFile:
+class LocalFile(NamedTuple):
     """A file as it was found: it must still be so when it is read."""
 
     path: str
@@ -27,19 +38,20 @@ class LocalFile:
 # --- which files ---------------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Iterable[Path], folder: Path, out: Path) -> list[LocalFile]:
+def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None = None) -> list[LocalFile]:
     """Return the files at and below `paths`, each argument's in byte order of their keys. Nothing is opened.
 
     Args:
         paths: files and folders; a relative one is looked up in `folder`.
         folder: keys are relative to it.
         out: the archive to be written, which is left out with its numbered siblings, and told.
+        sums: the file of the members' sums, which is left out likewise.
 
     Raises:
         UsageError: a path outside `folder`. MemberRefused: a name that is not UTF-8, or two paths of one key.
         CafError: a path that is missing, unreadable, or neither file nor folder.
     """
-    own = _own_archives(out)
+    own = _own_files(out, sums)
     found: dict[str, LocalFile] = {}
     for path in paths:
         for file in _walk(os.path.join(folder, path), _key_below(folder, path), own):
@@ -73,47 +85,55 @@ def _is_below(path: str, base: str) -> bool:
     return path == base or path.startswith(base.rstrip("/") + "/")
 
 
-def _own_archives(out: Path) -> Mapping[tuple[int, int], str]:
+def _own_files(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
     """Return the files that already have one of the names that may be written, by device and inode."""
     numbered = re.compile(re.escape(_stem(out)) + r"-[0-9]{5,}\.caf")
-    own: dict[tuple[int, int], str] = {}
+    paths = [sums] if sums else []
     with contextlib.suppress(FileNotFoundError), os.scandir(out.parent) as entries:
-        for entry in entries:
-            if entry.name == out.name or numbered.fullmatch(entry.name):
-                status = entry.stat(follow_symlinks=False)
-                own[status.st_dev, status.st_ino] = os.path.realpath(entry.path)
+        paths += [out.parent / entry.name for entry in entries if entry.name == out.name or numbered.fullmatch(entry.name)]
+    own: dict[tuple[int, int], str] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            own[status.st_dev, status.st_ino] = os.path.realpath(path)
     return own
 
 
 def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Iterator[LocalFile]:
     """Yield the files at and below `root`. Links are followed, but not to a folder that is being walked already."""
-    waiting: list[tuple[str, str, tuple[tuple[int, int], ...]]] = [(root, root_key, ())]
+    waiting: list[tuple[Iterator[tuple[str, str]], tuple[tuple[int, int], ...]]] = [(iter([(root, root_key)]), ())]
     while waiting:
-        path, key, above = waiting.pop()
-        with _named(path):
-            status = os.stat(path)
-            identity = (status.st_dev, status.st_ino)
-            if stat.S_ISDIR(status.st_mode):
-                if identity in above:
-                    note(f"left out: {path!r} leads back to a folder above it")
-                    continue
-                names = reversed(_names_in_key_order(path))
-                waiting.extend((f"{path}/{name}", f"{key}/{name}" if key else name, (*above, identity)) for name in names)
+        entries, above = waiting[-1]
+        for path, key in entries:
+            try:
+                status = os.stat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    folder = (status.st_dev, status.st_ino)
+                    if folder in above:
+                        note(f"left out: {path!r} leads back to a folder above it")
+                        continue
+                    waiting.append((iter(_entries_in_key_order(path, key)), (*above, folder)))
+                    break
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if not stat.S_ISREG(status.st_mode):
+                raise CafError(f"{path!r} is neither a file nor a folder.", hint="Only the bytes of files can be archived.")
+            if (is_own := own.get((status.st_dev, status.st_ino))) and is_own == os.path.realpath(path):
+                note(f"left out: {path!r} is to be written")
                 continue
-        if not stat.S_ISREG(status.st_mode):
-            raise CafError(f"{path!r} is neither a file nor a folder.", hint="Only the bytes of files can be archived.")
-        if identity in own and own[identity] == os.path.realpath(path):
-            note(f"left out: {path!r} is where the archive is to be written")
-            continue
-        _check_name(path, key)
-        yield LocalFile(path, key, status.st_size, status.st_mtime_ns)
+            _check_name(path, key)
+            yield LocalFile(path, key, status.st_size, status.st_mtime_ns)
+        else:
+            waiting.pop()
 
 
-def _names_in_key_order(path: str) -> list[str]:
-    """List a folder so that the keys of all that is below come in byte order: `a.b` comes before what is in `a`."""
+def _entries_in_key_order(path: str, key: str) -> list[tuple[str, str]]:
+    """Return path and key of all in a folder, so that the keys of all below come in byte order: `a.b` before what is in `a`."""
+    before = f"{key}/" if key else ""
     with os.scandir(path) as entries:
         named = [(os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry.name) for entry in entries]
-    return [name for _, name in sorted(named)]
+    named.sort()
+    return [(f"{path}/{name}", before + name) for _, name in named]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -132,15 +152,11 @@ def _check_name(path: str, key: str) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Turn the system's refusal into a sentence about the path."""
-    try:
-        yield
-    except OSError as error:
-        if os.path.islink(path) and not os.path.exists(path):
-            raise CafError(f"The link {path!r} is broken: its target does not exist.", hint="Repair or remove it.") from error
-        raise CafError(f"{path!r} cannot be read: {error.strerror}.") from error
+def _unreadable(path: str, error: OSError) -> CafError:
+    """Return the system's refusal as a sentence about the path."""
+    if os.path.islink(path) and not os.path.exists(path):
+        return CafError(f"The link {path!r} is broken: its target does not exist.", hint="Repair or remove it.")
+    return CafError(f"{path!r} cannot be read: {error.strerror}.")
 
 
 # --- which archives ------------------------------------------------------------------------------------------------
@@ -173,8 +189,18 @@ class _Volume:
         return body_bytes, self.index_bytes + entry_bytes
 
 
+def _fit_surely(files: Sequence[LocalFile], target_bytes: int, limits: Limits) -> bool:
+    """Tell by sums alone whether the files fit into one archive; where it is a close thing, they do not surely."""
+    # An escape is the most that a character takes, six bytes; an end byte has no more digits than the greatest archive's size.
+    key_bytes = 6 * sum(len(file.key) for file in files)
+    entry_bytes = index_entry_size_bytes("", limits.max_bytes, limits.max_bytes) + 1
+    index_bytes = EMPTY_INDEX_SIZE_BYTES + key_bytes + len(files) * entry_bytes
+    size_bytes = sum(file.size_bytes for file in files) + index_bytes + FOOTER_SIZE_BYTES
+    return size_bytes <= target_bytes and not limits.reason_against(len(files), index_bytes, size_bytes)
+
+
 def cut_into_archives(
-    files: Iterable[LocalFile], target_bytes: int, limits: Limits = DEFAULT_LIMITS
+    files: Sequence[LocalFile], target_bytes: int, limits: Limits = DEFAULT_LIMITS
 ) -> list[Sequence[LocalFile]]:
     """Cut files, in their order, into archives of at most `target_bytes`; always at least one.
 
@@ -183,6 +209,8 @@ def cut_into_archives(
     Raises:
         ArchiveLimitReached: a file does not fit any archive.
     """
+    if _fit_surely(files, target_bytes, limits):
+        return [files]
     volumes = [_Volume()]
     for file in files:
         reason = volumes[-1].reason_against(file, target_bytes, limits)
@@ -221,35 +249,111 @@ def _stem(out: Path) -> str:
 
 
 def write_archives(
-    volumes: Sequence[Sequence[LocalFile]], paths: Sequence[Path], advance: Callable[[int], None]
+    volumes: Sequence[Sequence[LocalFile]], paths: Sequence[Path], advance: Callable[[int], None], sums: Path | None = None
 ) -> list[CafWriter]:
     """Write all archives under temporary names, then give all their names; return their writers, which are done.
 
-    `advance` is told bytes of bodies.
+    Args:
+        volumes: the files of each archive.
+        paths: of the archives.
+        advance: is told bytes of bodies.
+        sums: gets SHA-256 of each member, as `sha256sum --check` reads it, where the members are extracted.
 
     Raises:
         CafError: a file cannot be read, or changed since it was found. StagingError: an archive cannot be written.
     """
     writers: list[CafWriter] = []
-    with contextlib.ExitStack() as stack:
-        try:
+    path = sums
+    try:
+        with contextlib.ExitStack() as stack:
+            lines = stack.enter_context(WholeFile(sums)) if sums else None  # which gets its name when the context ends
             for path, files in zip(paths, volumes, strict=True):
                 writer = stack.enter_context(CafWriter(path))
-                for file in files:
-                    writer.add(file.key, file.size_bytes, _read(file, advance))
+                for key, digest in _add_files(writer, files, advance, hashed=lines is not None):
+                    if lines:
+                        lines.file.write(_sum_line(key, digest))
                 writer.seal()
                 writers.append(writer)
             for writer in writers:
                 writer.publish()
-        except OSError as error:
-            raise StagingError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+            path = sums or path
+    except OSError as error:
+        raise StagingError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
     return writers
 
 
-def _read(file: LocalFile, advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield a file's bytes; raise CafError where it is not what was found."""
+def _add_files(
+    writer: CafWriter, files: Iterable[LocalFile], advance: Callable[[int], None], *, hashed: bool
+) -> Iterator[tuple[str, bytes]]:
+    """Add files to an archive; yield the key of each with its SHA-256, or nothing in its place where it is not `hashed`."""
+    with ThreadPoolExecutor(READERS, "reader") as readers, ThreadPoolExecutor(1, "hasher") as hasher:
+        for group, bodies, (count, digests) in _read_ahead(files, readers, hashed=hashed):
+            end_byte = 0
+            for number, file in enumerate(group):
+                if number < count:
+                    start_byte, end_byte = end_byte, end_byte + file.size_bytes
+                    writer.add(file.key, file.size_bytes, (bodies[start_byte:end_byte],))
+                    yield file.key, digests[number] if hashed else b""
+                else:
+                    sha256 = hashlib.sha256() if hashed else None
+                    writer.add(file.key, file.size_bytes, _stream(file, advance, sha256, hasher))
+                    yield file.key, sha256.digest() if sha256 else b""
+            advance(end_byte)
+
+
+def _read_ahead(
+    files: Iterable[LocalFile], readers: Executor, *, hashed: bool
+) -> Iterator[tuple[Sequence[LocalFile], memoryview, tuple[int, list[bytes]]]]:
+    """Yield small files in groups, with their bodies and what `read_files` says of them; each large one alone, and not read.
+
+    The bodies may be used until the next group is asked for.
+    """
+    reading: deque[tuple[Sequence[LocalFile], bytearray, Future[tuple[int, list[bytes]]]]] = deque()
+    unused = [bytearray(PIECE_BYTES + 1) for _ in range(2 * READERS)]  # one at work and one waiting each
+    groups = _groups(files)
+    while True:
+        for group in islice(groups, len(unused)):
+            paths, _, sizes, modified_ns = zip(*group, strict=True)
+            buffer = unused.pop()
+            reading.append((group, buffer, readers.submit(read_files, buffer, paths, sizes, modified_ns, hashed)))
+        if not reading:
+            return
+        group, buffer, read = reading.popleft()
+        yield group, memoryview(buffer), read.result()
+        unused.append(buffer)
+
+
+def _groups(files: Iterable[LocalFile]) -> Iterator[Sequence[LocalFile]]:
+    """Cut files into groups that fit into one piece together, or of one file."""
+    group: list[LocalFile] = []
+    size_bytes = 0
+    for file in files:
+        if group and size_bytes + file.size_bytes > PIECE_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(file)
+        size_bytes += file.size_bytes
+    if group:
+        yield group
+
+
+def _stream(file: LocalFile, advance: Callable[[int], None], sha256: "hashlib._Hash | None", hasher: Executor) -> Iterator[bytes]:
+    """Yield a file's bytes, which are hashed by a thread meanwhile; raise CafError where it is not what was found."""
+    hashing: deque[Future[None]] = deque()
+    for piece in _read(file):
+        if sha256:
+            hashing.append(hasher.submit(sha256.update, piece))
+            if len(hashing) > _PIECES_BEHIND:
+                hashing.popleft().result()
+        yield piece
+        advance(len(piece))
+    for piece_hashed in hashing:
+        piece_hashed.result()
+
+
+def _read(file: LocalFile) -> Iterator[bytes]:
     done = 0
-    with _named(file.path):
+    try:
         # Something else may be there by now: a pipe must not be waited for.
         descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -258,9 +362,19 @@ def _read(file: LocalFile, advance: Callable[[int], None]) -> Iterator[bytes]:
                 if done > file.size_bytes:
                     break
                 yield piece
-                advance(len(piece))
             unchanged = done == file.size_bytes and os.fstat(descriptor).st_mtime_ns == file.modified_ns
         finally:
             os.close(descriptor)
+    except OSError as error:
+        raise _unreadable(file.path, error) from error
     if not unchanged:
         raise CafError(f"{file.path!r} changed while the archive was made.", hint="Run it again when nothing writes there.")
+
+
+# Of coreutils' sha256sum: a line with escapes begins with a backslash.
+_SUM_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+def _sum_line(key: str, digest: bytes) -> bytes:
+    name = key.translate(_SUM_ESCAPES)
+    return b"%b%b  %b\n" % (b"" if name == key else b"\\", digest.hex().encode(), name.encode())

@@ -131,6 +131,69 @@ def test_a_file_that_grows_while_it_is_packed_is_an_error(here):
     assert os.listdir(here) == ["d"]
 
 
+@pytest.mark.parametrize("change", ["a byte more", "a byte less", "a later time", "gone", "a pipe"])
+@pytest.mark.parametrize("size_bytes", [1000, (1 << 20) + 1])
+def test_a_file_that_is_another_by_now_is_an_error_and_leaves_nothing(here, change, size_bytes):
+    path = here / "d" / "Z"
+    path.write_bytes(bytes(size_bytes))
+    files = creating.find_files([here / "d"], here, here / "o.caf", here / "sums")
+    if change == "a later time":
+        os.utime(path, ns=(0, files[0].modified_ns + 1))
+    elif change.startswith("a byte"):
+        found = path.stat()
+        os.truncate(path, size_bytes + (1 if change == "a byte more" else -1))
+        os.utime(path, ns=(found.st_mtime_ns, found.st_mtime_ns))
+    else:
+        path.unlink()
+        if change == "a pipe":
+            os.mkfifo(path)
+    with pytest.raises(creating.CafError, match=r"d/Z.*(changed|cannot be read)"):
+        creating.write_archives([files], [here / "o.caf"], lambda size_bytes: None, here / "sums")
+    assert os.listdir(here) == ["d"]
+
+
+def test_sha256sum_finds_the_sums_of_what_is_extracted_right(here):
+    odd = {"line\nbreak", "back\\slash", "return\r", "\\n", " two  spaces ", "*star"}
+    for number, name in enumerate(sorted(odd)):
+        (here / "d" / name).write_bytes(b"%d" % number)
+    (here / "d" / "large").write_bytes(os.urandom((12 << 20) + 5))
+    assert main(["create", "--sums", "sums", "o.caf", "-C", "d", ".", "--target-size", "5000000"]) == 0
+    for archive in here.glob("o-*.caf"):
+        assert main(["extract", str(archive), "-C", "out"]) == 0
+    check = ["sha256sum", "--check", "--strict", "--quiet", str(here / "sums")]
+    assert subprocess.run(check, cwd=here / "out", capture_output=True, text=True, check=False).stderr == ""
+    assert (here / "sums").read_bytes().count(b"\n") == len(tree(here / "out")) == 5 + len(odd)
+    (here / "out" / "large").write_bytes(b"other")
+    assert subprocess.run(check, cwd=here / "out", capture_output=True, check=False).returncode == 1
+
+
+def test_the_sums_are_no_member_of_the_archive_and_no_archive(here, capsys):
+    for _ in range(2):
+        assert main(["create", "--sums", "d/sums", "o.caf", "d"]) == 0
+    assert keys_of(here / "o.caf") == ["d/Z", "d/a.b", "d/a/x", "d/ü"]
+    assert main(["create", "--sums", "o-00002.caf", "o.caf", "d", "--target-size", "200"]) == 2
+    assert "o-00002.caf" in capsys.readouterr().err
+    assert not (here / "o-00001.caf").exists()
+
+
+@pytest.mark.parametrize("sums", ["missing/sums", "d"])
+def test_where_the_sums_cannot_be_written_no_archive_is(here, capsys, sums):
+    assert main(["create", "--sums", sums, "o.caf", "d"]) in (2, 8)
+    assert sums in capsys.readouterr().err
+    assert os.listdir(here) == ["d"]
+
+
+@pytest.mark.parametrize("proof_type", ["0", "3"])
+def test_create_tells_the_root_that_merkle_tells(here, capsys, proof_type):
+    assert main(["create", "--proof-type", proof_type, "o.caf", "d"]) == 0
+    told = capsys.readouterr().out.split()[-1]
+    assert main(["create", "--json", "--proof-type", proof_type, "o.caf", "d"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert main(["merkle", "--json", "--proof-type", proof_type, "o.caf"]) == 0
+    merkle = json.loads(capsys.readouterr().out)
+    assert (told, line["merkle_root"], line["proof_type"]) == (merkle["merkle_root"], merkle["merkle_root"], merkle["proof_type"])
+
+
 def test_what_does_not_fit_one_archive_becomes_a_series(here, capsys):
     assert main(["create", "--json", "o.caf", "-C", "d", ".", "--target-size", "200"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

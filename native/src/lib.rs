@@ -1,11 +1,15 @@
-//! What Python is too slow for: the Merkle root. `caf_pipeline/caf/merkle_reference.py` is the same in Python.
+//! What Python is too slow for: the Merkle root, and reading small files. `caf_pipeline/caf/merkle_reference.py` and
+//! `caf_pipeline/system/small_files.py` are the same in Python.
 
+mod files;
 mod hex;
 #[cfg(target_arch = "x86_64")]
 mod sha256;
 #[cfg(target_arch = "x86_64")]
 mod sha3_512;
 mod subtree;
+
+use std::path::PathBuf;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -35,7 +39,28 @@ fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, pro
     }
 }
 
+/// Puts the bodies of the first files into a buffer; returns how many files they are, and SHA-256 of each where it is wanted.
+#[pyfunction]
+fn read_files<'py>(
+    py: Python<'py>,
+    buffer: PyBuffer<u8>,
+    paths: Vec<PathBuf>,
+    sizes: Vec<usize>,
+    modified_ns: Vec<i64>,
+    hashed: bool,
+) -> PyResult<(usize, Vec<Bound<'py, PyBytes>>)> {
+    if buffer.readonly() || !buffer.is_c_contiguous() {
+        return Err(PyValueError::new_err("not a buffer that can be filled"));
+    }
+    // SAFETY: the buffer's owner keeps these bytes where they are while `buffer` lives. As with a file's readinto, no other
+    // thread may use them meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    let (count, digests) = py.detach(|| files::read(bytes, &paths, &sizes, &modified_ns, hashed));
+    Ok((count, digests.iter().map(|digest| PyBytes::new(py, digest)).collect()))
+}
+
 #[pymodule]
 fn caf_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(read_files, module)?)?;
     module.add_function(wrap_pyfunction!(subtree_root, module)?)
 }
