@@ -55,6 +55,11 @@ class Workplace:
         return self.settings.source(self.source)
 
     @property
+    def all_versions(self) -> bool:
+        """Whether every version of a key is an object to archive, and not only the current one."""
+        return self.source_settings.versions == "all"
+
+    @property
     def address(self) -> str:
         """Which bucket and prefix this is, without any secret."""
         return address_of(self.source_settings)

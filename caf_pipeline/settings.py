@@ -67,6 +67,7 @@ class SourceSettings(_Section):
         storage_classes: of archived objects; all where none is named.
         max_size: of an archived object, in bytes; 0: no limit.
         min_age: seconds since an archived object was last modified, at least, when the inventory is taken.
+        versions: `all`: each version of a key is an object to archive; `current`: only what a key has now.
         inventory: the folder of S3 Inventory's reports of the bucket, `s3://…/`; the bucket is listed where empty.
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
@@ -90,6 +91,7 @@ class SourceSettings(_Section):
     storage_classes: tuple[StorageClass, ...] = ()
     max_size: Size = Field(default=ByteSize(0), ge=0)
     min_age: Duration = 0
+    versions: Literal["current", "all"] = "current"
     inventory: ReportFolder = ""
     endpoint_url: Endpoint = ""
     region: RegionName = ""

@@ -11,7 +11,7 @@ from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import SkipReason, versions_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,6 +133,7 @@ def status(
     r"""Show each source and each of its chunks as the ledger has them.
 
     Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
+    What that inventory had beside them is shown with its time: objects that a filter left out, older versions, delete markers.
 
     It also shows what live runs wait for, and what ends each wait. Works also while S3 and the store are away. With
     --json a line is {"source": …} or {"chunk": …}.
@@ -211,6 +212,9 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
             "current_objects": content.current_objects if content else None,
             "older_objects": content.older_objects if content else None,
             "gone_objects": content.gone_objects if content else None,
+            "uncounted_objects": content.uncounted_objects if content else None,
+            "left_out": content.left_out if content else None,
+            **(versions_as_json(content.beside, all_versions=content.all_versions) if content else {}),
             "inventory_taken_at": content.taken_at.isoformat() if content else None,
             "located_bytes": account.located_bytes if account else 0,
             "claimed_objects": account.claimed_objects if account else 0,
@@ -296,7 +300,12 @@ def _sentence(name: str, account: "SourceAccount | None") -> str:
     located = f"{account.located_objects:,} located ({size}), of no inventory that was counted yet"
     if content:
         counts = f"{content.current_objects:,} current, {content.older_objects:,} older, {content.gone_objects:,} gone"
+        counts += f", {content.uncounted_objects:,} located since" if content.uncounted_objects else ""
         located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
+        left_out = ", ".join(f"{count:,} by {name}" for name, count in (content.left_out or {}).items())
+        located += f"; left out of it: {left_out}" if left_out else ""
+        beside = content.beside.sentence(all_versions=content.all_versions) if content.beside else ""
+        located += f"; it has {beside}" if beside else ""
     waiting = account.waiting
     waits = f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}" if waiting else ""
     return f"{name}: {located}; {account.claimed_objects:,} claimed{waits}; skipped: {skipped or 'none'}"

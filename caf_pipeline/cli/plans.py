@@ -126,6 +126,7 @@ def _print_preview(preview: "PlanPreview") -> None:
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
     lines = {
         "inventory": f"{counted(snapshot.object_count, 'object')}, {show_size(snapshot.object_bytes)}, {snapshot.name}",
+        "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions) if snapshot.beside else "",
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
         "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
         "compared": f"{preview.to_compare:,} of them were written again; those with the same headers are not archived again"

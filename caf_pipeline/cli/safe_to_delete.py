@@ -13,6 +13,7 @@ from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note,
 from caf_pipeline.errors import CafError, SettingsError
 
 if TYPE_CHECKING:
+    from caf_pipeline.inventory.snapshot import Snapshot
     from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, NotSafe
 
 _SENTENCES: Final = {
@@ -98,7 +99,10 @@ def safe_to_delete(
       caf safe-to-delete demo -o list.csv --report not-yet.parquet
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
-    Exit status: 0 everything that S3 has of the source is safe and listed (or it has nothing); 1 some of it is not safe
+    With versions = "current", the objects are the current versions: older ones are neither archived nor listed. With "all", each
+    version is listed by its own id. Delete markers are no objects, and never listed. How many there are of both is printed.
+
+    Exit status: 0 every object that S3 has of the source is safe and listed (or it has none); 1 some are not safe
     yet, the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, there is no such source, or
     the store proves nothing over time; 5 the source, 6 the database or 7 the store failed, 6 also where a chunk changed
     while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from
@@ -146,6 +150,8 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
         typer.echo(_CAUTION)
     else:
         typer.echo(f"{source}: none of {counted(snapshot.object_count, 'object')} is safe to delete; no list was written")
+    if said := _beside(source, snapshot):
+        typer.echo(said)
     for each in found.not_safe:
         skip = f" ({each.skip})" if each.skip else ""
         typer.echo(f"{counted(each.objects, 'object')} ({show_size(each.size_bytes)}) {_SENTENCES[each.reason]}{skip}:")
@@ -156,6 +162,21 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
         names = ", ".join(printable(key) for key in found.gone_examples)
         more = ", …" if found.gone > len(found.gone_examples) else ""
         typer.echo(f"{counted(found.gone, 'archived key')} gone from S3 already, nothing to delete: {names}{more}")
+
+
+def _beside(source: str, snapshot: "Snapshot") -> str:
+    """Say what S3 has of the source that is no object of the inventory, and so is not on the list; "" without any."""
+    beside, said = snapshot.beside, []
+    if beside and beside.older and not snapshot.all_versions:
+        older = counted(beside.older, "older version")
+        said.append(f"{older}, which {_are(beside.older)} not archived: sources.{source}.versions is 'current'")
+    if beside and beside.markers:
+        said.append(f"{counted(beside.markers, 'delete marker')}, which {_are(beside.markers)} no object")
+    return f"not on the list: {'; '.join(said)}" if said else ""
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _print_examples(each: "NotSafe") -> None:
@@ -179,6 +200,7 @@ def _print_json(source: str, found: "DeletionReport") -> None:
             "list": str(found.manifest) if found.manifest else None,
             "columns": list(found.columns),
             "gone_keys": found.gone,
+            **found.snapshot.versions_as_json(),
             "chunks_read_back": found.read_back[0],
             "bytes_read_back": found.read_back[1],
             "caution": _CAUTION if found.manifest else None,

@@ -25,7 +25,18 @@ from caf_pipeline.dagster_host.workers import Workers, workers_worth
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import chunks_with_work
-from caf_pipeline.defs.metadata import LEFT_OUT, REPORT, REPORT_AGE, SKIPPED, SNAPSHOT, WARNING
+from caf_pipeline.defs.metadata import (
+    DELETE_MARKERS,
+    DELETED_KEYS,
+    LEFT_OUT,
+    OLDER_VERSIONS,
+    REPORT,
+    REPORT_AGE,
+    SKIPPED,
+    SNAPSHOT,
+    VERSIONS,
+    WARNING,
+)
 from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
@@ -39,7 +50,7 @@ from caf_pipeline.errors import (
     one_line,
 )
 from caf_pipeline.inventory.filters import FILTERS
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
@@ -336,7 +347,8 @@ class _Command:
         objects = UnaskedObjects("objects are counted without their source")
         work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
         try:
-            found = planning.account_for(work, planning.open_snapshot(work, snapshot))
+            taken = planning.open_snapshot(work, snapshot)
+            found = planning.account_for(work, taken)
         except NotLocated:
             # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.
             if latest is None or latest.snapshot < snapshot:
@@ -345,7 +357,15 @@ class _Command:
         finally:
             close_store(work.store)
         return Standing(
-            snapshot, found.objects, found.located, found.claimed, found.unaccounted, dict(found.skipped), dict(found.left_out)
+            snapshot,
+            found.objects,
+            found.located,
+            found.claimed,
+            found.unaccounted,
+            dict(found.skipped),
+            dict(found.left_out),
+            taken.all_versions,
+            taken.beside or VersionCounts(),
         )
 
     def _say(self, line: str, style: str | None = None) -> None:
@@ -369,7 +389,10 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
     skipped = {str(reason): number(f"{SKIPPED}{reason}") for reason in SkipReason if f"{SKIPPED}{reason}" in shown}
     left_out = {name: number(f"{LEFT_OUT}{name}") for name in FILTERS if f"{LEFT_OUT}{name}" in shown}
     objects, located, claimed, unaccounted = map(number, ("objects", "located", "claimed", "unaccounted"))
-    return Standing(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out)
+    counted = OLDER_VERSIONS in shown  # an inventory that an earlier version took was not
+    beside = VersionCounts(*map(number, (OLDER_VERSIONS, DELETE_MARKERS, DELETED_KEYS))) if counted else VersionCounts()
+    all_versions = shown.get(VERSIONS) == "all"
+    return Standing(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out, all_versions, beside)
 
 
 def _say(console: Console, line: str, style: str | None = None) -> None:

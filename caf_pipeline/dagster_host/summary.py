@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import SkipReason, VersionCounts, versions_as_json
 from caf_pipeline.ledger.records import WaitingObjects
 from caf_pipeline.system.quantities import counted, show_size
 
@@ -28,6 +28,7 @@ class Standing:
         unaccounted: objects that are neither located, nor claimed by a chunk, nor skipped: no plan has them yet.
         skipped: numbers by reason.
         left_out: numbers by the filter that leaves the objects out.
+        all_versions, beside: of the inventory's snapshot.
     """
 
     snapshot: str
@@ -37,6 +38,8 @@ class Standing:
     unaccounted: int
     skipped: dict[str, int]
     left_out: dict[str, int] = field(default_factory=dict)
+    all_versions: bool = False
+    beside: VersionCounts = field(default_factory=VersionCounts)
 
     @property
     def waiting(self) -> int:
@@ -121,6 +124,7 @@ class Summary:
             "to_be_tried_again": standing.again if standing else None,
             "skipped": standing.skipped if standing else {},
             "left_out": standing.left_out if standing else {},
+            **(versions_as_json(standing.beside, all_versions=standing.all_versions) if standing else {}),
             "waiting": self.waiting and self.waiting.as_json(),
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
@@ -164,6 +168,8 @@ def _where_all_is(summary: Summary) -> str:
         return "not everything is located yet"
     skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
     said = [f"{count:,} left out by {name}" for name, count in standing.left_out.items()]
+    if standing.beside.older and not standing.all_versions:
+        said.append(f"{counted(standing.beside.older, 'older version')} left out by versions")
     skipped = ", ".join(said + [f"{count:,} skipped as {reason}" for reason, count in skips])
     if standing.complete:
         return f"the source is complete but for {skipped}" if skipped else "the source is complete"

@@ -86,7 +86,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 SOURCE_IS_COMPLETE,
                 _source_is_complete,
                 "Every object of the latest whole inventory is located, but for those that the source's filters leave out, whose "
-                "number is shown. A warning until it is: chunks are under way, or objects were skipped, by the reasons shown. "
+                'number is shown, as is that of older versions, which are objects only with `versions = "all"`. A warning until '
+                "it is: chunks are under way, or objects were skipped, by the reasons shown. "
                 "Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
@@ -133,8 +134,10 @@ def _check(
 
 
 def _plan_accounts(work: Workplace, _: str) -> AssetCheckResult:
-    result = planning.account_for(work, planning.snapshot_to_plan(work))
-    return AssetCheckResult(passed=result.holds, metadata=metadata.accounting_metadata(result))
+    snapshot = planning.snapshot_to_plan(work)
+    result = planning.account_for(work, snapshot)
+    shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
+    return AssetCheckResult(passed=result.holds, metadata=shown)
 
 
 def _chunk_accounts(work: Workplace, chunk: str) -> AssetCheckResult:
@@ -179,11 +182,22 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
     result = planning.account_for(work, snapshot)
     left_out = sum(result.left_out.values())
+    older = 0 if snapshot.all_versions or snapshot.beside is None else snapshot.beside.older
+    only_current = work.all_versions and not snapshot.all_versions
+    said = [
+        f"The source's filters leave out {counted(left_out, 'object')}." if left_out else "",
+        f"The source's setting 'versions' leaves out {counted(older, 'older version')}." if older and not only_current else "",
+        "The latest whole inventory has current versions only, and the setting 'versions' is 'all'." if only_current else "",
+    ]
     return AssetCheckResult(
-        passed=result.located + left_out == result.objects,
+        passed=result.located + left_out == result.objects and not only_current,
         severity=AssetCheckSeverity.WARN,
-        description=f"The source's filters leave out {counted(left_out, 'object')}." if left_out else None,
-        metadata={metadata.SNAPSHOT: snapshot.name, **metadata.accounting_metadata(result)},
+        description=" ".join(filter(None, said)) or None,
+        metadata={
+            metadata.SNAPSHOT: snapshot.name,
+            **metadata.versions_beside(snapshot),
+            **metadata.accounting_metadata(result),
+        },
     )
 
 

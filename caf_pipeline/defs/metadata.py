@@ -126,13 +126,33 @@ def snapshot_metadata(snapshot: Snapshot, warning: str = "", taken: TakenReport 
         **({WARNING: warning} if warning else {}),
         SNAPSHOT: snapshot.name,
         "dagster/uri": _uri(snapshot.path),
-        "dagster/row_count": snapshot.object_count,
+        "dagster/row_count": snapshot.row_count,
         "objects": snapshot.object_count,
         **sizes(size_bytes=snapshot.object_bytes),
         "unsupported_keys": snapshot.unsupported_count,
         "whole_source": snapshot.complete,
+        **versions_beside(snapshot),
         **(_report_metadata(taken) if taken else {}),
     }
+
+
+VERSIONS: Final = "versions"
+OLDER_VERSIONS: Final = "older_versions"
+DELETE_MARKERS: Final = "delete_markers"
+DELETED_KEYS: Final = "deleted_keys"
+"""The names of what an inventory has of versions; `caf run` shows them, too."""
+
+
+def versions_beside(snapshot: Snapshot) -> Metadata:
+    """Return which versions are objects of an inventory, and what keys have beside their current ones.
+
+    Older versions are objects of an inventory of all versions, and are left out of one of the current ones.
+    """
+    shown: Metadata = {VERSIONS: "all" if snapshot.all_versions else "current"}
+    if snapshot.beside:
+        beside = snapshot.beside
+        shown |= {OLDER_VERSIONS: beside.older, DELETE_MARKERS: beside.markers, DELETED_KEYS: beside.deleted_keys}
+    return shown
 
 
 def _report_metadata(taken: TakenReport) -> Metadata:
@@ -143,8 +163,6 @@ def _report_metadata(taken: TakenReport) -> Metadata:
         REPORT_AGE: str(timedelta(seconds=int(taken.age.total_seconds()))),
         "inventory_report_files": report.file_count,
         **sizes(inventory_report_size_bytes=report.size_bytes),
-        "older_versions": counts.older_versions,
-        "delete_markers": counts.delete_markers,
         "outside_prefix": counts.outside_prefix,
         "multipart_objects": counts.multipart,
         "storage_classes": table({"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()),
@@ -227,12 +245,13 @@ def _last_plan(estimate: PlanEstimate, previous: PlanRow) -> Metadata:
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
-    """Return how many objects of a snapshot are located, claimed or skipped."""
+    """Return how many objects of a snapshot are located, claimed or skipped, and how many located ones are current."""
     return {
         "objects": account.objects,
         "located": account.located,
         "claimed": account.claimed,
         "unaccounted": account.unaccounted,
+        "current": account.current,
         "older": account.older,
         "gone": account.gone,
         "in_two_places": account.in_two_places,

@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
 from caf_pipeline.inventory.snapshot import (
     EXCEPTION_SCHEMA,
@@ -27,6 +28,8 @@ from caf_pipeline.inventory.snapshot import (
     bounded,
     inventory_query,
     key_windows,
+    show_objects,
+    show_snapshot,
 )
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
 
@@ -74,7 +77,7 @@ _REWRITTEN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("bytes", pa.string(),
 
 _IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_version, listed.object_version) AS object_version)
     FROM listed LEFT JOIN rewritten ON rewritten.key = listed.key AND rewritten.bytes = listed.object_version
-        AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL
+        AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL AND NOT listed.is_delete_marker
     ORDER BY listed.key, listed.last_modified, object_version"""
 
 
@@ -133,15 +136,19 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
     return Identified(out, to_compare, waiting.row_count)
 
 
-# A key that is not listed is gone: ''. Where LastModified cannot order what is known of a key (two of the same time, or one
-# that an earlier version did not keep), nothing but a statement tells what is current.
+# A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
+# of a key (two of the same time, or one that an earlier version did not keep), nothing but a statement tells what is current. It
+# does not order versions by itself: an upload in parts has the time at which it began. So every version that this inventory may
+# have archived counts as known; one that a filter leaves out does not, and what is located is not current beside it.
 _EXCEPTIONS: Final = """WITH listed AS (
-        SELECT key, arg_max(object_version, last_modified) AS object_version, max(last_modified) AS last_modified
+        SELECT key, arg_max(object_version, last_modified) FILTER (is_latest) AS object_version,
+            max(last_modified) FILTER (is_latest) AS last_modified
         FROM snapshot GROUP BY key
     ), known AS (
         SELECT key, object_version, last_modified FROM standing WHERE standing <> 'skipped'
-        UNION SELECT listed.* FROM listed WHERE NOT EXISTS (SELECT 1 FROM standing WHERE standing.key = listed.key
-            AND standing.object_version = listed.object_version AND standing <> 'skipped')
+        UNION SELECT key, object_version, last_modified FROM snapshot WHERE {left_out} IS NULL
+            AND NOT EXISTS (SELECT 1 FROM standing WHERE standing.key = snapshot.key
+            AND standing.object_version = snapshot.object_version AND standing <> 'skipped')
     ), latest AS (
         SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version,
             bool_or(last_modified IS NULL) AS unordered FROM known GROUP BY key
@@ -153,16 +160,22 @@ _EXCEPTIONS: Final = """WITH listed AS (
     ), judged AS (
         SELECT latest.key, latest.last_modified AS latest_modified, said_at, listed.last_modified,
             coalesce(listed.object_version, '') AS object_version,
+            listed.key IS NOT NULL AND listed.object_version IS NULL AS without_latest,
             CASE WHEN said_at >= latest.last_modified THEN said.object_version
                 WHEN NOT unordered AND ties.key IS NULL THEN latest.object_version END AS believed
         FROM latest LEFT JOIN listed USING (key) LEFT JOIN said USING (key) LEFT JOIN ties USING (key)
     )
     SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,
         nullif(object_version, '') AS object_version, NULL AS last_modified
-    FROM judged WHERE object_version IS DISTINCT FROM believed {unless} ORDER BY key"""
+    FROM judged WHERE object_version IS DISTINCT FROM believed
+        AND (NOT without_latest OR key IN (SELECT key FROM marker WHERE is_latest))
+        {unless} ORDER BY key"""
 
-# A report may lack what was written or found out shortly before its time, and was not there to see what came later.
-_SETTLED: Final = "AND latest_modified < TIMESTAMPTZ '{silent_from}' AND coalesce(said_at < TIMESTAMPTZ '{silent_from}', true)"
+# A report may lack what was written or found out shortly before its time, and was not there to see what came later. What it
+# lists it has seen.
+_SETTLED: Final = """AND key NOT IN (SELECT key FROM standing ANTI JOIN snapshot USING (key, object_version)
+            WHERE standing <> 'skipped' AND standing.last_modified >= TIMESTAMPTZ '{silent_from}')
+        AND coalesce(said_at < TIMESTAMPTZ '{silent_from}', true)"""
 
 
 def find_exceptions(
@@ -173,6 +186,7 @@ def find_exceptions(
     out: Path,
     *,
     superseded: Sequence[KeyRange] = (),
+    filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> int:
     """Write the exceptions that this inventory is to add (EXCEPTION_SCHEMA); return how many there are.
@@ -187,6 +201,7 @@ def find_exceptions(
         exceptions: of EXCEPTION_SCHEMA, those that are known.
         out: replaced where it exists.
         superseded: ranges of keys that later inventories cover: of these keys this one tells nothing.
+        filters: what leaves objects out of this inventory's plan.
         budget: bounds the memory.
 
     Raises:
@@ -197,6 +212,7 @@ def find_exceptions(
     silent_from = snapshot.silent_from
     unless = _SETTLED.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
     statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat()).replace("{unless}", unless)
+    statement = statement.replace("{left_out}", filters.sql)
     with _query(identified, standing, exceptions, out, budget) as query:
 
         def found() -> Iterator[pa.RecordBatch]:
@@ -219,16 +235,16 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget) -> Iterator[Query]:
     """Open a query over the files, as `whole_snapshot`, `whole_standing` and `whole_exception`; it is for `out`."""
     with translate_errors(out), inventory_query(out, budget) as query:
-        query.table("whole_snapshot", snapshot)
+        show_snapshot(query, "whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.table("whole_exception", exceptions)
         yield query
 
 
 def _show(query: Query, window: KeyWindow, *, supported: str) -> None:
-    """Let `snapshot`, `standing` and `exception` stand for the keys of a window that can be archived."""
+    """Let `snapshot`, `marker`, `standing` and `exception` stand for the keys of a window that can be archived."""
     within = f"{bounded(window)} {supported}"
-    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within}")
+    show_objects(query, within)
     query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
     query.view("exception", f"SELECT * FROM whole_exception WHERE {within}")
 
@@ -238,5 +254,10 @@ def _has_located(query: Query) -> bool:
 
 
 def _has_known(query: Query) -> bool:
-    asked = "SELECT EXISTS (SELECT 1 FROM whole_standing WHERE standing <> 'skipped') OR EXISTS (SELECT 1 FROM whole_exception)"
+    facts = (
+        "whole_standing WHERE standing <> 'skipped'",
+        "whole_exception",
+        "whole_snapshot WHERE NOT is_latest AND NOT is_delete_marker",
+    )
+    asked = f"SELECT {' OR '.join(f'EXISTS (SELECT 1 FROM {fact})' for fact in facts)}"
     return bool(query.rows(asked)[0][0])

@@ -1,9 +1,12 @@
 """What names an object: the record that a listing gives, its identity, which keys can be archived, and why one was not."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
+
+from caf_pipeline.system.quantities import counted
 
 MAX_KEY_BYTES: Final = 1024
 """S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
@@ -60,6 +63,8 @@ class S3Object:
         checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
             type; "" where it names no checksum.
         rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
+        is_latest: whether it is what the key has now; an older version otherwise.
+        is_delete_marker: it is no object, and says that the key was deleted then: no ETag, no bytes.
     """
 
     key: bytes
@@ -70,12 +75,55 @@ class S3Object:
     storage_class: str = "STANDARD"
     checksum: str = ""
     rewritten: bool = False
+    is_latest: bool = True
+    is_delete_marker: bool = False
 
     @property
     def object_version(self) -> str:
         """What, beside source and key, makes up the object's identity."""
         version = object_version(self.version_id, self.etag, self.size_bytes)
         return rewritten_version(version, self.last_modified) if self.rewritten else version
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCounts:
+    """What keys have beside their current versions.
+
+    Attributes:
+        older: versions that are not their key's latest, without delete markers.
+        markers: delete markers, the latest of their key or not.
+        deleted_keys: keys whose latest version is a delete marker.
+    """
+
+    older: int = 0
+    markers: int = 0
+    deleted_keys: int = 0
+
+    def __add__(self, other: "VersionCounts") -> "VersionCounts":
+        return VersionCounts(self.older + other.older, self.markers + other.markers, self.deleted_keys + other.deleted_keys)
+
+    def sentence(self, *, all_versions: bool) -> str:
+        """Say what there is beside current objects, "" without any; `all_versions`: older versions are objects, too."""
+        said = [
+            f"{counted(self.older, 'older version')} {'among the objects' if all_versions else 'left out'}" if self.older else "",
+            counted(self.markers, "delete marker") if self.markers else "",
+            f"{counted(self.deleted_keys, 'key')} deleted" if self.deleted_keys else "",
+        ]
+        return ", ".join(filter(None, said))
+
+    @classmethod
+    def of(cls, listed: Iterable[S3Object]) -> "VersionCounts":
+        """Count what of a listing is no current object."""
+        rest = [obj for obj in listed if obj.is_delete_marker or not obj.is_latest]
+        markers = [obj for obj in rest if obj.is_delete_marker]
+        return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
+
+
+def versions_as_json(beside: VersionCounts | None, *, all_versions: bool) -> dict[str, str | int | None]:
+    """Return which versions are objects of an inventory, and what else there was, as a program reads it; None: not counted."""
+    counts = (None, None, None) if beside is None else (beside.older, beside.markers, beside.deleted_keys)
+    names = ("older_versions", "delete_markers", "deleted_keys")
+    return {"versions": "all" if all_versions else "current", **dict(zip(names, counts, strict=True))}
 
 
 def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:

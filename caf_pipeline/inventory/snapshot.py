@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +26,18 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
-from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, is_supported, object_version
+from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, VersionCounts, is_supported, object_version, versions_as_json
 from caf_pipeline.system.ahead import one_ahead
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
+from caf_pipeline.system.parquet import (
+    DEFAULT_BUDGET,
+    ROWS_PER_GROUP,
+    Query,
+    QueryBudget,
+    WholeParquet,
+    sum_of,
+    translate_errors,
+    write_whole,
+)
 
 
 def object_versions(batch: pa.RecordBatch) -> pa.Array:
@@ -47,9 +56,15 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
         pa.field("storage_class", pa.string(), nullable=False),
         pa.field("checksum", pa.string(), nullable=False),
         pa.field("object_version", pa.string(), nullable=False),
+        pa.field("is_latest", pa.bool_(), nullable=False),
+        pa.field("is_delete_marker", pa.bool_(), nullable=False),
     ]
 )
 """A snapshot: sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
+
+_EARLIER_SCHEMA: Final = pa.schema(list(SNAPSHOT_SCHEMA)[:-2])
+"""Of the snapshots of earlier versions, which have current objects only."""
+
 
 STANDING_SCHEMA: Final = pa.schema(
     [
@@ -100,6 +115,11 @@ SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
 SORTED_BY_MEMORY: Final = 2
 """Bytes of rows for one of memory. DuckDB 2.0 sorted 4 times its memory of 256 MiB, and not 20 times; less of less memory."""
 
+MOST_HELD: Final = ROWS_PER_GROUP
+"""Versions of one key that are put in order in memory; a listing with a key of more is sorted on disk."""
+
+_ORDER: Final = ("key", "last_modified", "object_version")
+
 ROW_BYTES: Final = 200  # of a row but its key, as DuckDB has it: two identities of 32 to 48 characters, and the rest
 SAMPLED_FOR_A_WINDOW: Final = 1000  # keys by which windows are cut: they differ in size by some per cent
 
@@ -117,7 +137,10 @@ class Snapshot:
         taken_at: the same by S3's clock; by this machine's where an earlier version took it.
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
+        object_count: delete markers are no objects.
         unsupported_count: of the objects, those whose key cannot be archived.
+        all_versions: whether it has every version and delete marker; where not, the current versions only.
+        beside: what keys had beside their current versions, in the file or left out of it; None where an earlier version took it.
         run: who took it, as the ledger names holders; "" where an earlier version took it.
         report: the address of the inventory report that it is of; "" where it is of a listing.
     """
@@ -133,6 +156,17 @@ class Snapshot:
     taken_at: datetime
     run: str = ""
     report: str = ""
+    all_versions: bool = False
+    beside: VersionCounts | None = None
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the file has."""
+        return self.object_count + (self.beside.markers if self.all_versions and self.beside else 0)
+
+    def versions_as_json(self) -> dict[str, str | int | None]:
+        """Return which versions its objects are, and what keys had beside the current ones, as a program reads it."""
+        return versions_as_json(self.beside, all_versions=self.all_versions)
 
     @property
     def silent_from(self) -> datetime | None:
@@ -154,7 +188,7 @@ class SnapshotWriter:
     """Takes the pages of a listing, or the files of a report, and makes a snapshot, which has its name only when it is finished.
 
     As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; files, and a listing
-    whose keys do not ascend, are sorted on disk at the end, within the budget.
+    whose keys do not ascend, are sorted on disk at the end, within the budget. The versions of a key may come in any order.
     """
 
     def __init__(
@@ -168,15 +202,19 @@ class SnapshotWriter:
         until: bytes | None = None,
         run: str = "",
         report: str = "",
+        all_versions: bool = False,
         budget: QueryBudget = SORT_BUDGET,
     ) -> None:
+        taken_at = taken_at or listed_at
         self._path = path
-        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at or listed_at, run, report)
+        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions)
         self._budget = budget
         self._last = b""
         self._ascending = True
-        self._object_bytes = 0
-        self._unsupported_count = 0
+        self._held: pa.RecordBatch | None = None  # the rows of the last key, which may have further versions
+        self._object_count = self._object_bytes = self._unsupported_count = 0
+        self._beside = VersionCounts()
+        self._left_out = VersionCounts()
         self._files: Sequence[Path] = ()
         with translate_errors(path):
             self._file = WholeParquet(path, SNAPSHOT_SCHEMA)
@@ -197,18 +235,23 @@ class SnapshotWriter:
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Take rows of SNAPSHOT_SCHEMA, as `add` takes objects."""
-        for key in batch["key"].to_pylist():
-            # A key that is not greater than the one before may be the same object again: the sort finds out.
-            self._ascending = self._ascending and key > self._last
-            self._last = key
-            self._unsupported_count += not is_supported(key)
-        self._object_bytes += sum_of(batch, "size_bytes")
+        keys = batch["key"].to_pylist()
+        self._ascending = self._ascending and all(one <= two for one, two in pairwise([self._last, *keys]))
+        self._last = keys[-1] if keys else self._last
+        rows = batch if self._held is None else pa.concat_batches([self._held, batch])
+        begin = pc.index(rows["key"], rows["key"][-1]).as_py() if self._ascending and rows.num_rows else rows.num_rows
+        self._ascending = self._ascending and rows.num_rows - begin <= MOST_HELD
+        self._held = rows.slice(begin) if self._ascending else None
         with translate_errors(self._path):
-            self._file.write(batch)
+            self._write_ordered(rows.slice(0, begin) if self._ascending else rows)
 
     def add_files(self, files: Sequence[Path]) -> None:
         """Take Parquet files of SNAPSHOT_SCHEMA instead of pages, in any order; `finish` reads them."""
         self._files = files
+
+    def leave_out(self, counts: VersionCounts) -> None:
+        """Count what was listed and is not to be in the snapshot."""
+        self._left_out += counts
 
     def finish(self) -> Snapshot:
         """Sort where that is needed, keep each (key, object version) once, and publish.
@@ -217,19 +260,37 @@ class SnapshotWriter:
             StagingError: it cannot be written; there is no snapshot then.
         """
         with translate_errors(self._path):
+            if self._held is not None:
+                self._write_ordered(self._held)
             if self._files:
                 self._sort(self._files)
             elif not self._ascending:
                 self._sort_listed()
             snapshot = replace(
                 self._begun,
-                object_count=self._file.row_count,
+                object_count=self._object_count,
                 object_bytes=self._object_bytes,
                 unsupported_count=self._unsupported_count,
+                beside=self._beside + self._left_out,
             )
             self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
             self._file.publish()
         return snapshot
+
+    def _write_ordered(self, rows: pa.RecordBatch) -> None:
+        """Write rows whose keys ascend, the versions of each in the order of a snapshot."""
+        if _repeats_keys(rows):
+            rows = _without_repeated(rows.sort_by([(name, "ascending") for name in _ORDER]))
+        keys = pa.chunked_array([rows["key"].filter(pc.invert(rows["is_delete_marker"]))])
+        self._write(rows, unsupported=pc.sum(pc.invert(_supported(keys))).as_py() if len(keys) else 0)
+
+    def _write(self, rows: pa.RecordBatch, *, unsupported: int) -> None:
+        beside = versions_beside(rows["is_latest"], rows["is_delete_marker"])
+        self._object_count += rows.num_rows - beside.markers
+        self._object_bytes += sum_of(rows, "size_bytes")
+        self._unsupported_count += unsupported
+        self._beside += beside
+        self._file.write(rows)
 
     def _sort_listed(self) -> None:
         listed = self._path.with_name(f".{self._path.name}.listed")
@@ -246,11 +307,11 @@ class SnapshotWriter:
         with inventory_query(self._path, self._budget) as query:
             query.table("listed", *files)
             self._file = WholeParquet(self._path, SNAPSHOT_SCHEMA)
-            self._object_bytes = self._unsupported_count = 0
+            self._object_count = self._object_bytes = self._unsupported_count = 0
+            self._beside = VersionCounts()
             for batch in _each_once(sorted_by_key(query, self._budget)):
-                self._unsupported_count += batch.num_rows - sum_of(batch, "supported")
-                self._file.write(batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA))
-                self._object_bytes += sum_of(batch, "size_bytes")
+                unsupported = pc.and_not(pc.invert(batch["supported"]), batch["is_delete_marker"])
+                self._write(batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA), unsupported=pc.sum(unsupported).as_py() or 0)
 
 
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
@@ -290,12 +351,22 @@ def _each_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _without_repeated(rows: pa.RecordBatch) -> pa.RecordBatch:
-    keys = rows["key"]
-    if not pc.any(pc.equal(keys.slice(1), keys.slice(0, max(0, len(keys) - 1)))).as_py():
+    if not _repeats_keys(rows):
         return rows
-    identities = list(zip(keys.to_pylist(), rows["object_version"].to_pylist(), strict=True))
-    last = {identity: at for at, identity in enumerate(identities)}
-    return rows.take(pa.array(sorted(last.values())))
+    numbered = pa.table({"key": rows["key"], "version": rows["object_version"], "row": np.arange(rows.num_rows)})
+    last = numbered.group_by(["key", "version"]).aggregate([("row", "max")])["row_max"]
+    return rows if len(last) == rows.num_rows else rows.take(last.combine_chunks().sort())
+
+
+def _repeats_keys(rows: pa.RecordBatch) -> bool:
+    keys = rows["key"]
+    return bool(pc.any(pc.equal(keys.slice(1), keys.slice(0, max(0, len(keys) - 1)))).as_py())
+
+
+def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
+    """Return what there is beside current objects, by the flags of its rows."""
+    older = pc.and_not(pc.invert(latest), markers)
+    return VersionCounts(*(int(pc.sum(flags).as_py() or 0) for flags in (older, markers, pc.and_(latest, markers))))
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
@@ -309,6 +380,13 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
             " AND coalesce(NOT contains(TRY(decode(key)), chr(0)), false)",
         ),
     )
+
+
+def show_snapshot(query: Query, name: str, path: Path) -> None:
+    """Give the rows of a snapshot, which an earlier version may have taken, a name."""
+    query.table(f"{name}_rows", path)
+    old = "is_latest" not in pq.read_schema(path).names
+    query.view(name, f"SELECT *{', true AS is_latest, false AS is_delete_marker' if old else ''} FROM {name}_rows")
 
 
 def snapshot_batch(page: Sequence[S3Object]) -> pa.RecordBatch:
@@ -332,6 +410,8 @@ def _described(snapshot: Snapshot) -> str:
             "unsupported_count": snapshot.unsupported_count,
             "run": snapshot.run,
             "report": snapshot.report,
+            "all_versions": snapshot.all_versions,
+            "beside": snapshot.beside and asdict(snapshot.beside),
         },
         sort_keys=True,
     )
@@ -352,10 +432,10 @@ def read_snapshot(path: Path) -> Snapshot:
         snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=_AGAIN) from error
-    if not schema.remove_metadata().equals(SNAPSHOT_SCHEMA):
+    if schema.remove_metadata() not in (SNAPSHOT_SCHEMA, _EARLIER_SCHEMA):
         raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=_AGAIN)
-    if metadata.num_rows != snapshot.object_count:
-        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.object_count}", hint=_AGAIN)
+    if metadata.num_rows != snapshot.row_count:
+        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}", hint=_AGAIN)
     return snapshot
 
 
@@ -385,16 +465,22 @@ def require_whole(path: Path) -> None:
         IntegrityError: there is no such file, or it is damaged.
     """
     said = read_snapshot(path)
-    object_count = object_bytes = 0
+    row_count = object_bytes = 0
+    beside = VersionCounts()
     with _opened(path) as file:
         for batch in file.iter_batches():
-            object_count += batch.num_rows
+            row_count += batch.num_rows
             object_bytes += sum_of(batch, "size_bytes")
-    if (object_count, object_bytes) != (said.object_count, said.object_bytes):
+            if said.all_versions:
+                beside += versions_beside(batch["is_latest"], batch["is_delete_marker"])
+    if (row_count - beside.markers, object_bytes) != (said.object_count, said.object_bytes):
         raise IntegrityError(
-            f"{path} declares {said.object_count} objects of {said.object_bytes} bytes, and has {object_count} of {object_bytes}",
+            f"{path} declares {said.object_count} objects of {said.object_bytes} bytes, and has"
+            f" {row_count - beside.markers} of {object_bytes}",
             hint=_AGAIN,
         )
+    if said.all_versions and beside != said.beside:
+        raise IntegrityError(f"{path} declares {said.beside}, and has {beside}", hint=_AGAIN)
 
 
 @contextlib.contextmanager
@@ -423,6 +509,8 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
         run=str(described.get("run", "")),
         report=str(described.get("report", "")),
+        all_versions=bool(described.get("all_versions", False)),
+        beside=VersionCounts(**described["beside"]) if described.get("beside") else None,
     )
 
 
@@ -513,15 +601,27 @@ def _not_left_out(query: Query, rows: pa.Table, filters: ObjectFilter, left_out:
 
 
 def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
-    """Yield the rows of a snapshot, in its order, WINDOW_ROWS at once and at most a row group more."""
+    """Yield the objects of a snapshot, in its order, WINDOW_ROWS at once and at most a row group more."""
     with _opened(snapshot) as file:
         groups: list[int] = []
         for group in range(file.num_row_groups):
             groups.append(group)
             rows = sum(file.metadata.row_group(one).num_rows for one in groups)
             if rows and (rows >= WINDOW_ROWS or group == file.num_row_groups - 1):
-                yield file.read_row_groups(groups)
+                objects = _objects_of(file.read_row_groups(groups))
                 groups = []
+                if len(objects):
+                    yield objects
+
+
+def _objects_of(rows: pa.Table) -> pa.Table:
+    """Return rows of a snapshot, which an earlier version may have taken, without delete markers."""
+    if "is_latest" not in rows.column_names:
+        for name, value in (("is_latest", True), ("is_delete_marker", False)):
+            rows = rows.append_column(SNAPSHOT_SCHEMA.field(name), pa.repeat(value, len(rows)))
+    elif pc.any(rows["is_delete_marker"]).as_py():
+        rows = rows.filter(pc.invert(rows["is_delete_marker"]))
+    return rows
 
 
 def _supported(keys: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -580,16 +680,22 @@ def bounded(window: KeyWindow) -> str:
 
 
 def _show_window(query: Query, window: KeyWindow) -> None:
-    """Let `snapshot`, `standing` and `plan` stand for the supported keys of a window."""
+    """Let `snapshot`, `marker`, `standing` and `plan` stand for the supported keys of a window."""
     within = bounded(window)
-    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE {within} AND is_supported(key)")
+    show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
     query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
 
 
+def show_objects(query: Query, within: str) -> None:
+    """Let `snapshot` stand for the objects of `whole_snapshot` that meet a condition, `marker` for the delete markers."""
+    query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
+    query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
+
+
 def _show_unsupported(query: Query) -> None:
     """Let `snapshot` and `standing` stand for the unsupported keys: few, and in another order where they are encoded."""
-    query.view("snapshot", "SELECT * FROM whole_snapshot WHERE NOT is_supported(key)")
+    show_objects(query, "NOT is_supported(key)")
     query.view("standing", "SELECT * FROM whole_standing WHERE reason = 'unsupported_key'")
 
 
@@ -611,8 +717,10 @@ class Accounting:
         planned_twice: objects that the plan names more than once.
         planned_unlisted: objects of the plan that the snapshot does not have.
         examples: some unaccounted keys, percent-encoded where they are not supported.
-        older: located objects that a whole snapshot has another content of the key instead of.
-        gone: located objects whose key a whole snapshot does not have. Neither counts those that it is silent about.
+        current: of the located objects of the snapshot, those that are what their key has now.
+        older: located objects that are not, and whose key has another content now.
+        gone: located objects whose key has none: a whole snapshot does not list it, or lists a delete marker as its latest.
+            Neither counts those that it is silent about.
     """
 
     objects: int
@@ -624,6 +732,7 @@ class Accounting:
     planned_twice: int
     planned_unlisted: int
     examples: Sequence[str]
+    current: int = 0
     older: int = 0
     gone: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -637,25 +746,31 @@ class Accounting:
 # One pass and one aggregate over everything that is said of an object; joins took more than twice as long.
 _PLACES: Final = f"""WITH facts AS (
         SELECT CASE WHEN is_supported(key) THEN key ELSE encode(percent_encode(key)) END AS key, object_version,
-            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold, {{left_out}} AS left_out
+            NOT is_supported(key) AS encoded, 'listed' AS fact, NULL AS reason, false AS untold, {{left_out}} AS left_out,
+            is_latest
         FROM snapshot
         UNION ALL
-        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason, untold, NULL FROM standing
+        SELECT key, object_version, reason IS NOT DISTINCT FROM 'unsupported_key', standing, reason, untold, NULL, false
+        FROM standing
         UNION ALL
-        SELECT key, object_version, false, 'planned', NULL, false, NULL FROM plan
+        SELECT key, object_version, false, 'planned', NULL, false, NULL, false FROM plan
     ), places AS (
         SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
             bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
-            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold, max(left_out) AS left_out
+            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold, max(left_out) AS left_out,
+            bool_or(is_latest) AS is_latest
         FROM facts GROUP BY key, object_version, encoded
     )
-    SELECT listed > 0, located AND (listed > 0 OR NOT untold), claimed, reason, left_out, sum(listed),
+    SELECT listed > 0, located AND (listed > 0 OR NOT untold), is_latest, claimed, reason, left_out, sum(listed),
         count(*) FILTER (planned > 0), count(*) FILTER (planned > 1),
         min(key, {EXAMPLES}) FILTER (listed > 0 AND NOT located AND NOT claimed AND reason IS NULL AND left_out IS NULL), count(*)
     FROM places GROUP BY ALL"""
 
-_GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing
-    WHERE standing = 'located' AND NOT untold AND key NOT IN (SELECT key FROM snapshot)"""
+# A key that has versions, and none of which is said to be its latest, is not gone: what it has now is not known.
+_GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing WHERE standing = 'located'
+    AND (NOT untold OR (key, object_version) IN (SELECT (key, object_version) FROM snapshot))
+    AND (key NOT IN (SELECT key FROM snapshot)
+        OR key IN (SELECT key FROM marker WHERE is_latest) AND key NOT IN (SELECT key FROM snapshot WHERE is_latest))"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
@@ -683,7 +798,7 @@ def account_for(
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
-        query.table("whole_snapshot", snapshot)
+        show_snapshot(query, "whole_snapshot", snapshot)
         query.table("standing_rows", standing)
         untold = f"coalesce(last_modified >= TIMESTAMPTZ '{silent_from.isoformat()}', false)" if silent_from else "false"
         query.view("whole_standing", f"SELECT *, {untold} AS untold FROM standing_rows")
@@ -697,7 +812,7 @@ def account_for(
         for window in key_windows(snapshot):
             _show_window(query, window)
             found = query.rows(places)
-            if any(located and not listed for listed, located, *_ in found):
+            if any(located and not (listed and is_latest) for listed, located, is_latest, *_ in found):
                 gone += query.rows(_GONE)[0][0]
             rows += found
         _show_unsupported(query)
@@ -707,14 +822,15 @@ def account_for(
 
 
 def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
-    numbers = dict.fromkeys(("objects", "located", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
+    numbers = dict.fromkeys(("objects", "located", "current", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
     planned_unlisted = beside = 0
     skipped: dict[str, int] = {}
     left_out: dict[str, int] = {}
     examples: list[str] = []
-    for listed, located, claimed, reason, left_out_by, objects, planned, planned_twice, nowhere, places in rows:
+    for listed, located, is_latest, claimed, reason, left_out_by, objects, planned, planned_twice, nowhere, places in rows:
+        beside += places if located and not (listed and is_latest) else 0
+        numbers["current"] += places if located and listed and is_latest else 0
         if not listed:
-            beside += places if located else 0
             planned_unlisted += planned
             continue
         numbers["objects"] += objects

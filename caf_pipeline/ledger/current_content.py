@@ -3,13 +3,14 @@
 Source: "Which objects are to be archived" in docs/design.md.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
 from sqlalchemy import Connection, text
 
-from caf_pipeline.inventory.objects import CurrentException, S3Object, rewritten_version
+from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
@@ -20,8 +21,9 @@ _EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_ve
 
 _NEW_INVENTORY = text(
     """
-    INSERT INTO inventories (source_id, name, taken_at, after_key, until_key)
-    VALUES (:source_id, :name, :taken_at, :after, :until) ON CONFLICT (source_id, name) DO NOTHING
+    INSERT INTO inventories (source_id, name, taken_at, after_key, until_key, all_versions, beside)
+    VALUES (:source_id, :name, :taken_at, :after, :until, :all_versions, CAST(:beside AS jsonb))
+    ON CONFLICT (source_id, name) DO NOTHING
     """
 )
 _LATER = text(
@@ -40,14 +42,16 @@ _TAKE_EXCEPTIONS = text(
 )
 _COUNT = text(
     """
-    UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone, counted_at = now()
+    UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone,
+        left_out = CAST(:left_out AS jsonb), counted_at = now()
     WHERE source_id = :source_id AND name = :name
     """
 )
-# What was located since of the inventory's own plans is current: its objects are those that the inventory lists.
+# What was located since of the inventory's own plans is current where it lists current objects only.
 _CONTENT = text(
     """
-    SELECT name, taken_at, counted_at, older_objects AS older, gone_objects AS gone, current_objects AS current,
+    SELECT name, taken_at, counted_at, all_versions, beside, left_out,
+        older_objects AS older, gone_objects AS gone, current_objects AS current,
         (SELECT coalesce(sum(member_count), 0) FROM caf_files JOIN plans USING (plan_id)
             WHERE caf_files.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at
             AND state = ANY(:good)) AS located_since
@@ -67,8 +71,9 @@ _VERSIONS = text(
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
 _SETTLED = text(
     """
-    WITH asked (key, version, with_time, modified, has_version_id) AS (SELECT * FROM unnest(CAST(:keys AS text[]),
-        CAST(:versions AS text[]), CAST(:with_times AS text[]), CAST(:times AS timestamptz[]), CAST(:have_ids AS boolean[])))
+    WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(:keys AS text[]),
+        CAST(:versions AS text[]), CAST(:with_times AS text[]), CAST(:times AS timestamptz[]), CAST(:have_ids AS boolean[]),
+        CAST(:are_latest AS boolean[])))
     SELECT key, version FROM asked
     LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = :source_id AND file_path = key
         AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
@@ -85,8 +90,8 @@ _SETTLED = text(
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
             OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity
         WHERE known.source_id = :source_id AND known.file_path = key AND part = 0 AND state = ANY(:good)) AS located ON true
-    WHERE claimed.yes OR skipped.yes OR CASE WHEN said.stated_at >= latest THEN said.object_version = located.object_version
-        ELSE located.last_modified = latest END
+    WHERE claimed.yes OR skipped.yes OR CASE WHEN NOT is_latest THEN located.object_version IS NOT NULL
+        WHEN said.stated_at >= latest THEN said.object_version = located.object_version ELSE located.last_modified = latest END
     """
 )
 
@@ -97,13 +102,15 @@ class CurrentContent(LedgerPart):
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
         """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
-            rows = connection.execute(_LATER, {**asdict(inventory), "source_id": source_id}).all()
+            values = {"source_id": source_id, "name": inventory.name, "taken_at": inventory.taken_at}
+            rows = connection.execute(_LATER, values).all()
         return [(row.after_key, row.until_key) for row in rows]
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
         """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
         with self._of_source(inventory.source) as (connection, source_id):
-            connection.execute(_NEW_INVENTORY, {**asdict(inventory), "source_id": source_id})
+            beside = json.dumps(asdict(inventory.beside)) if inventory.beside else None
+            connection.execute(_NEW_INVENTORY, {**asdict(inventory), "beside": beside, "source_id": source_id})
             _record_exceptions(connection, source_id, inventory, exceptions)
 
     def record_exceptions(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
@@ -111,11 +118,16 @@ class CurrentContent(LedgerPart):
         with self._of_source(inventory.source) as (connection, source_id):
             _record_exceptions(connection, source_id, inventory, exceptions)
 
-    def record_content(self, inventory: InventoryRecord, *, current: int, older: int, gone: int) -> None:
-        """Write how many located objects were current, older and gone as of an inventory that is planned."""
+    def record_content(
+        self, inventory: InventoryRecord, *, current: int, older: int, gone: int, left_out: Mapping[str, int]
+    ) -> None:
+        """Write how many located objects were current, older and gone as of an inventory that is planned.
+
+        `left_out`: how many of its objects each filter leaves out.
+        """
         with self._of_source(inventory.source) as (connection, source_id):
-            values = {"source_id": source_id, "name": inventory.name, "current": current, "older": older, "gone": gone}
-            connection.execute(_COUNT, values)
+            counts = {"current": current, "older": older, "gone": gone, "left_out": json.dumps(dict(left_out))}
+            connection.execute(_COUNT, {"source_id": source_id, "name": inventory.name, **counts})
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
         """Return every identity without a version id that is located of these keys, in chunks in good standing."""
@@ -126,8 +138,8 @@ class CurrentContent(LedgerPart):
     def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
         """Of these, return (key as recorded, object version) of those of which a plan has nothing to do.
 
-        They are claimed, skipped and not due, or located and what a look-up of the key gives out, with the listed LastModified
-        or headers that were compared.
+        They are claimed, skipped and not due, or located, with the listed LastModified or headers that were compared; the latest
+        version of a key is also what a look-up of the key gives out.
         """
         found: set[tuple[str, str]] = set()
         with self._of_source(source) as (connection, source_id):
@@ -140,6 +152,7 @@ class CurrentContent(LedgerPart):
                     "with_times": [rewritten_version(one.object_version, one.last_modified) for one in some],
                     "times": [one.last_modified for one in some],
                     "have_ids": [one.version_id is not None for one in some],
+                    "are_latest": [one.is_latest for one in some],
                     "good": GOOD,
                 }
                 found |= {(key, version) for key, version in connection.execute(_SETTLED, values)}
@@ -169,7 +182,11 @@ def content(connection: Connection, source_id: int) -> Content | None:
         inventory=row.name,
         taken_at=row.taken_at,
         counted_at=row.counted_at,
-        current_objects=int(row.current) + int(row.located_since),
+        current_objects=int(row.current) + (0 if row.all_versions else int(row.located_since)),
         older_objects=int(row.older),
         gone_objects=int(row.gone),
+        uncounted_objects=int(row.located_since) if row.all_versions else 0,
+        left_out=row.left_out,
+        all_versions=row.all_versions,
+        beside=VersionCounts(**row.beside) if row.beside else None,
     )

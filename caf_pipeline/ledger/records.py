@@ -8,7 +8,7 @@ from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
+from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 
@@ -314,13 +314,18 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class InventoryRecord:
-    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers (greater, up to and including)."""
+    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers (greater, up to and including).
+
+    `all_versions` and `beside` are those of the snapshot.
+    """
 
     source: str
     name: str
     taken_at: datetime
     after: bytes = b""
     until: bytes | None = None
+    all_versions: bool = False
+    beside: VersionCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +341,14 @@ class LocatedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Located objects as of the last whole inventory: current, of older content, and of keys that are gone."""
+    """Located objects as of the last whole inventory: current, of older content, and of keys that are gone.
+
+    Attributes:
+        uncounted_objects: of all versions, those located since, of which it is not known whether they are current.
+        left_out: objects of the inventory by the filter that leaves them out, those located or claimed not among them; None
+            where they were not counted.
+        all_versions, beside: of the inventory's snapshot.
+    """
 
     inventory: str
     taken_at: datetime
@@ -344,6 +356,10 @@ class Content:
     current_objects: int
     older_objects: int
     gone_objects: int
+    uncounted_objects: int = 0
+    left_out: Mapping[str, int] | None = None
+    all_versions: bool = False
+    beside: VersionCounts | None = None
 
 
 WINDOWS_REQUIRED: Final = 2

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import SourceUnreachable
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class ObjectPart:
 
 @dataclass(slots=True)
 class ReportCounts:
-    """What an inventory report has beside the source's current objects, and of what kind these are.
+    """What an inventory report has beside the source's objects, and of what kind these are.
 
     Attributes:
+        left_out: older versions and delete markers that no row was made of, since the settings ask for current versions.
         outside_prefix: objects whose keys do not begin with the source's prefix.
         multipart: objects of the source that were uploaded in parts, where the report tells.
         storage_classes, encryption: objects of the source by these; "unknown" where the report does not tell.
     """
 
-    older_versions: int = 0
-    delete_markers: int = 0
+    left_out: VersionCounts = field(default_factory=VersionCounts)
     outside_prefix: int = 0
     multipart: int = 0
     storage_classes: Counter[str] = field(default_factory=Counter)
@@ -69,8 +69,7 @@ class ReportCounts:
 
     def add(self, other: "ReportCounts") -> None:
         """Add the counts of other rows."""
-        self.older_versions += other.older_versions
-        self.delete_markers += other.delete_markers
+        self.left_out += other.left_out
         self.outside_prefix += other.outside_prefix
         self.multipart += other.multipart
         self.storage_classes += other.storage_classes
@@ -86,7 +85,7 @@ class InventoryReport:
         taken_at: when S3 began to read the bucket for it.
         size_bytes: of its files.
         fetch: fetches the files into a folder, several at once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
-            of the source's current objects, without any order, along with the counts of each. Raises ReportRefused where a file
+            of the source, without any order, along with the counts of each. Raises ReportRefused where a file
             is missing or damaged, StagingError where there is no room, and what a listing raises.
     """
 
@@ -117,15 +116,17 @@ class ObjectSource(Protocol):
     """A bucket and prefix to archive. Safe to call from several threads."""
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
 
-        Delete markers and older versions are left out; keys keep the source's prefix. No page is empty, and `max_pages`
-        counts those that are yielded. With `in_order` keys ascend by their bytes.
+        Delete markers and older versions are left out, unless `versions` asks for them; keys keep the source's prefix. No page
+        is empty, and `max_pages` counts those that are yielded. With `versions`, further ones follow that have the rest of the
+        last key's versions. With `in_order` keys ascend by their bytes; those of versions of a key are equal.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.
+            SettingsError: the settings ask for every version, and the bucket keeps none.
             ListingUnordered: with `in_order`, a page has a key that is not greater than the one before, or one before where
                 the listing was to begin, or the source refuses to begin there.
         """

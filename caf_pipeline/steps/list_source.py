@@ -17,7 +17,7 @@ import itertools
 import json
 import shutil
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,12 +27,13 @@ from typing import Final, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.objects import S3Object, VersionCounts
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import alone_in
@@ -70,11 +71,13 @@ class ListingTerms:
         address: bucket, prefix and endpoint.
         after: keys greater than this, percent-encoded.
         until: keys up to and including this, likewise; None for all.
+        all_versions: whether older versions and delete markers are kept, or only counted.
     """
 
     address: str
     after: str
     until: str | None
+    all_versions: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,19 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A file with all keys that are greater than `after`, up to and including `through`; see `_Range` for the others."""
+    """A file with all keys that are greater than `after`, up to and including `through`; see `_Range` for the others.
+
+    It may have some versions of a key behind `through`, which do not count. `last` is the last key that does.
+    """
 
     path: Path
     after: bytes
     through: bytes | None
     first: bytes | None
+    last: bytes | None
     following: bytes | None
     ended: bool
+    left_out: VersionCounts
 
 
 @contextlib.contextmanager
@@ -196,16 +204,24 @@ class PieceFolder:
         found = []
         for path in self.path.glob("*.parquet"):
             said = json.loads((pq.read_metadata(path).metadata or {})[_COVERS])
-            ended = bool(said.pop("ended"))
+            ended, left_out = bool(said.pop("ended")), VersionCounts(**said.pop("left_out"))
             covers = {name: None if text is None else unquote_to_bytes(text) for name, text in said.items()}
-            found.append(_Piece(path, covers["after"] or b"", covers["through"], covers["first"], covers["following"], ended))
+            after = covers.pop("after") or b""
+            found.append(_Piece(path, after, **covers, ended=ended, left_out=left_out))
         return sorted(found, key=lambda piece: piece.after)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all pieces in the order of their keys."""
         for piece in self.pieces():
             with pq.ParquetFile(piece.path, page_checksum_verification=True) as file:
-                yield from file.iter_batches()
+                for batch in file.iter_batches():
+                    if piece.through is not None and batch.num_rows and batch["key"][-1].as_py() > piece.through:
+                        batch = batch.filter(pc.less_equal(batch["key"], pa.scalar(piece.through, pa.binary())))  # noqa: PLW2901
+                    yield batch
+
+    def left_out(self) -> VersionCounts:
+        """Return what was listed and is in no piece."""
+        return sum((piece.left_out for piece in self.pieces()), VersionCounts())
 
     def new_piece(self) -> WholeParquet:
         """Return a new piece, to be written and published."""
@@ -213,31 +229,61 @@ class PieceFolder:
 
 
 class _PieceWriter:
-    """Writes what is listed of a range into pieces."""
+    """Writes what is listed of a range into pieces, each of which has all versions of its keys.
 
-    def __init__(self, folder: PieceFolder, after: bytes) -> None:
+    Whether the last key of a page has further versions, the next page tells.
+    """
+
+    def __init__(self, folder: PieceFolder, after: bytes, *, all_versions: bool) -> None:
         self._folder = folder
         self._after = after
-        self._first: bytes | None = None
+        self._all_versions = all_versions
         self._file: WholeParquet | None = None
+        self._first: bytes | None = None
+        self._last: bytes | None = None
+        self._whole: bytes | None = None  # the last key of the piece that has all of its versions
+        self._left_out = VersionCounts()  # of the keys up to that one
+        self._pending = VersionCounts()  # of the last key
 
-    def add(self, objects: Sequence[S3Object]) -> None:
-        if self._file is None:
-            self._file, self._first = self._folder.new_piece(), objects[0].key
-        self._file.write(snapshot_batch(objects))
-        if self._file.row_count >= PIECE_OBJECTS:
-            self.close(objects[-1].key)
+    def add(self, page: Sequence[S3Object]) -> None:
+        begin = bisect_left(page, page[-1].key, key=lambda obj: obj.key)  # of the last key, which may go on
+        if begin or page[0].key != self._last:
+            self._write(page[:begin])
+            self._whole = page[begin - 1].key if begin else self._last
+            self._left_out, self._pending = self._left_out + self._pending, VersionCounts()
+            if self._file is not None and self._file.row_count >= PIECE_OBJECTS:
+                self.close()
+        self._write(page[begin:])
 
-    def close(self, through: bytes | None, *, following: bytes | None = None, ended: bool = False) -> None:
-        """Make what was written a piece; without any objects, too, where the range ended."""
-        if self._file is None and not ended:
+    def _write(self, objects: Sequence[S3Object]) -> None:
+        if not objects:
             return
+        self._first = self._first or objects[0].key
+        self._last = objects[-1].key
+        kept, left_out = kept_of(objects, all_versions=self._all_versions)
+        self._pending += left_out
+        if kept:
+            self._file = self._file or self._folder.new_piece()
+            self._file.write(snapshot_batch(kept))
+
+    def close(self) -> None:
+        """Make a piece of the keys that are whole; nothing where it would have no objects."""
+        if self._file is not None and self._whole is not None:
+            self._publish(self._whole, self._whole, None, ended=False)
+
+    def end(self, through: bytes | None, following: bytes | None) -> None:
+        """Make what was written a piece, without any objects, too: the listing of the range reached its end."""
+        self._left_out += self._pending
+        self._publish(through, self._last, following, ended=True)
+
+    def _publish(self, through: bytes | None, last: bytes | None, following: bytes | None, *, ended: bool) -> None:
         file = self._file or self._folder.new_piece()
-        covers = {"after": self._after, "through": through, "first": self._first, "following": following}
+        covers = {"after": self._after, "through": through, "first": self._first, "last": last, "following": following}
         said = {name: key if key is None else quote_from_bytes(key) for name, key in covers.items()}
-        file.close({_COVERS.decode(): json.dumps(said | {"ended": ended})})
+        file.close({_COVERS.decode(): json.dumps(said | {"ended": ended, "left_out": asdict(self._left_out)})})
         file.publish()
-        self._file, self._first, self._after = None, None, through or b""
+        self._after = through or b""
+        self._file, self._first, self._last, self._whole, self._left_out = None, None, None, None, VersionCounts()
 
     def __enter__(self) -> Self:
         return self
@@ -245,6 +291,13 @@ class _PieceWriter:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.abort()
+
+
+def kept_of(listed: Sequence[S3Object], *, all_versions: bool) -> tuple[Sequence[S3Object], VersionCounts]:
+    """Return what of a listing is for the snapshot, and the counts of the rest."""
+    if all_versions:
+        return listed, VersionCounts()
+    return [obj for obj in listed if obj.is_latest and not obj.is_delete_marker], VersionCounts.of(listed)
 
 
 @dataclass
@@ -371,8 +424,8 @@ class ParallelListing:
         return None
 
     def _list(self, one: _Range) -> None:
-        with _PieceWriter(self.folder, one.after) as writer:
-            for page in self.work.objects.list_pages(after=one.after, in_order=True):
+        with _PieceWriter(self.folder, one.after, all_versions=self.work.all_versions) as writer:
+            for page in self.work.objects.list_pages(after=one.after, in_order=True, versions=True):
                 objects = self._take(one, page)
                 if objects:
                     writer.add(objects)
@@ -383,9 +436,9 @@ class ParallelListing:
             if self._failure is not None and not isinstance(self._failure, Exception):
                 return  # an interrupt: whoever comes next may be in the folder already
             if one.ended:
-                writer.close(one.until, following=one.following, ended=True)
+                writer.end(one.until, one.following)
             else:
-                writer.close(one.last)
+                writer.close()
 
     def _take(self, one: _Range, page: Sequence[S3Object]) -> Sequence[S3Object]:
         """Return what of a page is in the range, which may end earlier than it did when the page was asked for."""
@@ -399,7 +452,7 @@ class ParallelListing:
                 one.first = one.first or objects[0].key
                 one.last = objects[-1].key
                 one.pages += 1
-                self.listed += within
+                self.listed += len(kept_of(objects, all_versions=self.work.all_versions)[0])
                 self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLED]))
             if within < len(page):
                 self._end(one, page[within].key)
@@ -422,14 +475,9 @@ class ParallelListing:
         for number in reversed(range(len(pieces))):
             piece = pieces[number]
             if piece.ended and number + 1 < len(pieces) and piece.following != first:
-                last = next((self._last_key(one) for one in reversed(pieces[: number + 1]) if one.first is not None), self.after)
+                last = next((one.last for one in reversed(pieces[: number + 1]) if one.last is not None), self.after)
                 self._look_at_meeting(last, piece.through or b"")
             first = piece.first if piece.first is not None else first
-
-    def _last_key(self, piece: _Piece) -> bytes:
-        with pq.ParquetFile(piece.path) as file:
-            key: bytes = file.read_row_group(file.num_row_groups - 1, columns=["key"])["key"][-1].as_py()
-        return key
 
     def _look_at_meeting(self, last: bytes, end: bytes) -> None:
         """Ask whether the same key follows the last key of a range and its end; an object came or went there meanwhile."""
@@ -441,4 +489,4 @@ class ParallelListing:
         raise ListingUnordered(f"the listing of '{self.work.source}' in parts leaves something out")
 
     def _page(self, after: bytes) -> Sequence[S3Object]:
-        return next(self.work.objects.list_pages(after=after, max_pages=1, in_order=True), ())
+        return next(self.work.objects.list_pages(after=after, max_pages=1, in_order=True, versions=True), ())

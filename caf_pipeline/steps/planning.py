@@ -49,7 +49,7 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import refuse_second_copy
-from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, listing_folder
+from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import writing_into
@@ -143,7 +143,8 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
         resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
     """
     home = work.inventories()
-    terms = ListingTerms(work.address, quote_from_bytes(after), None if until is None else quote_from_bytes(until))
+    bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
+    terms = ListingTerms(work.address, *bounds, work.all_versions)
     whole = latest_snapshot(work, complete=True)
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
@@ -154,11 +155,15 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
             with _listed_into(work, folder.begun, after, until) as writer:
                 for batch in folder.rows():
                     writer.add_batch(batch)
+                writer.leave_out(folder.left_out())
                 snapshot = writer.finish()
         except ListingUnordered:
             with _listed_into(work, _begin(work), after, until) as writer:
-                for page in work.objects.list_pages(after=after):
-                    writer.add(page if until is None else [obj for obj in page if obj.key <= until])
+                for page in work.objects.list_pages(after=after, versions=True):
+                    within = page if until is None else [obj for obj in page if obj.key <= until]
+                    kept, left_out = kept_of(within, all_versions=work.all_versions)
+                    writer.add(kept)
+                    writer.leave_out(left_out)
                 snapshot = writer.finish()
     _prune(work)
     return snapshot
@@ -179,6 +184,7 @@ def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: byte
         after=after,
         until=until,
         run=work.holder.run,
+        all_versions=work.all_versions,
     )
 
 
@@ -203,6 +209,7 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
             taken_at=report.taken_at,
             run=work.holder.run,
             report=report.url,
+            all_versions=work.all_versions,
         ) as writer,
         _report_folder(path) as folder,
     ):
@@ -211,6 +218,7 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
             files.append(file)
             counts.add(counted_in_file)
         writer.add_files(files)
+        writer.leave_out(counts.left_out)
         snapshot = writer.finish()
     _prune(work)
     return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
@@ -298,15 +306,16 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
     new_objects = pages = 0
     last = after
     filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
-    for page in work.objects.list_pages(after=after, max_pages=max_pages):
+    for page in work.objects.list_pages(after=after, max_pages=max_pages, versions=work.all_versions):
         if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
             continue
         pages += 1
         last = page[-1].key
-        settled = work.ledger.settled_objects(work.source, page)
-        unsettled = (obj for obj in page if (recorded_key(obj), obj.object_version) not in settled)
+        objects = [obj for obj in page if not obj.is_delete_marker]
+        settled = work.ledger.settled_objects(work.source, objects)
+        unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
         new_objects += sum(not is_supported(obj.key) or filters.left_out_by(obj) is None for obj in unsettled)
-    return Look(new_objects, last if pages == max_pages else None)
+    return Look(new_objects, last if pages >= max_pages else None)
 
 
 # --- what is current -----------------------------------------------------------------------------------------------
@@ -348,14 +357,21 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
         files, identified = identify_objects(work, snapshot, folder)
     found = folder / "found.parquet"
-    count = find_exceptions(snapshot, identified.path, *files, found, superseded=work.ledger.later_inventories(inventory))
+    superseded, filters = work.ledger.later_inventories(inventory), filters_of(work, snapshot)
+    count = find_exceptions(snapshot, identified.path, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, files[0], comparison, count)
 
 
 def _record_of(snapshot: Snapshot) -> InventoryRecord:
     return InventoryRecord(
-        source=snapshot.source, name=snapshot.name, taken_at=snapshot.taken_at, after=snapshot.after, until=snapshot.until
+        source=snapshot.source,
+        name=snapshot.name,
+        taken_at=snapshot.taken_at,
+        after=snapshot.after,
+        until=snapshot.until,
+        all_versions=snapshot.all_versions,
+        beside=snapshot.beside,
     )
 
 
@@ -478,7 +494,8 @@ def _other_proof_type(work: Workplace) -> str:
 def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     """Put each object of the snapshot into exactly one of located, claimed, left out, skipped, unaccounted, as the ledger is now.
 
-    Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone.
+    Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone, and how many
+    objects each filter leaves out.
     """
     with temporary_folder(work) as folder:
         (standing, _), identified = identify_objects(work, snapshot, folder)
@@ -486,7 +503,13 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
             identified.path, standing, silent_from=snapshot.silent_from, filters=filters_of(work, snapshot)
         )
     if snapshot.complete:
-        work.ledger.record_content(_record_of(snapshot), current=accounting.located, older=accounting.older, gone=accounting.gone)
+        work.ledger.record_content(
+            _record_of(snapshot),
+            current=accounting.current,
+            older=accounting.older,
+            gone=accounting.gone,
+            left_out=accounting.left_out,
+        )
     return accounting
 
 

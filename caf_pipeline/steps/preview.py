@@ -153,6 +153,7 @@ class PlanPreview:
             "source": self.snapshot.source,
             "inventory": self.snapshot.name,
             "inventory_objects": self.snapshot.object_count,
+            **self.snapshot.versions_as_json(),
             "located": self.located,
             "claimed": self.claimed,
             "left_out": dict(self.left_out),

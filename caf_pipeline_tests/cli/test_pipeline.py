@@ -98,6 +98,55 @@ def test_the_status_shows_the_source_and_every_chunk(archived):
     assert all(chunk["chunk"] in shown for chunk in chunks)
 
 
+def status_of(caf):
+    """Return the status of the one source as text and as JSON."""
+    return caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
+
+
+def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(caf, s3_server, new_bucket):
+    new_bucket.keep_versions()
+    first = new_bucket.put("k", b"first")["VersionId"]
+    new_bucket.put("k", b"second")
+    new_bucket.put("gone", b"third")
+    new_bucket.delete("gone")
+    new_bucket.put("a.tmp", b"fourth, longer")
+    beside = {"older_versions": 2, "delete_markers": 1, "deleted_keys": 1}
+    caf.settings(source_text(s3_server, new_bucket.name, max_size="8"))
+    done = caf("run", "--source", "src")
+    assert done.status == 0
+    assert "complete but for 1 left out by max_size, 2 older versions left out by versions" in " ".join(done.err.split())
+    text, source = status_of(caf)
+    assert "1 current, 0 older, 0 gone, by the inventory of " in text
+    assert "left out of it: 1 by max_size; it has 2 older versions left out, 1 delete marker, 1 key deleted" in text
+    assert source["left_out"] == {"max_size": 1}
+    assert {name: source[name] for name in ("versions", *beside)} == {"versions": "current", **beside}
+    one_sentence(caf("get", "src", "k", "--object-version", first), 11, "is not archived as version")
+    caf.settings(source_text(s3_server, new_bucket.name, max_size="8", versions="all"))
+    preview = caf("plan", "src", "--dry-run").out.decode()
+    assert "versions  2 older versions among the objects, 1 delete marker, 1 key deleted" in preview
+    assert "planned   2 objects" in preview
+    done = caf("run", "--source", "src", "--json")
+    assert done.status == 0
+    said = json.loads(done.out)["sources"][0]
+    assert (said["archived_objects"], said["objects"], said["located"]) == (2, 4, 3)
+    assert {name: said[name] for name in ("versions", *beside)} == {"versions": "all", **beside}
+    assert caf("get", "src", "k", "--object-version", first).out == b"first"
+    assert caf("get", "src", "k").out == b"second"
+    got = caf("get", "src", "gone")
+    assert (got.out, "'gone' is gone from S3" in " ".join(got.err.split())) == (b"third", True)
+    text, source = status_of(caf)
+    assert "1 current, 1 older, 1 gone, by the inventory of " in text
+    assert (source["uncounted_objects"], source["versions"]) == (0, "all")
+
+
+def test_a_bucket_without_versions_has_not_all_of_them(filled, s3_server, new_bucket):
+    caf, _ = filled
+    caf.settings(source_text(s3_server, new_bucket.name, versions="all"))
+    one_sentence(caf("plan", "src", "--dry-run"), 3, "keeps no versions", "set sources.src.versions to 'current'")
+    caf.settings(source_text(s3_server, new_bucket.name, versions="every"))
+    one_sentence(caf("status"), 3, "sources.src.versions", "'current'", "'all'")
+
+
 def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
     caf, _ = filled
     one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "--source")

@@ -268,3 +268,31 @@ def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
     pipeline.put(1)
     (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
     assert "warning" not in shown.metadata
+
+
+def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_are_asked_for(pipeline):
+    pipeline.bucket.keep_versions()
+    pipeline.put(1)
+    pipeline.put(1, size_bytes=2_000)
+    (chunk,) = pipeline.plan()
+    pipeline.execute(ARCHIVE, partition_key=chunk)
+    (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    assert (check.passed, check.metadata["versions"].value, check.metadata["older_versions"].value) == (True, "current", 1)
+    assert check.description == "The source's setting 'versions' leaves out 1 older version."
+    source = pipeline.settings.sources[SOURCE].model_copy(update={"versions": "all"})
+    everything = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+    (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
+    assert not check.passed
+    assert check.description == "The latest whole inventory has current versions only, and the setting 'versions' is 'all'."
+    _, shown = inventory_page(everything)
+    assert {name: shown[name] for name in ("objects", "versions", "older_versions", "delete_markers", "deleted_keys")} == {
+        "objects": 2,
+        "versions": "all",
+        "older_versions": 1,
+        "delete_markers": 0,
+        "deleted_keys": 0,
+    }
+    for one in everything.chunks(ChunkState.PLANNED):
+        everything.execute(ARCHIVE, partition_key=one)
+    (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
+    assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (True, 1, 1)

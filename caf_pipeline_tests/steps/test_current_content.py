@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.inventory.snapshot import read_snapshot
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
@@ -335,15 +335,23 @@ METADATA = [{}, {"a": "1"}, {"a": "2"}]
 
 
 class BucketMachine(RuleBasedStateMachine):
-    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and packs no bytes twice."""
+    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and packs no bytes twice.
 
-    def __init__(self, s3_server, folder, ledger, kind):
+    `switches`: the setting `versions` is another one now and then; chunks are small, and located in any order.
+    """
+
+    def __init__(self, s3_server, folder, ledger, kind, *, switches=False):
         super().__init__()
         self.bucket = make_bucket(s3_server)
-        self.kind = kind
+        self.kind, self.switches = kind, switches
         if kind != "unversioned":
             self.bucket.keep_versions("Enabled")
-        self.work = a_workplace(folder / f"{random.getrandbits(64):x}", self.bucket.source(), ledger)
+        home = folder / f"{random.getrandbits(64):x}"
+        self.work = a_workplace(home, self.bucket.source(), ledger)
+        self.other = self.work
+        if switches:
+            source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
+            self.other = a_workplace(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
             connection.execute(
                 text("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
@@ -385,13 +393,24 @@ class BucketMachine(RuleBasedStateMachine):
             found = self.bucket.client.get_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
             self.put(one["Key"], found["Body"].read(), found["Metadata"])
 
+    @precondition(lambda self: self.switches)
     @rule()
-    def run(self):
+    def switch(self):
+        self.work, self.other = self.other, self.work
+
+    @rule(which=st.randoms(use_true_random=False))
+    def run(self, which=None):
         report = plan(self.work)
         account_for_plan(self.work, report)
-        for chunk in report.chunks:
+        chunks = list(report.chunks)
+        if which:
+            which.shuffle(chunks)
+        for chunk in chunks:
             archive_chunk(self.work, chunk.name)
+        account_for_plan(self.work, report)
         self.compare()
+        if self.work.all_versions:
+            self.compare_versions()
         report = plan(self.work)
         assert (report.chunks, report.exceptions, report.comparison.requests) == ([], 0, 0)
         next_second()
@@ -417,6 +436,28 @@ class BucketMachine(RuleBasedStateMachine):
         if self.kind == "unversioned":
             assert packed(self.work) <= len(self.written)
 
+    def compare_versions(self):
+        client, name = self.bucket.client, self.bucket.name
+        versions = client.list_object_versions(Bucket=name).get("Versions", [])
+        for one in versions:
+            key, size, etag = one["Key"], one["Size"], one["ETag"].strip('"')
+            answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
+            rows, _ = self.work.ledger.versions("src", key, 1000)
+            if one["VersionId"] == "null":
+                (row, *_) = [row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)]
+            else:
+                (row,) = [row for row in rows if row.object_version == one["VersionId"]]
+            found = fetch(self.work.ledger, self.work.store, "src", key, row.object_version)
+            assert b"".join(found.pieces) == answer["Body"].read()
+        account = self.work.ledger.account("src")
+        if account.content:
+            content = account.content
+            assert content.current_objects + content.older_objects + content.gone_objects == account.located_objects
+            assert content.uncounted_objects == 0
+            markers = client.list_object_versions(Bucket=name).get("DeleteMarkers", [])
+            older = sum(not one["IsLatest"] for one in versions)
+            assert content.beside == VersionCounts(older, len(markers), sum(one["IsLatest"] for one in markers))
+
     def teardown(self):
         self.run()
 
@@ -426,4 +467,12 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_se
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
         settings=settings(max_examples=6, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+    )
+
+
+@pytest.mark.parametrize("kind", ["versioned", "suspended"])
+def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(s3_server, ledger, tmp_path, kind):
+    run_state_machine_as_test(
+        lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
+        settings=settings(max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
     )

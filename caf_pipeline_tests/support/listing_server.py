@@ -1,6 +1,6 @@
 """A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not, which moto does not."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -8,6 +8,10 @@ from caf_pipeline.source.s3.source import S3Source
 from caf_pipeline_tests.support.s3_server import Bucket, Request, ScriptedAnswer, ScriptedS3, client_for
 
 _ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified><ETag>&quot;e&quot;</ETag>{more}</{tag}>"
+
+
+Entry = tuple[bytes, str, str, bool]
+"""Of a listing: key, element, version id, and whether it is the latest."""
 
 
 @dataclass
@@ -18,6 +22,7 @@ class ListedKeys:
         order: by what they are sorted.
         starts: whether it knows StartAfter and KeyMarker.
         versioned: lists three versions of each key, the latest first, and a deleted key before each.
+        history: the versions of each key instead, the latest first: an id, which begins with "d" where it is a delete marker.
         on_page: called with the number of each page before it is answered.
     """
 
@@ -25,40 +30,49 @@ class ListedKeys:
     order: Callable[[bytes], object] = bytes
     starts: bool = True
     versioned: bool = False
+    history: Mapping[bytes, Sequence[str]] | None = None
     on_page: Callable[[int], None] = lambda number: None
     pages: list[Request] = field(default_factory=list)
 
     def __call__(self, request: Request) -> ScriptedAnswer:
         if "versioning" in request.query:
-            status = "<Status>Enabled</Status>" if self.versioned else ""
+            status = "<Status>Enabled</Status>" if self.by_version else ""
             return _xml(f"<VersioningConfiguration>{status}</VersioningConfiguration>")
         self.pages.append(request)
         self.on_page(len(self.pages))
-        unversioned = [(key, "Contents", "") for key in sorted(self.keys, key=self.order)]
-        entries = self._versions() if self.versioned else unversioned
+        unversioned = [(key, "Contents", "", True) for key in sorted(self.keys, key=self.order)]
+        entries = self._versions() if self.by_version else unversioned
         begin = self._begin(request, entries)
         end = begin + int(request.query["max-keys"])
         body = "".join(_entry(*entry) for entry in entries[begin:end])
         more = ""
         if end < len(entries):
             more = f"<NextContinuationToken>{end}</NextContinuationToken>"
-            if self.versioned:
-                key, _, version = entries[end - 1]
+            if self.by_version:
+                key, _, version, _ = entries[end - 1]
                 more = f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextVersionIdMarker>{version}</NextVersionIdMarker>"
         truncated = str(end < len(entries)).lower()
         return _xml(f"<R><EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>{more}{body}</R>")
 
-    def _versions(self) -> list[tuple[bytes, str, str]]:
-        found = []
-        for key in sorted(self.keys, key=self.order):
-            found.append((key + b"-", "DeleteMarker", "d"))
-            found += [(key, "Version", version) for version in ("3", "2", "1")]
-        return sorted(found, key=lambda entry: self.order(entry[0]))
+    @property
+    def by_version(self) -> bool:
+        """Whether the bucket keeps versions."""
+        return self.versioned or self.history is not None
 
-    def _begin(self, request: Request, entries: list[tuple[bytes, str, str]]) -> int:
+    def _versions(self) -> list[Entry]:
+        history = self.history
+        if history is None:
+            history = {key: ("3", "2", "1") for key in self.keys} | {key + b"-": ("d",) for key in self.keys}
+        return [
+            (key, "DeleteMarker" if version.startswith("d") else "Version", version, number == 0)
+            for key in sorted(history, key=self.order)
+            for number, version in enumerate(history[key])
+        ]
+
+    def _begin(self, request: Request, entries: list[Entry]) -> int:
         if token := request.query.get("continuation-token"):
             return int(token)
-        marker = request.query.get("start-after" if not self.versioned else "key-marker", "")
+        marker = request.query.get("key-marker" if self.by_version else "start-after", "")
         version = request.query.get("version-id-marker")
         if version:
             return next(at + 1 for at, entry in enumerate(entries) if (entry[0], entry[2]) == (marker.encode(), version))
@@ -77,8 +91,8 @@ def listing_source(endpoint: str, page_keys: int) -> S3Source:
     return Bucket(endpoint, "bucket-of-script", client_for(endpoint)).source(page_keys=page_keys)
 
 
-def _entry(key: bytes, tag: str, version: str) -> str:
-    latest = "true" if version in ("3", "d") else "false"
+def _entry(key: bytes, tag: str, version: str, is_latest: bool) -> str:
+    latest = str(is_latest).lower()
     more = "" if tag == "DeleteMarker" else "<Size>3</Size>"
     if version:
         more += f"<VersionId>{version}</VersionId><IsLatest>{latest}</IsLatest>"

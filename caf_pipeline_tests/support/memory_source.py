@@ -32,7 +32,7 @@ class MemorySource:
         return S3Object(key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT)
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
     ) -> Iterator[Sequence[S3Object]]:
         if self.down:
             raise self.down

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import CHUNKS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects, write_plan
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
@@ -21,20 +21,8 @@ def an_object(key: str, size_bytes: int = 1, *, version_id: str | None = None, e
 
 
 def write_delta(path: Path, objects: list[S3Object]) -> Path:
-    rows = [
-        {
-            "key": obj.key,
-            "version_id": obj.version_id,
-            "etag": obj.etag,
-            "size_bytes": obj.size_bytes,
-            "last_modified": obj.last_modified,
-            "storage_class": obj.storage_class,
-            "checksum": obj.checksum,
-            "object_version": obj.object_version,
-        }
-        for obj in sorted(objects, key=lambda obj: obj.key)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=SNAPSHOT_SCHEMA), path)
+    rows = snapshot_batch(sorted(objects, key=lambda obj: obj.key))
+    pq.write_table(pa.Table.from_batches([rows], SNAPSHOT_SCHEMA), path)
     return path
 
 

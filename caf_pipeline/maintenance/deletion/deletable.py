@@ -75,7 +75,7 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
 # empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes change. A version id other than of these characters would
 # have to be encoded, and whether S3 decodes that column is not documented.
 _DECIDED: Final = """WITH listed AS (
-        SELECT *, version_id IS NULL AND count(*) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
+        SELECT *, version_id IS NULL AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
     ), known AS (
         SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER (standing = 'skipped') AS skipped
         FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
@@ -96,7 +96,7 @@ _DECIDED: Final = """WITH listed AS (
             WHEN known.claimed THEN 'claimed'
             WHEN known.skipped IS NOT NULL THEN 'skipped'
             WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL THEN 'metadata_changed'
-            WHEN elsewhere.key IS NOT NULL THEN 'changed'
+            WHEN elsewhere.key IS NOT NULL AND listed.is_latest THEN 'changed'
             ELSE 'not_planned' END AS reason,
             CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
                 WHEN twice THEN 'it was listed twice, with different ETags'
@@ -122,7 +122,7 @@ class Decisions:
     """What is decided on every object of a snapshot, and which located keys the source no longer has.
 
     Attributes:
-        gone_count: keys that are located and not listed; complete once `batches` has ended.
+        gone_count: keys that are located and of which no version is listed; complete once `batches` has ended.
         gone_examples: some of them, as bytes.
     """
 
@@ -166,7 +166,7 @@ class Decisions:
             ):
                 query.connection.register("assessment", self._assessments)
                 for _, until in key_windows(self._snapshot):
-                    query.connection.register("snapshot", listed_rows.until(until))
+                    query.connection.register("snapshot", _without_markers(listed_rows.until(until)))
                     query.connection.register("located", located_rows.until(until))
                     query.connection.register("standing", standing_rows.until(until))
                     for batch in query.batches(_DECIDED):
@@ -177,6 +177,10 @@ class Decisions:
         ((count, some),) = query.rows(f"SELECT count(*), min(key, {examples}) FROM ({_GONE})")
         self.gone_count += count
         self.gone_examples += [bytes(key) for key in some or ()][: examples - len(self.gone_examples)]
+
+
+def _without_markers(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.invert(rows["is_delete_marker"]))
 
 
 def _sorted(query: Query, path: Path, schema: pa.Schema) -> Path:

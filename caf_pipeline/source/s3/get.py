@@ -106,7 +106,7 @@ class ObjectReader:
             headers["Range"] = _range(start_byte, end_byte)
         elif _named_algorithm(obj):
             headers["x-amz-checksum-mode"] = "ENABLED"
-        return self.gets.begin(obj.key.decode(), version_id=obj.version_id, headers=headers, size_bytes=end_byte - start_byte)
+        return self.gets.begin(obj.key.decode(), version_id=_version(obj), headers=headers, size_bytes=end_byte - start_byte)
 
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
@@ -138,7 +138,9 @@ class ObjectReader:
             return error
 
     def _identity(self, obj: S3Object) -> dict[str, Any]:
-        pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {"VersionId": obj.version_id}
+        pinned = {"IfMatch": _quoted(obj.etag)} if obj.version_id is None else {}
+        if version := _version(obj):
+            pinned["VersionId"] = version
         return {"Bucket": self.at.bucket, "Key": obj.key.decode(), **pinned, **self.extra}
 
 
@@ -165,6 +167,11 @@ class BegunPart:
                 return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
         except (*ASKING_FAILED, UnreadableHeader):
             return None
+
+
+def _version(obj: S3Object) -> str | None:
+    """Return the version id to ask for: a key's version `null` is found without one only while it is the latest."""
+    return obj.version_id if obj.version_id is not None or obj.is_latest else "null"
 
 
 def _is_whole(obj: S3Object, start_byte: int, end_byte: int) -> bool:

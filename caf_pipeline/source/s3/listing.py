@@ -5,6 +5,7 @@ switches it off, and decoded here. A bucket with versions is listed by versions,
 Source: ListObjectsV2, ListObjectVersions and GetBucketVersioning in the Amazon S3 API Reference.
 """
 
+import heapq
 import re
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.errors import ListingRefused, ListingUnordered
+from caf_pipeline.errors import ListingRefused, ListingUnordered, SettingsError
 from caf_pipeline.inventory.key_split import text_of
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
@@ -29,6 +30,11 @@ PAGE_KEYS: Final = 1000
 """S3's limit of keys in a page."""
 
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})?")
+
+_MARKER: Final = {"ETag": "", "Size": 0, "StorageClass": ""}
+"""What a delete marker has not."""
+
+REFUSED: Final = 400  # and above: an answer's status where it says no (RFC 9110, 15.5)
 
 S3Answer = Mapping[str, Any]
 Markers = Mapping[str, str]
@@ -103,6 +109,7 @@ class Listing:
     Attributes:
         extra: parameters of every request, e.g. who pays.
         page_keys: in a page.
+        all_versions: whether the settings ask for every version, so that a bucket without versions is refused.
         rate: of the requests for pages, those that are asked again included.
     """
 
@@ -111,6 +118,7 @@ class Listing:
     prefix: str
     extra: Mapping[str, Any] = field(default_factory=dict)
     page_keys: int = PAGE_KEYS
+    all_versions: bool = False
     rate: RequestRate = field(default_factory=RequestRate)
 
     @property
@@ -118,30 +126,48 @@ class Listing:
         """Where it is."""
         return self.asking.at
 
-    def pages(self, after: bytes, max_pages: int | None, *, in_order: bool = False) -> Iterator[Sequence[S3Object]]:
+    def pages(
+        self, after: bytes, max_pages: int | None, *, in_order: bool = False, versions: bool = False
+    ) -> Iterator[Sequence[S3Object]]:
         """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
-        if self.keeps_versions():
+        if by_version := self.keeps_versions():
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
-            entries = "Versions"
         else:
             asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))
-            entries = "Contents"
+        repeats = by_version and versions
         yielded = 0
         last = text_of(after).encode()
+        through: bytes | None = None  # the last key of a bounded listing, whose other versions are still to come
         for number, answer in enumerate(self._begun(asked) if in_order and last else asked):
-            encoding = answer.get("EncodingType")
-            objects = [self._object(entry, encoding) for entry in answer.get(entries, ()) if entry.get("IsLatest", True)]
+            objects = self._objects(answer)
+            if not versions:
+                objects = [obj for obj in objects if obj.is_latest and not obj.is_delete_marker]
             if in_order and objects:
-                self._require_order(last, objects, begins=number == 0)
+                self._require_order(last, objects, begins=number == 0, repeats=repeats)
                 last = objects[-1].key
             page = [obj for obj in objects if obj.key > after]  # a server may not know where to start
-            # Pages of nothing but older versions and delete markers are no progress: whoever looks at a bounded listing goes
-            # on after its last key, and would look at them for ever.
+            if through is not None:
+                if more := [obj for obj in page if obj.key == through]:
+                    yield more
+                if len(more) < len(objects):
+                    return
+                continue
+            # Pages of nothing but what is left out are no progress: whoever looks at a bounded listing goes on after its last
+            # key, and would look at them for ever. For the same reason it ends with the last version of a key.
             if page:
                 yield page
                 yielded += 1
             if yielded == max_pages:
-                return
+                if not repeats:
+                    return
+                through = page[-1].key
+
+    def _objects(self, answer: S3Answer) -> Sequence[S3Object]:
+        """Return what a page has, delete markers among the versions, in the order of the page's keys."""
+        encoding = answer.get("EncodingType")
+        objects = [self._object(entry, encoding) for kind in ("Contents", "Versions") for entry in answer.get(kind, ())]
+        markers = [self._object({**_MARKER, **entry}, encoding, is_marker=True) for entry in answer.get("DeleteMarkers", ())]
+        return list(heapq.merge(objects, markers, key=lambda obj: obj.key)) if markers else objects
 
     def _begun(self, answers: Iterator[S3Answer]) -> Iterator[S3Answer]:
         """Yield answers to a listing that begins at a key, which the first may refuse."""
@@ -152,15 +178,33 @@ class Listing:
         yield first
         yield from answers
 
-    def _require_order(self, last: bytes, objects: Sequence[S3Object], *, begins: bool) -> None:
-        """Raise where keys do not ascend from the last one on, which a server may repeat where the listing begins there."""
+    def _require_order(self, last: bytes, objects: Sequence[S3Object], *, begins: bool, repeats: bool) -> None:
+        """Raise where keys do not ascend from the last one on, which a server may repeat where the listing begins there.
+
+        `repeats`: a key may have several versions.
+        """
         keys = [obj.key for obj in objects]
-        if (keys[0] < last if begins else keys[0] <= last) or any(one >= two for one, two in pairwise(keys)):
+        descends = any(one > two for one, two in pairwise(keys)) if repeats else any(one >= two for one, two in pairwise(keys))
+        if (keys[0] < last if begins or repeats else keys[0] <= last) or descends:
             raise ListingUnordered(f"the listing of {self.at} is not in the order of the keys' bytes")
 
     def keeps_versions(self) -> bool:
-        """Tell whether the bucket keeps versions, as far as it may be asked."""
-        return self._versioning().get("Status") in ("Enabled", "Suspended")
+        """Tell whether the bucket keeps versions, as far as it may be asked.
+
+        Raises:
+            SettingsError: it keeps none, or may not be asked, and the settings ask for every version.
+        """
+        answer = self._versioning()
+        keeps = answer.get("Status") in ("Enabled", "Suspended")
+        if self.all_versions and not keeps:
+            refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= REFUSED
+            why = "does not say whether it keeps versions" if refused else "keeps no versions"
+            setting = self.at.setting("versions")
+            raise SettingsError(
+                f"{self.at} {why}, and {setting} is 'all'",
+                hint=f"grant s3:GetBucketVersioning, or set {setting} to 'current'" if refused else f"set {setting} to 'current'",
+            )
+        return keeps
 
     def clock(self) -> datetime:
         """Return the time of S3's clock, to the second; this machine's where an answer has no Date."""
@@ -219,7 +263,7 @@ class Listing:
             raise not_s3("it answers with something that is not a listing", self.at)
         return answer
 
-    def _object(self, entry: S3Answer, encoding: str | None) -> S3Object:
+    def _object(self, entry: S3Answer, encoding: str | None, *, is_marker: bool = False) -> S3Object:
         try:
             key = decode_key(entry["Key"], encoding)
             etag = entry["ETag"]
@@ -231,6 +275,8 @@ class Listing:
                 last_modified=entry["LastModified"].astimezone(UTC),
                 storage_class=entry.get("StorageClass", "STANDARD"),
                 checksum=_checksum(entry),
+                is_latest=entry.get("IsLatest", True),
+                is_delete_marker=is_marker,
             )
         except Undecodable as error:
             raise ListingRefused(f"the listing of {self.at} has a key that is not percent-encoded: {entry['Key']!r}") from error

@@ -18,7 +18,7 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import ReportRefused, first_line
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, versions_beside
 from caf_pipeline.source.protocol import ReportCounts
 from caf_pipeline.source.s3.report_manifest import AGAIN, COLUMNS, Manifest, ReportFile, ReportFormat
 
@@ -46,14 +46,16 @@ class ReportRows:
     Attributes:
         prefix: only keys that begin so are taken.
         keeps_versions: whether the bucket keeps versions, as a listing asks it. Where not, version ids are left out.
+        all_versions: whether older versions and delete markers are taken, or only counted.
     """
 
     manifest: Manifest
     prefix: bytes
     keeps_versions: bool
+    all_versions: bool
 
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
-        """Yield a file's current objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add to `counts`.
+        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add to `counts`.
 
         Args:
             file: as the manifest has it, for messages.
@@ -133,13 +135,9 @@ class ReportRows:
     # --- objects -------------------------------------------------------------------------------------------------------
 
     def _objects(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
-        """Return the current objects of a batch under the prefix."""
+        """Return what a batch has under the prefix: current objects, or all versions and delete markers."""
         _require(pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket), batch, "of another bucket")
-        batch = self._current(batch, counts)
-        for name in ("key", "size", "last_modified_date", "e_tag"):
-            column = batch[name]
-            there = pc.greater(pc.binary_length(column), 0) if _is_text(column.type) else column.is_valid()
-            _require(there, batch, f"without its {COLUMNS[name]}")
+        self._require_values(batch, "key")
         keys = batch["key"].cast(pa.binary())
         if self.manifest.format is ReportFormat.CSV:
             keys = decode_keys(keys)
@@ -147,30 +145,36 @@ class ReportRows:
             under = pc.starts_with(keys, self.prefix)
             keys, batch = keys.filter(under), batch.filter(under)
             counts.outside_prefix += len(under) - len(keys)
-        sizes = _converted(batch, "size", pa.int64())
-        _require(pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)), batch, "with an impossible Size")
+        latest, markers = _flags(batch, "is_latest", otherwise=True), _flags(batch, "is_delete_marker", otherwise=False)
+        if not self.all_versions:
+            kept = pc.and_not(latest, markers)
+            counts.left_out += versions_beside(latest, markers)
+            keys, batch, latest, markers = (each.filter(kept) for each in (keys, batch, latest, markers))
+        objects = batch.filter(pc.invert(markers))
+        self._require_values(objects, "size", "last_modified_date", "e_tag")
+        self._require_values(batch, "last_modified_date")
+        sizes = _converted(objects, "size", pa.int64())
+        _require(pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)), objects, "with an impossible Size")
+        storage_classes = _text_or(objects, "storage_class", "STANDARD")
+        self._count(objects, storage_classes, counts)
         columns = {
             "key": keys,
             "version_id": self._version_ids(batch),
-            "etag": pc.utf8_trim(batch["e_tag"].cast(pa.string()), '"'),
-            "size_bytes": sizes,
+            "etag": _beside(markers, pc.utf8_trim(objects["e_tag"].cast(pa.string()), '"'), ""),
+            "size_bytes": _beside(markers, sizes, 0),
             "last_modified": _converted(batch, "last_modified_date", _MOMENT),
-            "storage_class": _text_or(batch, "storage_class", "STANDARD"),
-            "checksum": _text_or(batch, "checksum_algorithm", ""),
+            "storage_class": _beside(markers, storage_classes, ""),
+            "checksum": _beside(markers, _text_or(objects, "checksum_algorithm", ""), ""),
         }
-        self._count(batch, columns["storage_class"], counts)
         taken = pa.RecordBatch.from_pydict(columns)
-        return taken.append_column("object_version", object_versions(taken)).cast(SNAPSHOT_SCHEMA)
+        taken = taken.append_column("object_version", object_versions(taken))
+        return taken.append_column("is_latest", latest).append_column("is_delete_marker", markers).cast(SNAPSHOT_SCHEMA)
 
-    def _current(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
-        """Leave out older versions and delete markers, as a listing does."""
-        if "is_latest" not in batch.schema.names:
-            return batch
-        current, rows = batch.filter(_flags(batch, "is_latest")), batch.num_rows
-        counts.older_versions += rows - current.num_rows
-        objects = current.filter(pc.invert(_flags(current, "is_delete_marker")))
-        counts.delete_markers += current.num_rows - objects.num_rows
-        return objects
+    def _require_values(self, batch: pa.RecordBatch, *names: str) -> None:
+        for name in names:
+            column = batch[name]
+            there = pc.greater(pc.binary_length(column), 0) if _is_text(column.type) else column.is_valid()
+            _require(there, batch, f"without its {COLUMNS[name]}")
 
     def _version_ids(self, batch: pa.RecordBatch) -> pa.Array:
         if not self.keeps_versions:
@@ -226,10 +230,18 @@ def _converted(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
         raise _Wrong(f"has a {COLUMNS[name]} that cannot be read: {first_line(error)}") from error
 
 
-def _flags(batch: pa.RecordBatch, name: str) -> pa.Array:
+def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
+    """Return a column of flags; `otherwise` where the report has none."""
+    if name not in batch.schema.names:
+        return pa.repeat(otherwise, batch.num_rows)
     flags = _converted(batch, name, pa.bool_())
     _require(flags.is_valid(), batch, f"without its {COLUMNS[name]}")
     return flags
+
+
+def _beside(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
+    """Return the values of objects in their rows, and `otherwise` in those of delete markers."""
+    return pc.replace_with_mask(pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values)
 
 
 def _frequencies(values: pa.Array) -> dict[str, int]:

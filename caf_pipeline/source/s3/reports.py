@@ -105,7 +105,7 @@ class Reports:
                 f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC, which is still to come",
                 hint=AGAIN,
             )
-        rows = ReportRows(manifest, self.listing.prefix.encode(), keeps_versions)
+        rows = ReportRows(manifest, self.listing.prefix.encode(), keeps_versions, self.listing.all_versions)
         return InventoryReport(
             url=manifest.url,
             taken_at=manifest.taken_at,

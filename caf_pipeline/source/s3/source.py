@@ -40,26 +40,28 @@ class S3Source:
         listing_rate: float = 0,
         waits: Waits | None = None,
         inventory: str = "",
+        all_versions: bool = False,
     ) -> None:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
         the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second for
         pages, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
+        With `all_versions` a bucket that keeps no versions is refused.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
-        self._listing = Listing(client, asking, prefix, extra, page_keys, RequestRate(listing_rate))
+        self._listing = Listing(client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate))
         self._reports = Reports(client, asking, self._listing, inventory, extra)
         self._reading = ObjectReader(client, gets, asking, extra)
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False
+        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
     ) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
-        return self._listing.pages(after, max_pages, in_order=in_order)
+        return self._listing.pages(after, max_pages, in_order=in_order, versions=versions)
 
     def open_report(self, name: str = "") -> InventoryReport:
         """See `ObjectSource.open_report`."""
@@ -133,4 +135,5 @@ def open_s3_source(
         listing_rate=settings.listing_requests_per_second,
         waits=waits,
         inventory=settings.inventory,
+        all_versions=settings.versions == "all",
     )

@@ -1,0 +1,169 @@
+"""A bucket with versions is listed by several threads as it is page by page: each version once, and no key in two parts."""
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import SourceDenied
+from caf_pipeline.inventory.objects import VersionCounts
+from caf_pipeline.inventory.snapshot import read_objects
+from caf_pipeline.steps import list_source, planning
+from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
+from caf_pipeline_tests.support.listing_server import ListedKeys
+from caf_pipeline_tests.support.s3_server import s3_error
+from caf_pipeline_tests.support.workplaces import a_workplace as with_ledger
+
+CHANCE = random.Random("versions")
+
+
+def some_versions(count: int, *, deleted: float = 0.0) -> list[str]:
+    """Return version ids, of which about so many are delete markers."""
+    return [f"{'d' if CHANCE.random() < deleted else 'v'}{CHANCE.getrandbits(48):012x}" for _ in range(count)]
+
+
+KEYS = [f"{CHANCE.getrandbits(40):010x}".encode() for _ in range(60)]
+HISTORIES = {
+    "one version each": {key: some_versions(1) for key in KEYS},
+    "some versions each": {key: some_versions(CHANCE.randint(1, 9), deleted=0.2) for key in KEYS},
+    "one key of thousands": {key: some_versions(3000 if key == KEYS[9] else 1) for key in KEYS},
+    "nothing but one key": {b"k": some_versions(500, deleted=0.1)},
+    "pages that end with each key": {key: some_versions(10) for key in KEYS},
+    "pages that end within each key": {key: some_versions(7) for key in KEYS},
+    "markers first": {key: ["d1", *some_versions(4)] for key in KEYS},
+    "markers last": {key: [*some_versions(4), "d1"] for key in KEYS},
+    "markers alone": {key: some_versions(CHANCE.randint(1, 4), deleted=1.0) for key in KEYS},
+    "beginnings of each other": {b"a" * length: some_versions(4, deleted=0.3) for length in range(1, 60)},
+    "with spaces and signs": {b"+% /" * (number % 3) + key: some_versions(5, deleted=0.3) for number, key in enumerate(KEYS)},
+}
+
+
+def expected(history) -> list[tuple[bytes, str, bool, bool]]:
+    """Return key, version id and both flags of all versions, as a snapshot of versions of one time has them."""
+    rows = [(key, one, at == 0, one.startswith("d")) for key, versions in history.items() for at, one in enumerate(versions)]
+    return sorted(rows)
+
+
+def rows_of(snapshot) -> list[tuple[bytes, str, bool, bool]]:
+    return [(obj.key, obj.version_id, obj.is_latest, obj.is_delete_marker) for obj in read_objects(snapshot.path)]
+
+
+def counts_of(history) -> VersionCounts:
+    rows = expected(history)
+    return VersionCounts(
+        older=sum(not latest and not marker for *_, latest, marker in rows),
+        markers=sum(marker for *_, marker in rows),
+        deleted_keys=sum(latest and marker for *_, latest, marker in rows),
+    )
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(list_source, "PIECE_OBJECTS", 20)
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("shape", HISTORIES)
+def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, small_pieces, shape, threads):
+    history = HISTORIES[shape]
+    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
+    snapshot = take_inventory(a_workplace(tmp_path, objects, versions="all", listing_threads=threads))
+    assert rows_of(snapshot) == expected(history)
+    assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
+    assert snapshot.beside == counts_of(history)
+
+
+@pytest.mark.parametrize("shape", HISTORIES)
+def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
+    history = HISTORIES[shape]
+    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
+    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    assert rows_of(snapshot) == [row for row in expected(history) if row[2] and not row[3]]
+    assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("versions", ["all", "current"])
+@pytest.mark.parametrize("pages", [3, 12, 25, 33])
+@pytest.mark.parametrize(
+    "shape", ["some versions each", "one key of thousands", "pages that end within each key", "markers last"]
+)
+def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted_s3, tmp_path, shape, pages, versions):
+    history = HISTORIES[shape]
+    listed = ListedKeys((), history=history)
+    objects = listed.serve(scripted_s3, page_keys=10)
+    work = a_workplace(tmp_path, objects, versions=versions)
+    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
+    with pytest.raises(SourceDenied):
+        take_inventory(work)
+    scripted_s3.answer = listed
+    snapshot = take_inventory(work)
+    wanted = expected(history)
+    assert rows_of(snapshot) == [row for row in wanted if versions == "all" or (row[2] and not row[3])]
+    assert snapshot.beside == counts_of(history)
+    assert left_in(tmp_path) == []
+
+
+def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, small_pieces):
+    history = HISTORIES["some versions each"]
+    listed = ListedKeys((), history=history)
+    objects = listed.serve(scripted_s3, page_keys=10)
+    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    with pytest.raises(SourceDenied):
+        take_inventory(a_workplace(tmp_path, objects))
+    scripted_s3.answer = listed
+    assert rows_of(take_inventory(a_workplace(tmp_path, objects, versions="all"))) == expected(history)
+
+
+VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
+    lambda kinds: [f"{kind}{number}" for number, kind in enumerate(kinds)]
+)
+
+
+@given(
+    st.dictionaries(st.text("ab/é", min_size=1, max_size=3).map(str.encode), VERSIONS, max_size=8),
+    st.integers(1, 4),
+    st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.none() | st.sampled_from([b"a", b"ab", b"b/", b"\xc3\xa9"])),
+)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, bounds):
+    after, until = bounds
+    listed = ListedKeys((), history=history)
+    with tempfile.TemporaryDirectory() as folder:
+        work = a_workplace(Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all")
+        assert rows_of(take_inventory(work)) == expected(history)
+        part = take_inventory(work, after=after, until=until)
+        within = {key: history[key] for key in history if key > after and (until is None or key <= until)}
+        assert (rows_of(part), part.beside) == (expected(within), counts_of(within))
+
+
+def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
+    history = HISTORIES["one key of thousands"]
+    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=1000)
+    snapshot = take_inventory(a_workplace(tmp_path, objects, versions="all"))
+    assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
+
+
+@pytest.mark.parametrize(
+    "shape", ["one key of thousands", "some versions each", "pages that end within each key", "markers alone"]
+)
+def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
+    """What a look ends with is where the next one begins: nothing of a key may be left behind it."""
+    history = HISTORIES[shape]
+    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
+    source = {"bucket": "b", "public": True, "versions": "all"}
+    work = with_ledger(tmp_path, objects, ledger, sources={"src": source})
+    found, after = 0, b""
+    for _ in range(len(history) + 1):
+        look = planning.look_for_new(work, after=after, max_pages=2)
+        found += look.new_objects
+        if look.next_after is None:
+            break
+        assert look.next_after > after
+        after = look.next_after
+    assert (look.next_after, found) == (None, sum(not marker for *_, marker in expected(history)))
