@@ -12,7 +12,9 @@ def main() -> int:
     """Run the command of this process's arguments; return its exit status."""
     signal.signal(signal.SIGINT, _leave)
     from caf_pipeline.cli import main as command  # noqa: PLC0415  loading it is what may be interrupted
+    from caf_pipeline.system.garbage import look_rarely  # noqa: PLC0415
 
+    look_rarely()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return command()

@@ -1,7 +1,8 @@
 """What Dagster's storage on SQLite makes again for each event or run is made once a process: half of a small run's CPU time.
 
 Dagster keeps each run's events in a file of its own. It stamps each with the newest of its migration scripts, all of which
-Alembic reads and executes for that; and it makes an engine for each event, which compiles each statement again.
+Alembic reads and executes for that; and it makes an engine for each event, which compiles each statement again, and a
+connection for each statement, which copies the log into the database as it is closed.
 Source: `SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
 """
 
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, QueuePool, event
 
 from caf_pipeline.defs.dagster_private import create_engine, sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage
 
@@ -42,11 +43,12 @@ def _scripts(config: Config) -> ScriptDirectory:
 
 
 def _engine(url: str, *, poolclass: type, connect_args: dict[str, Any] | None = None) -> Engine:
-    return _kept_engine(url, poolclass, tuple((connect_args or {}).items()))
+    return _kept_engine(url, tuple((connect_args or {}).items()))
 
 
 @lru_cache(maxsize=ENGINES_KEPT)
-def _kept_engine(url: str, poolclass: type, connect_args: tuple[tuple[str, object], ...]) -> Engine:
-    engine: Engine = create_engine(url, poolclass=poolclass, connect_args=dict(connect_args))
+def _kept_engine(url: str, connect_args: tuple[tuple[str, object], ...]) -> Engine:
+    engine: Engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args=dict(connect_args))
+    engine.dispose = lambda close=True: None  # type: ignore[method-assign]  # which the event log does after each statement
     event.listen(engine, "connect", lambda connection, _: connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}").close())
     return engine

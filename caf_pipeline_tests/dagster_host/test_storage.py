@@ -3,11 +3,13 @@
 import importlib
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance, job, op
 from dagster_postgres.storage import DagsterPostgresStorage
+from sqlalchemy import Pool, event
 
 from caf_pipeline.dagster_host import sqlite_storage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
@@ -39,13 +41,25 @@ def test_without_a_url_it_is_sqlite_in_dagster_home(home_settings, instance):
     assert (home_settings.home / "dagster" / "history").is_dir()
 
 
-def test_for_each_file_of_sqlite_one_engine_is_made(instance):
+def test_for_each_file_of_sqlite_one_engine_is_made_and_one_connection_kept(instance):
     sqlite_storage._kept_engine.cache_clear()
-    for _ in range(3):
-        a_job.execute_in_process(instance=instance)
+    opened = []
+    with listening(Pool, "connect", lambda connection, record: opened.append(connection)):
+        for _ in range(3):
+            a_job.execute_in_process(instance=instance)
+    assert len(opened) < 20  # and of statements there are hundreds
     made = sqlite_storage._kept_engine.cache_info()
     assert made.misses <= 6  # three runs, their index, the runs, the schedules
     assert made.hits > 10 * made.misses
+
+
+@contextmanager
+def listening(target, name, heard):
+    event.listen(target, name, heard)
+    try:
+        yield
+    finally:
+        event.remove(target, name, heard)
 
 
 def test_files_of_sqlite_are_such_that_a_power_cut_damages_none(instance, monkeypatch):
