@@ -285,12 +285,35 @@ def end_claims(connection: Connection, caf_file_id: int) -> int:
     return connection.execute(text("DELETE FROM claims WHERE caf_file_id = :id"), {"id": caf_file_id}).rowcount
 
 
+# What a claim told of its key stays known: else an older content that is located would be called the current one until the next
+# inventory. Where another content is current, an inventory has stated so, at a later time.
+_STATE_RELEASED = """
+    INSERT INTO current_exceptions (source_id, file_path, stated_at, object_version, inventory)
+    SELECT claims.source_id, claims.file_path, claims.last_modified, claims.object_version, plans.snapshot
+    FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
+    WHERE claims.caf_file_id = :caf_file_id AND EXISTS (
+        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
+            AND known.last_modified < claims.last_modified AND caf_files.state = ANY(:good))
+    ON CONFLICT DO NOTHING
+"""
+_STATE_ALL_RELEASED = text(_STATE_RELEASED.format(released=""))
+_STATE_SOME_RELEASED = text(_STATE_RELEASED.format(released="JOIN releasing USING (file_path, object_version)"))
+
+
+def withdraw_claims(connection: Connection, caf_file_id: int) -> None:
+    """End all claims of a chunk whose objects are not located by it, and may be planned again."""
+    connection.execute(_STATE_ALL_RELEASED, {"caf_file_id": caf_file_id, "good": GOOD})
+    end_claims(connection, caf_file_id)
+
+
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
     """End the chunk's claims on these (key, object version), which may then be planned again."""
     connection.execute(
         text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
     )
     if copy_rows(connection, "releasing", _IDENTITY, released):
+        connection.execute(_STATE_SOME_RELEASED, {"caf_file_id": caf_file_id, "good": GOOD})
         connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
 
 

@@ -26,6 +26,7 @@ from caf_pipeline.ledger.copy import (
     record_waiting,
     refuse_located,
     release_claims,
+    withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
 from caf_pipeline.ledger.database import Database
@@ -216,7 +217,7 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
             if after not in CLAIMING:
-                end_claims(connection, moved.caf_file_id)
+                withdraw_claims(connection, moved.caf_file_id)
             elif before is _S.SEALED and after is _S.PACKING:
                 connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
 

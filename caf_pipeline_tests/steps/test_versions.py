@@ -8,13 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotLocated, ReportRefused, SettingsError
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.maintenance.test_safe_to_delete import Answer, pass_window
 from caf_pipeline_tests.source.test_s3_listing import version
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
@@ -77,6 +79,28 @@ def delete_all_but_the_marker(bucket, key):
 
 def versions_of(work, key="k"):
     return {row.object_version for row in work.ledger.versions("src", key, 100)[0]}
+
+
+@pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
+def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(workplace, bucket, given_back):
+    """The latest version is in a chunk of its own; no inventory comes after its claim ended."""
+    work = workplace(target_size=4096)
+    bucket.put("k", b"a" * 3000)
+    next_second()
+    latest = bucket.put("k", b"b" * 3000)["VersionId"]
+    older, newer = [chunk.name for chunk in plan(work).chunks]
+    archive_chunk(work, older)
+    assert current(work)[1].chunk == newer
+    with chunk_steps.lease_chunk(work, newer) as lease:
+        if given_back == "by withdrawing":
+            work.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.WITHDRAWN)
+        else:
+            work.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.PACKING)
+            work.ledger.seal(lease, newer, seal_facts(0, released=1), [], [("k", latest)])
+    body, currency = current(work)
+    assert (body, currency.is_current) == (b"a" * 3000, False)
+    archive_everything(work)
+    assert (current(work)[0], current(work)[1].is_current) == (b"b" * 3000, True)
 
 
 # --- what is archived ------------------------------------------------------------------------------------------------
