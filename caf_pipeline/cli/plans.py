@@ -129,6 +129,7 @@ def _print_preview(preview: "PlanPreview") -> None:
         "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions) if snapshot.beside else "",
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
         "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
+        "split": _split(seen),
         "compared": f"{preview.to_compare:,} of them were written again; those with the same headers are not archived again"
         if preview.to_compare
         else "",
@@ -147,6 +148,12 @@ def _print_preview(preview: "PlanPreview") -> None:
     _print_objects(seen)
     typer.echo("Prices and time are estimates, without retries: AWS's list prices of S3 Standard in us-east-1 where none is set.")
     typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
+
+
+def _split(seen: "PlanStatistics") -> str:
+    if not seen.split_objects:
+        return ""
+    return f"{counted(seen.split_objects, 'object')} larger than a chunk, over {counted(seen.parts, 'chunk')}, a part each"
 
 
 def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
@@ -293,6 +300,7 @@ def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool)
             "planned": show_time(row.created_at),
             "inventory": record.snapshot,
             "objects": f"{record.object_count:,}, {show_size(record.object_bytes)}",
+            "split": _split(seen),
             "chunks": f"{len(chunks):,} of {show_size(int(terms['target_size']))}"
             if "target_size" in terms
             else f"{len(chunks):,}",
@@ -320,6 +328,8 @@ def _chunk_json(chunk: "Chunk") -> dict[str, object]:
         "skipped": chunk.skipped_count,
         "released": chunk.released_count,
         "attempts": chunk.attempts,
+        "part": chunk.part or None,
+        "part_count": chunk.part_count or None,
         "reason": chunk.reason or None,
         "located_at": _iso(chunk.located_at),
     }
@@ -349,6 +359,7 @@ def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
             "planned": f"{counted(chunk.object_count, 'object')}, {show_size(chunk.object_bytes)}; the file about"
             f" {show_size(chunk.expected_size_bytes)}",
             "keys": f"{printable(first)} … {printable(last)}",
+            "part": f"{chunk.part:,} of {chunk.part_count:,} of this object" if chunk.part else "",
             "packed": f"{packed}{left}" if chunk.merkle_root or chunk.skipped_count else "",
             "root": chunk.merkle_root.hex() if chunk.merkle_root else "",
             "located": show_time(chunk.located_at) if chunk.located_at else "",

@@ -219,6 +219,7 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
         "largest_objects": table(named, [(key, show_size(size), size) for key, size in seen.largest]),
         "smallest_objects": table(named, [(key, show_size(size), size) for key, size in seen.smallest]),
         "storage_classes": table({"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes),
+        **({"split_objects": seen.split_objects, "parts": seen.parts} if seen.split_objects else {}),
         "requests": estimate.requests,
         "estimated_seconds": "not known yet" if estimate.seconds is None else round(estimate.seconds),
     }

@@ -80,6 +80,11 @@ class Rows:
         self.entry_bytes[named] += 2  # our own names may have to give way, by a character each
         self.manifest_bytes = self._manifest_bytes()
 
+    def of(self, rows: _Numbers) -> list[dict[str, Any]]:
+        """Return these rows as of SNAPSHOT_SCHEMA."""
+        found: list[dict[str, Any]] = self._batch.take(pa.array(rows)).to_pylist()
+        return found
+
     def _named(self) -> pa.Array:
         if not pc.any(self.older).as_py():
             return self.keys
@@ -100,6 +105,15 @@ class Rows:
         if rewritten.any():
             sizes += np.where(rewritten, _characters(batch["object_version"]), 0)
         return sizes
+
+    @cached_property
+    def entry_bytes_alone(self) -> _Numbers:
+        """As `entry_bytes`, of each row in a chunk of its own, where it has the key."""
+        if not pc.any(self.older).as_py():
+            return self.entry_bytes
+        alone: _Numbers = _ENTRY_BYTES + _escaped_bytes(self.keys) + 1
+        alone[[at for at, _ in self.ours]] += 2
+        return alone
 
     @cached_property
     def hashed(self) -> tuple[_Numbers, memoryview]:
@@ -219,7 +233,7 @@ def fit_alone(rows: Rows, limits: Limits) -> _Flags:
     """Tell of each row whether a chunk of nothing else could hold it."""
     empty = Filling(limits)
     end = empty.position + rows.body_bytes
-    index = empty.index + rows.entry_bytes + _digits(np.array([empty.position])) + _digits(end)
+    index = empty.index + rows.entry_bytes_alone + _digits(np.array([empty.position])) + _digits(end)
     whole = end + index + empty.manifest + MANIFEST_GROUP_BYTES + rows.manifest_bytes + FOOTER_SIZE_BYTES
     fits: _Flags = (whole <= limits.max_bytes) & (index <= limits.max_index_bytes) & (limits.max_members >= 3)
     return fits

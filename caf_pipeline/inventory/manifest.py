@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
-from caf_pipeline.inventory.objects import object_version
+from caf_pipeline.inventory.objects import PartRange, object_version
 from caf_pipeline.inventory.snapshot import object_versions
 
 HEAD_MEMBER: Final = ".caf/chunk"
@@ -36,7 +36,10 @@ IDENTITY_FORMAT: Final = "caf-pipeline/2"
 """The same with one more column, for a chunk with objects whose identity the others do not tell. All other chunks stay as they
 were, byte for byte: one that an earlier version posted may have to be packed once more."""
 
-FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT)
+PARTS_FORMAT: Final = "caf-pipeline/3"
+"""The same with columns that tell which part of an object a member is. A chunk of this format has a part and nothing else."""
+
+FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT)
 
 ROWS_PER_GROUP: Final = 4_000
 """Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
@@ -82,7 +85,21 @@ MANIFEST_SCHEMA: Final = pa.schema(
 IDENTITY_SCHEMA: Final = MANIFEST_SCHEMA.append(pa.field("object_version", pa.string()))
 """With the identity of objects that were written again with other headers: null where version id, ETag and size tell it."""
 
-_SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA}
+PARTS_SCHEMA: Final = pa.schema(
+    [
+        *IDENTITY_SCHEMA,
+        pa.field("part", pa.int32(), nullable=False),  # from 1
+        pa.field("part_count", pa.int32(), nullable=False),
+        pa.field("part_start_byte", pa.int64(), nullable=False),  # of the object
+        pa.field("part_end_byte", pa.int64(), nullable=False),  # exclusive
+    ]
+)
+"""With the bytes of the object that the member is; its size, headers and identity are those of the whole object."""
+
+PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(IDENTITY_SCHEMA.names) :])
+"""The fields of a PartRange, in their order."""
+
+_SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA, PARTS_FORMAT: PARTS_SCHEMA}
 
 LOCATION_SCHEMA: Final = pa.schema(
     [
@@ -96,7 +113,7 @@ LOCATION_SCHEMA: Final = pa.schema(
         pa.field("sha256", pa.binary(32), nullable=False),
     ]
 )
-"""What a manifest tells of where a chunk's objects are: a row for each member."""
+"""What a manifest tells of where a chunk's objects are: a row for each member that is a whole object."""
 
 METADATA_KEY: Final = b"caf-pipeline"
 
@@ -229,6 +246,22 @@ class ManifestWriter:
 
 
 @dataclass(frozen=True, slots=True)
+class PartLocation:
+    """What a manifest tells of a part: the whole object's size, and where the part is; the rest as of LOCATION_SCHEMA."""
+
+    object_bytes: int
+    part: PartRange
+    key: str
+    object_version: str
+    version_id: str | None
+    start_byte: int
+    end_byte: int
+    etag: str
+    last_modified: datetime
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedManifest:
     """A manifest that was opened and is of this format; its rows are not yet read.
 
@@ -262,7 +295,33 @@ class OpenedManifest:
             yield from rows
 
     def locations(self) -> Iterator[pa.RecordBatch]:
-        """Yield the members in batches of LOCATION_SCHEMA; as `batches`."""
+        """Yield the members that are whole objects in batches of LOCATION_SCHEMA; as `batches`."""
+        return iter(()) if self.has_part else self.members()
+
+    def part(self) -> "PartLocation | None":
+        """Return the part that the chunk has; None where it has whole objects, or skipped the part.
+
+        Raises:
+            MalformedArchive: it is of a part and has another row, which no packing of ours writes.
+        """
+        if not self.has_part:
+            return None
+        if self.row_count != 1:
+            raise MalformedArchive(f"the manifest of a chunk of a part has {self.row_count} rows")
+        members = [row for batch in self.members() for row in batch.to_pylist()]
+        rows = list(self.rows(("key", "size_bytes", *PART_COLUMNS)))
+        (row,) = rows
+        return (
+            PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0]) if members else None
+        )
+
+    @property
+    def has_part(self) -> bool:
+        """Whether the chunk is one of a part of an object."""
+        return bool(self.described["format"] == PARTS_FORMAT)
+
+    def members(self) -> Iterator[pa.RecordBatch]:
+        """Yield all members, a part among them, in batches of LOCATION_SCHEMA: which bytes have which SHA-256; as `batches`."""
         for batch in self.batches({*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
             columns = {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
@@ -286,7 +345,7 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
     found = described.get("format") if isinstance(described, dict) else None
     if found not in FORMATS:
         raise MalformedArchive(
-            f"the manifest's format is '{found}', expected '{CHUNK_FORMAT}' or '{IDENTITY_FORMAT}'",
+            f"the manifest's format is '{found}', expected one of {', '.join(map(repr, FORMATS))}",
             hint="a newer version of caf-pipeline may know it",
         )
     if not schema.remove_metadata().equals(_SCHEMAS[found]):

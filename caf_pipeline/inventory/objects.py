@@ -126,6 +126,31 @@ def versions_as_json(beside: VersionCounts | None, *, all_versions: bool) -> dic
     return {"versions": "all" if all_versions else "current", **dict(zip(names, counts, strict=True))}
 
 
+@dataclass(frozen=True, slots=True)
+class PartRange:
+    """A part of an object that is split over chunks: its `number` of `count`, from 1, and its bytes of the object.
+
+    `end_byte` is exclusive, and greater than `start_byte`.
+    """
+
+    number: int
+    count: int
+    start_byte: int
+    end_byte: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The part's length."""
+        return self.end_byte - self.start_byte
+
+
+def cut_into_parts(size_bytes: int, most_bytes: int) -> list[PartRange]:
+    """Return the fewest parts of an object of which none is larger than this, in order; their sizes differ by a byte at most."""
+    count = -(-size_bytes // most_bytes)
+    ends = [size_bytes * number // count for number in range(count + 1)]
+    return [PartRange(number, count, *ends[number - 1 : number + 1]) for number in range(1, count + 1)]
+
+
 def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
     """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
     return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"

@@ -3,12 +3,14 @@
 In key order, greedy under the target: a chunk takes objects until the next one would lift its size, index and footer included
 and the manifest not, over the target. The manifest comes on top: its size is known only when all headers are, so that the plan
 estimates it, and only the limit ends a chunk for it. An object that is larger than the target has a chunk to itself; one that no
-chunk can hold is listed apart. The last chunk may wait for the next plan, see `PlanTerms`.
+chunk can hold is split over the first chunks of the plan, a part each. The last chunk may wait for the next plan, see
+`PlanTerms`.
 
     objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size. Those that wait come after, under the
-                        number that follows the last chunk's
+                        number that follows the last chunk's. One that is split is in the chunk of its first part
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
-    too_large.parquet   objects that no chunk can hold
+    parts.parquet       only where objects are split: the parts, one a chunk, from chunk 1 on
+    too_large.parquet   objects that cannot be split either
 
 Pure over its input: the same delta, source and target give the same files and the same hash.
 Source: "A chunk" in docs/design.md.
@@ -18,7 +20,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -30,10 +32,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import CafError, first_line
 from caf_pipeline.inventory.filling import EqualNames, Filling, Rows, fit_alone
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_MEMBER, IDENTITY_COLUMNS, MANIFEST_MEMBER
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.manifest import (
+    CHUNK_FORMAT,
+    HEAD_MEMBER,
+    HEAD_SIZE_BYTES,
+    IDENTITY_COLUMNS,
+    MANIFEST_FIXED_BYTES,
+    MANIFEST_GROUP_BYTES,
+    MANIFEST_MEMBER,
+    manifest_row_bound,
+)
+from caf_pipeline.inventory.objects import PartRange, S3Object, cut_into_parts
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, s3_object
 from caf_pipeline.system.ahead import one_ahead
 
@@ -52,11 +64,26 @@ OBJECTS_PER_BATCH: Final = 2_048
 
 OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
+PARTS_FILE: Final = "parts.parquet"
 TOO_LARGE_FILE: Final = "too_large.parquet"
 
 PLAN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("chunk_number", pa.int32(), nullable=False)).append(
     pa.field("member", pa.string(), nullable=False)
 )
+PARTS_SCHEMA: Final = pa.schema(
+    [
+        *PLAN_SCHEMA,
+        pa.field("part", pa.int32(), nullable=False),
+        pa.field("part_count", pa.int32(), nullable=False),
+        pa.field("part_start_byte", pa.int64(), nullable=False),  # of the object
+        pa.field("part_end_byte", pa.int64(), nullable=False),  # exclusive
+    ]
+)
+"""The parts of objects that are split, each with all that is known of its object."""
+
+_PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
+"""The fields of a PartRange, in their order."""
+
 CHUNKS_SCHEMA: Final = pa.schema(
     [
         pa.field("chunk_number", pa.int32(), nullable=False),
@@ -70,9 +97,18 @@ CHUNKS_SCHEMA: Final = pa.schema(
 
 _METADATA_KEY: Final = b"caf-pipeline"
 _TOO_LARGE: Final = 0  # a chunk number that no chunk has
+_IN_PARTS: Final = -3  # in chunks of its own, a part each
 _OVER: Final = -1  # past the plan's last chunk: left for the next plan
 _NOWHERE: Final = -2  # the chunk number of a row that is not there
 
+_MOST_HEADERS_BYTES: Final = 16 << 10
+"""More than the headers of an object add to a manifest: S3 takes 8 KiB of them. A part that did not fit in its chunk, for headers
+that no listing shows, would keep the whole object out."""
+
+_MOST_BESIDE_BYTES: Final = 1 << 20
+"""More than a chunk of one object takes beside the object: our members, an index of three entries, a manifest of one row."""
+
+_Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _Places = np.ndarray[Any, np.dtype[np.int32]]
 """Chunk numbers."""
 
@@ -135,6 +171,7 @@ class Plan:
     """A plan as it was written to `folder`.
 
     `leftover_count` objects are beyond its last chunk and in no list of it. `waiting` is in no chunk: `read_waiting` has it.
+    `split_count` objects are in `part_count` parts.
     """
 
     folder: Path
@@ -143,6 +180,8 @@ class Plan:
     too_large_count: int
     leftover_count: int
     waiting: WaitingTail | None = None
+    split_count: int = 0
+    part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
         """Return the plan's full hash: over what it plans and, where the same was planned before, how often.
@@ -153,8 +192,8 @@ class Plan:
 
     @property
     def object_count(self) -> int:
-        """Objects in all chunks."""
-        return sum(chunk.object_count for chunk in self.chunks)
+        """Objects in all chunks, one that is split counted once."""
+        return sum(chunk.object_count for chunk in self.chunks) - self.part_count + self.split_count
 
     @property
     def object_bytes(self) -> int:
@@ -168,16 +207,48 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One object of a chunk and the name that it has in it."""
+    """One object of a chunk and the name that it has in it; where the object is split, which part of it the chunk has."""
 
     object: S3Object
     member: str
+    part: PartRange | None = None
+
+    @property
+    def start_byte(self) -> int:
+        """Where in the object the member's bytes begin."""
+        return self.part.start_byte if self.part else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """The member's length."""
+        return self.part.size_bytes if self.part else self.object.size_bytes
 
 
 def _free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "~"
     return name
+
+
+def _part_member(obj: S3Object, part: PartRange) -> str:
+    return f"{obj.key.decode()}~caf-p-{part.number}-{part.count}"
+
+
+def _part_manifest_bound(obj: S3Object, part: PartRange) -> int:
+    """Return an upper bound of the manifest of a chunk that has this part, for headers of usual length."""
+    row = manifest_row_bound(obj.key, obj.version_id, obj.etag) + len(_part_member(obj, part)) - len(obj.key)
+    return MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES + row + (len(obj.object_version) if obj.rewritten else 0)
+
+
+def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPlan, str]:
+    """Return the chunk that has this part and nothing else, and the part's name in it."""
+    member, end_byte, index = _part_member(obj, part), HEAD_SIZE_BYTES + part.size_bytes, IndexBuilder()
+    manifest_end_byte = end_byte + _part_manifest_bound(obj, part)
+    index.add(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)
+    index.add(member, HEAD_SIZE_BYTES, end_byte)
+    index.add(MANIFEST_MEMBER, end_byte, manifest_end_byte)
+    size_bytes = manifest_end_byte + index.index_size_bytes + FOOTER_SIZE_BYTES
+    return ChunkPlan(number, 1, part.size_bytes, size_bytes, HEAD_MEMBER, MANIFEST_MEMBER), member
 
 
 _FIRST_LOOK: Final = 64
@@ -191,8 +262,10 @@ class _Cutter:
         self.chunks: list[ChunkPlan] = []
         self.too_large_count = 0
         self.leftover_count = 0
+        self.part_count = 0
         self.last_size_bytes = 0  # of the last chunk, as it counts towards the target
         self.most_bytes = max(terms.limits.max_bytes, terms.limit_bytes)  # no chunk has a larger object
+        self._least_bytes = terms.limits.max_bytes - _MOST_BESIDE_BYTES  # a chunk has any object up to this size
         self._terms = terms
         self._max_chunks = terms.max_chunks or MAX_CHUNKS
         self._number = 1
@@ -207,11 +280,69 @@ class _Cutter:
         }
         self._hash = hashlib.sha256(json.dumps(settings, sort_keys=True).encode() + b"\n")
         self._hash_before_last = self._hash  # of all chunks but the last
+        self._split: set[tuple[bytes, str]] = set()  # key and object version of objects in parts
+
+    @property
+    def split_count(self) -> int:
+        """Objects in parts."""
+        return len(self._split)
+
+    @property
+    def only_parts(self) -> bool:
+        """Whether no chunk is one of whole objects."""
+        return not self.chunks or self.chunks[-1].chunk_number == self.part_count
+
+    def groups_with_larger(self, file: pq.ParquetFile) -> list[int]:
+        """Return the row groups of a delta that may have objects which no chunk can hold."""
+        column = file.schema_arrow.get_field_index("size_bytes")
+        statistics = (file.metadata.row_group(group).column(column).statistics for group in range(file.num_row_groups))
+        return [at for at, one in enumerate(statistics) if one is None or not one.has_min_max or one.max > self._least_bytes]
+
+    def larger(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return the rows of a delta's batch that no chunk can hold."""
+        some = batch.filter(pc.greater(batch["size_bytes"], self._least_bytes))
+        rows = Rows(some, None, self.most_bytes)
+        return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
+
+    def split(self, obj: S3Object) -> list[dict[str, Any]]:
+        """Give the parts of an object that no chunk can hold a chunk each; return what PARTS_SCHEMA has beside the object.
+
+        An object that cannot be split, or not within this plan, has none. All are split before the first `cut`.
+        """
+        ranges = self._ranges(obj)
+        if not ranges or self._number + len(ranges) - 1 > self._max_chunks:
+            return []
+        self._split.add((obj.key, obj.object_version))
+        described = b"%b\0%b\0%d\0" % (obj.key, obj.object_version.encode(), obj.size_bytes)
+        self._hash.update(described + b"in %d parts\0" % len(ranges))
+        self._hash_before_last = self._hash.copy()
+        rows = []
+        for part in ranges:
+            chunk, member = _chunk_of_part(obj, part, self._number)
+            self.chunks.append(chunk)
+            rows.append({"chunk_number": self._number, "member": member} | dict(zip(_PART_COLUMNS, astuple(part), strict=True)))
+            self._number += 1
+        self.part_count += len(ranges)
+        return rows
+
+    def _ranges(self, obj: S3Object) -> list[PartRange]:
+        """Return the parts of an object, none of whose chunks passes the target or the limits; none where there are no such."""
+        terms = self._terms
+        most = PartRange(MAX_CHUNKS, MAX_CHUNKS, 0, terms.limits.max_bytes)  # whose numbers are longest
+        beside = _chunk_of_part(obj, most, MAX_CHUNKS)[0].expected_size_bytes - most.size_bytes
+        manifest, limits = _part_manifest_bound(obj, most), terms.limits
+        most_bytes = min(terms.limit_bytes, limits.max_bytes) - _MOST_HEADERS_BYTES
+        room = min(terms.target_size_bytes + manifest, most_bytes) - beside
+        index_bytes = beside - manifest - HEAD_SIZE_BYTES - FOOTER_SIZE_BYTES
+        if not 0 < obj.size_bytes <= room * MAX_CHUNKS or index_bytes > limits.max_index_bytes or limits.max_members < 3:
+            return []
+        return cut_into_parts(obj.size_bytes, room)
 
     def cut(self, rows: Rows) -> _Places:
         """Return the chunk number of each row."""
         numbers: _Places = np.empty(rows.count, np.int32)
         alone = fit_alone(rows, self._terms.limits)
+        beyond = self._beyond(rows, alone)
         self._names.look_at(rows)
         at, look = 0, _FIRST_LOOK
         while at < rows.count and self._number <= self._max_chunks:
@@ -223,13 +354,24 @@ class _Cutter:
                 self.close()
                 look = _FIRST_LOOK
             else:
-                numbers[at] = _TOO_LARGE
                 at += 1
-        numbers[at:] = np.where(alone[at:], _OVER, _TOO_LARGE)
+        numbers[at:] = _OVER
+        numbers[~alone] = beyond
         self.too_large_count += int(np.count_nonzero(numbers == _TOO_LARGE))
         self.leftover_count += int(np.count_nonzero(numbers == _OVER))
         self._names.keep(rows, numbers == self._number)
         return numbers
+
+    def _beyond(self, rows: Rows, alone: _Flags) -> _Places:
+        """Return what becomes of the rows that no chunk can hold."""
+        found = []
+        for row in rows.of(np.flatnonzero(~alone)):
+            obj = s3_object(row)
+            if (obj.key, obj.object_version) in self._split:
+                found.append(_IN_PARTS)
+            else:
+                found.append(_OVER if self._ranges(obj) else _TOO_LARGE)
+        return np.array(found, np.int32)
 
     def _take_some(self, rows: Rows, at: int, stop: int, *, alone: bool) -> int:
         """Let the chunk under way take rows from this one on; return how many, 0 where it cannot have this one."""
@@ -289,7 +431,8 @@ ever repeat are written without a dictionary, in a quarter less time."""
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     """Cut the objects of `delta` (`inventory.SNAPSHOT_SCHEMA`, sorted, supported keys only) into `folder`, which exists.
 
-    Memory is bounded by three row groups, whatever the number of objects; the chunks themselves are listed in memory.
+    Memory is bounded by three row groups, whatever the number of objects; the chunks themselves, and the identities of objects
+    that are split, are listed in memory.
     """
     cutter = _Cutter(terms)
     metadata = {_METADATA_KEY: json.dumps(_described(terms)).encode()}
@@ -298,6 +441,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
         pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN) as objects,
         pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN) as too_large,
     ):
+        _split_all(cutter, file, folder, objects, metadata)
         for batch, placed in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
             _write_batch(batch, placed, objects, too_large)
     cutter.close()
@@ -307,12 +451,32 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     metadata = {_METADATA_KEY: json.dumps(described).encode()}
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
     pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
-    return Plan(folder, content_sha256, cutter.chunks, cutter.too_large_count, cutter.leftover_count, tail)
+    counts = cutter.too_large_count, cutter.leftover_count
+    return Plan(folder, content_sha256, cutter.chunks, *counts, tail, cutter.split_count, cutter.part_count)
+
+
+def _split_all(
+    cutter: _Cutter, file: pq.ParquetFile, folder: Path, objects: pq.ParquetWriter, metadata: Mapping[bytes, bytes]
+) -> None:
+    """Split the objects that no chunk can hold, and write the files' rows of them. Row groups that have none are not read."""
+    with contextlib.ExitStack() as opened:
+        parts: pq.ParquetWriter | None = None
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=cutter.groups_with_larger(file)):
+            for row in cutter.larger(batch):
+                found = cutter.split(s3_object(dict(row)))
+                if not found:
+                    continue
+                if parts is None:
+                    schema = PARTS_SCHEMA.with_metadata(metadata)
+                    parts = opened.enter_context(pq.ParquetWriter(folder / PARTS_FILE, schema, **_WRITTEN))
+                parts.write_table(pa.Table.from_pylist([row | part for part in found], PARTS_SCHEMA))
+                whole = row | {"chunk_number": found[0]["chunk_number"], "member": row["key"].decode()}
+                objects.write_table(pa.Table.from_pylist([whole], PLAN_SCHEMA))
 
 
 def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTail | None:
     """Take the last chunk out of a plan where it is to wait for the next one."""
-    if cutter.leftover_count or not cutter.chunks or cutter.last_size_bytes >= terms.min_chunk_size_bytes:
+    if cutter.leftover_count or cutter.only_parts or cutter.last_size_bytes >= terms.min_chunk_size_bytes:
         return None
     batches = read_chunk_batches(folder, cutter.chunks[-1].chunk_number, ["last_modified"])
     oldest: datetime = min(pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows)
@@ -411,12 +575,56 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
     Raises:
         CafError: there is no readable plan in `folder`.
     """
+    if (part := _read_part(folder, number, PARTS_SCHEMA.names)) is not None:
+        yield from map(_planned_object, part.to_pylist())
+        return
     for batch in read_chunk_batches(folder, number, PLAN_SCHEMA.names):
         yield from map(_planned_object, batch.to_pylist())
 
 
+def holds_part(folder: Path, number: int) -> bool:
+    """Tell whether a chunk of a plan is one of a part; as `read_chunk_objects`."""
+    return _read_part(folder, number, ("chunk_number",)) is not None
+
+
+def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
+    """Yield each part that a plan has, with its chunk's number, in order; as `read_chunk_objects`."""
+    if (folder / PARTS_FILE).exists():
+        with _opened(folder / PARTS_FILE) as file:
+            for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH):
+                for row in batch.to_pylist():
+                    yield row["chunk_number"], _planned_object(row)
+
+
+def split_counts(folder: Path) -> tuple[int, int]:
+    """Return how many objects of a plan are split, and into how many parts; as `read_chunk_objects`."""
+    if not (folder / PARTS_FILE).exists():
+        return 0, 0
+    with _opened(folder / PARTS_FILE) as file:
+        numbers = file.read(columns=["part"])["part"]
+    return pc.sum(pc.equal(numbers, 1)).as_py(), len(numbers)
+
+
+def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBatch | None:
+    """Return a chunk's part as a row with these columns of PARTS_SCHEMA; None where the chunk is one of whole objects."""
+    if not (folder / PARTS_FILE).exists():
+        return None
+    with _opened(folder / PARTS_FILE) as file:
+        if not 1 <= number <= file.metadata.num_rows:
+            return None
+        groups = [group for group, _ in _groups_of(file, number)]
+        for batch in file.iter_batches(row_groups=groups, columns=list(dict.fromkeys([*columns, "chunk_number"]))):
+            found = batch.filter(pc.equal(batch["chunk_number"], number))
+            if found.num_rows:
+                return found
+    raise CafError(f"the plan in {folder} has no chunk {number}")
+
+
 def read_chunk_batches(folder: Path, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the objects of one chunk in plan order, with these columns of PLAN_SCHEMA; as `read_chunk_objects`."""
+    if (part := _read_part(folder, number, columns)) is not None:
+        yield part
+        return
     with _opened(folder / OBJECTS_FILE) as file:
         groups = [group for group, _ in _groups_of(file, number)]
         named = dict.fromkeys([*columns, "chunk_number"])
@@ -430,6 +638,8 @@ def count_chunk_objects(folder: Path, number: int) -> int:
     Raises:
         CafError: there is no readable plan in `folder`.
     """
+    if holds_part(folder, number):
+        return 1
     with _opened(folder / OBJECTS_FILE) as file:
         groups = list(_groups_of(file, number))
         shared = [group for group, whole in groups if not whole]
@@ -446,7 +656,10 @@ def has_rewritten(folder: Path, number: int) -> bool:
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object in a chunk of the plan, in one pass."""
+    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object in a chunk of the plan, in one pass.
+
+    An object in parts is there once, in the chunk of its first part.
+    """
     columns = ["chunk_number", "key", "object_version", "last_modified"]
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
@@ -488,4 +701,5 @@ def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
 def _planned_object(row: dict[str, Any]) -> PlannedObject:
     row.pop("chunk_number")
     member = row.pop("member")
-    return PlannedObject(s3_object(row), member)
+    part = PartRange(*(row.pop(name) for name in _PART_COLUMNS)) if "part" in row else None
+    return PlannedObject(s3_object(row), member, part)

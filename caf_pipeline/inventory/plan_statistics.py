@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE
+from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, split_counts
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 from caf_pipeline.system.quantities import show_size
 
@@ -45,8 +45,9 @@ class PlanStatistics:
         sizes: a histogram, from the smallest size that occurs to the largest without a gap; empty for no objects.
         storage_classes: objects and bytes by class.
         largest, smallest: (key, size) of some, in this order.
-        get_requests: that fetch the objects, the larger ones in parts.
-        checksum_requests: that ask for S3's own checksum of objects which come in parts.
+        get_requests: that fetch the objects, the larger ones in pieces.
+        checksum_requests: that ask for S3's own checksum of objects which come in pieces.
+        split_objects: of the objects, those that are larger than a chunk; `parts` are theirs, a chunk each.
     """
 
     objects: int
@@ -57,6 +58,8 @@ class PlanStatistics:
     smallest: Sequence[tuple[str, int]]
     get_requests: int
     checksum_requests: int
+    split_objects: int = 0
+    parts: int = 0
 
     def as_json(self) -> dict[str, object]:
         """Return what objects there are, as a program reads it."""
@@ -68,6 +71,8 @@ class PlanStatistics:
             "storage_classes": {name: {"objects": n, "bytes": size} for name, (n, size) in self.storage_classes.items()},
             "largest": [{"key": key, "bytes": size} for key, size in self.largest],
             "smallest": [{"key": key, "bytes": size} for key, size in self.smallest],
+            "split_objects": self.split_objects,
+            "parts": self.parts,
         }
 
 
@@ -99,6 +104,7 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
         rows = query.rows(_STEPS.format(part_bytes=part_bytes))
         named = "SELECT key, size_bytes FROM planned ORDER BY size_bytes {order}, key LIMIT {limit}"
         largest, smallest = (query.rows(named.format(order=order, limit=NAMED)) for order in ("DESC", "ASC"))
+    split = [split_counts(folder) for folder in folders]
     return PlanStatistics(
         objects=sum(row[2] for row in rows),
         size_bytes=sum(row[3] for row in rows),
@@ -108,6 +114,8 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
         smallest=[(bytes(key).decode(), size) for key, size in smallest],
         get_requests=sum(row[4] for row in rows),
         checksum_requests=sum(row[5] for row in rows),
+        split_objects=sum(objects for objects, _ in split),
+        parts=sum(parts for _, parts in split),
     )
 
 

@@ -83,6 +83,7 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("key", pa.binary(), nullable=False),
         pa.field("object_version", pa.string(), nullable=False),
         pa.field("part", pa.int32(), nullable=False),
+        pa.field("part_count", pa.int32(), nullable=False),
         pa.field("caf_file_id", pa.int64(), nullable=False),
         pa.field("start_byte", pa.int64(), nullable=False),  # CAF coordinates
         pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
@@ -92,7 +93,8 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
     ]
 )
-"""The locations of a source's objects, as the ledger has them."""
+"""The locations of a source's objects, as the ledger has them. A whole object has `part` and `part_count` 0; parts count
+from 1."""
 
 EXCEPTION_SCHEMA: Final = pa.schema(
     [

@@ -116,10 +116,23 @@ _CLAIMED_BUT_LOCATED = text(
     CROSS JOIN LATERAL (
         SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.object_version = claims.object_version AND caf_files.state = ANY(:good)
+            AND known.object_version = claims.object_version AND known.part = 0 AND caf_files.state = ANY(:good)
         LIMIT 1) AS located
     WHERE planned.plan_id = :plan_id
     LIMIT 1
+    """
+)
+
+
+# Asked of the objects in parts, which are few, and not of the claims.
+_CLAIMED_BUT_IN_PARTS = text(
+    """
+    SELECT claims.file_path, located.name FROM objects_in_parts AS whole
+    JOIN claims ON claims.source_id = whole.source_id AND claims.file_path = whole.file_path
+        AND claims.object_version = whole.object_version
+    JOIN caf_files AS planned ON planned.caf_file_id = claims.caf_file_id
+    JOIN caf_files AS located ON located.caf_file_id = whole.caf_file_id
+    WHERE whole.source_id = :source_id AND planned.plan_id = :plan_id LIMIT 1
     """
 )
 
@@ -129,6 +142,8 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
     if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
         return
     found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
+    if found is None:
+        found = connection.execute(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).first()
     if found is not None:
         raise ClaimConflict(
             f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
@@ -281,8 +296,11 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
 
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
-    """End all claims of a chunk; return their number."""
-    return connection.execute(text("DELETE FROM claims WHERE caf_file_id = :id"), {"id": caf_file_id}).rowcount
+    """End all claims of a chunk; return their number. The claim on an object in parts is not one chunk's to end (`parts`)."""
+    statement = text(
+        "DELETE FROM claims WHERE caf_file_id = :id AND NOT EXISTS (SELECT FROM object_parts WHERE caf_file_id = :id)"
+    )
+    return connection.execute(statement, {"id": caf_file_id}).rowcount
 
 
 # What a claim told of its key stays known: else an older content that is located would be called the current one until the next
@@ -291,7 +309,7 @@ _STATE_RELEASED = """
     INSERT INTO current_exceptions (source_id, file_path, stated_at, object_version, inventory)
     SELECT claims.source_id, claims.file_path, claims.last_modified, claims.object_version, plans.snapshot
     FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
-    WHERE claims.caf_file_id = :caf_file_id AND EXISTS (
+    WHERE claims.caf_file_id = ANY(:caf_file_ids) AND EXISTS (
         SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
             AND known.last_modified < claims.last_modified AND caf_files.state = ANY(:good))
@@ -301,10 +319,10 @@ _STATE_ALL_RELEASED = text(_STATE_RELEASED.format(released=""))
 _STATE_SOME_RELEASED = text(_STATE_RELEASED.format(released="JOIN releasing USING (file_path, object_version)"))
 
 
-def withdraw_claims(connection: Connection, caf_file_id: int) -> None:
-    """End all claims of a chunk whose objects are not located by it, and may be planned again."""
-    connection.execute(_STATE_ALL_RELEASED, {"caf_file_id": caf_file_id, "good": GOOD})
-    end_claims(connection, caf_file_id)
+def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
+    """End all claims of chunks whose objects are not located by them, and may be planned again."""
+    connection.execute(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
+    connection.execute(text("DELETE FROM claims WHERE caf_file_id = ANY(:ids)"), {"ids": caf_file_ids})
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
@@ -313,7 +331,7 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
         text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
     )
     if copy_rows(connection, "releasing", _IDENTITY, released):
-        connection.execute(_STATE_SOME_RELEASED, {"caf_file_id": caf_file_id, "good": GOOD})
+        connection.execute(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})
         connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
 
 

@@ -54,7 +54,11 @@ _CONTENT = text(
         older_objects AS older, gone_objects AS gone, current_objects AS current,
         (SELECT coalesce(sum(member_count), 0) FROM caf_files JOIN plans USING (plan_id)
             WHERE caf_files.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at
-            AND state = ANY(:good)) AS located_since
+            AND state = ANY(:good) AND NOT EXISTS (SELECT FROM object_parts
+                WHERE object_parts.caf_file_id = caf_files.caf_file_id))
+        + (SELECT count(*) FROM objects_in_parts AS whole JOIN plans USING (plan_id)
+            WHERE whole.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at)
+            AS located_since
     FROM inventories
     WHERE source_id = :source_id AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
     ORDER BY taken_at DESC, name DESC LIMIT 1
@@ -62,9 +66,14 @@ _CONTENT = text(
 )
 _VERSIONS = text(
     """
+    WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
+        WHERE source_id = :source_id AND file_path = ANY(CAST(:keys AS text[])))
     SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, caf_files.name AS chunk
     FROM unnest(CAST(:keys AS text[])) AS asked (key) CROSS JOIN LATERAL (
-        SELECT * FROM file_locations WHERE source_id = :source_id AND file_path = asked.key AND part = 0) AS found
+        SELECT file_path, object_version, etag, start_byte, end_byte, caf_file_id, version_id FROM file_locations
+        WHERE source_id = :source_id AND file_path = asked.key AND part = 0
+        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, caf_file_id, version_id FROM in_parts
+        WHERE file_path = asked.key) AS found
     JOIN caf_files USING (caf_file_id) WHERE state = ANY(:good) AND version_id IS NULL
     """
 )
@@ -73,7 +82,9 @@ _SETTLED = text(
     """
     WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(:keys AS text[]),
         CAST(:versions AS text[]), CAST(:with_times AS text[]), CAST(:times AS timestamptz[]), CAST(:have_ids AS boolean[]),
-        CAST(:are_latest AS boolean[])))
+        CAST(:are_latest AS boolean[]))),
+    in_parts AS MATERIALIZED (SELECT file_path, object_version, last_modified FROM objects_in_parts
+        WHERE source_id = :source_id AND file_path = ANY(CAST(:keys AS text[])))
     SELECT key, version FROM asked
     LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = :source_id AND file_path = key
         AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
@@ -86,10 +97,12 @@ _SETTLED = text(
     LEFT JOIN LATERAL (
         SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
             max(known.object_version) FILTER (WHERE is_it) AS object_version
-        FROM file_locations AS known JOIN caf_files USING (caf_file_id)
+        FROM (SELECT object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
+            WHERE file_locations.source_id = :source_id AND file_path = key AND part = 0 AND state = ANY(:good)
+            UNION ALL SELECT object_version, last_modified FROM in_parts WHERE file_path = key) AS known
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
             OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity
-        WHERE known.source_id = :source_id AND known.file_path = key AND part = 0 AND state = ANY(:good)) AS located ON true
+        ) AS located ON true
     WHERE claimed.yes OR skipped.yes OR CASE WHEN NOT is_latest THEN located.object_version IS NOT NULL
         WHEN said.stated_at >= latest THEN said.object_version = located.object_version ELSE located.last_modified = latest END
     """

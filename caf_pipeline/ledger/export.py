@@ -21,6 +21,10 @@ _LOCATED: Final = """
     SELECT file_path, object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
+# Few, and none of them is ever kept: which parts are located changes with any of their chunks.
+_LOCATED_IN_PARTS: Final = """
+    SELECT file_path, object_version, last_modified FROM objects_in_parts WHERE source_id = %(source_id)s
+"""
 _KEPT: Final = """
     SELECT file_path, object_version, last_modified, caf_file_id FROM file_locations
     WHERE source_id = %(source_id)s AND part = 0 AND caf_file_id = ANY(%(chunks)s)
@@ -42,13 +46,27 @@ _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
 """Each with the values of the columns that it does not give."""
 
-_UNDER_WAY: Final[_Queries] = ((_CLAIMED, {"standing": "claimed", **_NO_SKIP}), (_SKIPPED, {"standing": "skipped"}))
-_STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_UNDER_WAY)
+_NOT_KEPT: Final[_Queries] = (
+    (_CLAIMED, {"standing": "claimed", **_NO_SKIP}),
+    (_SKIPPED, {"standing": "skipped"}),
+    (_LOCATED_IN_PARTS, _LOCATED_ROW),
+)
+_STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_NOT_KEPT)
 _LOCATIONS: Final = """
     SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256,
         last_modified
     FROM file_locations JOIN caf_files USING (caf_file_id)
-    WHERE file_locations.source_id = %(source_id)s AND state = ANY(%(good)s)
+    WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
+"""
+_PARTS: Final = """
+    SELECT located.file_path, located.object_version, own.part, own.part_count, located.caf_file_id, located.start_byte,
+        located.end_byte, located.version_id, located.etag, located.sha256, located.last_modified
+    FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
+        AND own.file_path = whole.file_path AND own.object_version = whole.object_version
+    CROSS JOIN LATERAL (SELECT * FROM file_locations WHERE file_locations.source_id = own.source_id
+        AND file_locations.file_path = own.file_path AND file_locations.object_version = own.object_version
+        AND file_locations.part = own.location_part LIMIT 1) AS located
+    WHERE whole.source_id = %(source_id)s
 """
 _EXCEPTIONS: Final = """
     SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
@@ -88,7 +106,7 @@ class Exports(LedgerPart):
                 chunks = _chunks(connection, source_id)
                 missing = locations.missing(chunks)
                 # "0" comes first of the names that are hashes: its columns are those of all.
-                self._write("standing", connection, source_id, folder / "0.parquet", _UNDER_WAY)
+                self._write("standing", connection, source_id, folder / "0.parquet", _NOT_KEPT)
                 self._write("kept", connection, source_id, exported, [(_KEPT, _LOCATED_ROW)] if missing else [], chunks=missing)
             locations.add(exported, missing, chunks)
             locations.link_into(folder)
@@ -116,9 +134,9 @@ class Exports(LedgerPart):
     def export_located(self, source: str, path: Path) -> int:
         """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
-        Rows come as they lie in the table, where those of a chunk lie together.
+        Rows come as they lie in the table, where those of a chunk lie together. Of an object in parts all are there, or none.
         """
-        return self._export("located", source, path, [(_LOCATIONS, {})])
+        return self._export("located", source, path, [(_LOCATIONS, {"part_count": 0}), (_PARTS, {})])
 
     def _export(self, what: str, source: str, path: Path, queries: _Queries) -> int:
         with self._one_moment(source) as (connection, source_id):

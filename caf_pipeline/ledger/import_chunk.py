@@ -19,6 +19,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
 from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.parts import restore_part
 from caf_pipeline.ledger.records import Skip, StoredChunk
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
@@ -43,7 +44,9 @@ _COUNT_PLAN: Final = text(
     """
     UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
         object_bytes = greatest(plans.object_bytes, sums.bytes)
-    FROM (SELECT sum(object_count) AS objects, sum(object_bytes) AS bytes FROM caf_files WHERE plan_id = :plan_id) AS sums
+    FROM (SELECT sum(object_count) FILTER (WHERE part IS NULL) + count(DISTINCT (file_path, object_version))
+            FILTER (WHERE part IS NOT NULL) AS objects, sum(caf_files.object_bytes) AS bytes
+        FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = :plan_id) AS sums
     WHERE plan_id = :plan_id
     """
 )
@@ -68,6 +71,12 @@ _CLAIMED: Final = text(
         WHERE claims.source_id = restoring.source_id AND claims.file_path = restoring.file_path
             AND claims.object_version = restoring.object_version LIMIT 1) AS claimed
     LIMIT 1
+    """
+)
+_CLAIMED_PART: Final = text(
+    """
+    SELECT file_path, name FROM claims JOIN caf_files USING (caf_file_id)
+    WHERE claims.source_id = :source_id AND file_path = :key AND object_version = :object_version
     """
 )
 _LOCATE: Final = replace_stale("restoring")
@@ -103,7 +112,7 @@ _SKIP_NEW: Final = text(
     FROM skipping WHERE NOT EXISTS (
         SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = :source_id AND known.file_path = skipping.file_path
-            AND known.object_version = skipping.object_version AND state = ANY(:good))
+            AND known.object_version = skipping.object_version AND part = 0 AND state = ANY(:good))
     ON CONFLICT DO NOTHING
     """
 )
@@ -148,9 +157,12 @@ class ChunkImport(LedgerPart):
             caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
             connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
-            _require_count(chunk, "members", chunk.member_count, row_count)
+            _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, chunk)
             written = _locate(connection, chunk)
+            if chunk.part is not None:
+                restore_part(connection, source_id, plan_id, caf_file_id, chunk.part)
+                written = 1
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
             record_verified(connection, caf_file_id, chunk.copies)
@@ -201,7 +213,11 @@ def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: S
 def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) -> None:
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
-    claimed = connection.execute(_CLAIMED).first()
+    if chunk.part is not None:
+        names = {"source_id": source_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
+        claimed = connection.execute(_CLAIMED_PART, names).first()
+    else:
+        claimed = connection.execute(_CLAIMED).first()
     if claimed is not None:
         raise ClaimConflict(
             f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
@@ -218,7 +234,7 @@ def _locate(connection: Connection, chunk: StoredChunk) -> int:
                 f"chunk {chunk.name} names an object twice", hint="no chunk that this software packs does"
             ) from error
         raise
-    if chunk.member_count and not written:
+    if chunk.member_count and not written and not chunk.part:
         raise _Superseded
     return written
 

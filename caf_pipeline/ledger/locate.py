@@ -17,17 +17,26 @@ from psycopg.rows import args_row
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Currency, Location, LocationRow
+from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
 from caf_pipeline.store.protocol import Posting
 
 _OF_SOURCE: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = ANY(%(keys)b)"
 _FOUND: Final = f"""
     SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag,
-        last_modified, file_locations.sha256, part, caf_files.name AS chunk, merkle_root,
-        owner, start, stored_size_bytes, snapshot
+        last_modified, file_locations.sha256, caf_files.name AS chunk, merkle_root,
+        owner, start, stored_size_bytes, snapshot, NULL::jsonb AS parts
     FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
     WHERE file_locations.{_OF_SOURCE} AND part = 0 AND state = ANY(%(good)s)
 """
+# Takes as long to plan as all the rest to answer: asked only for keys that may have such objects.
+_FOUND_IN_PARTS: Final = f"""{_FOUND}
+    UNION ALL
+    SELECT file_path, object_version, version_id, 0, size_bytes, etag, last_modified, ''::bytea, caf_files.name, merkle_root,
+        owner, start, stored_size_bytes, snapshot, parts
+    FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
+    WHERE whole.{_OF_SOURCE}
+"""
+_MAY_BE_IN_PARTS: Final = f"SELECT DISTINCT file_path AS key FROM object_parts WHERE {_OF_SOURCE}"
 _SAID: Final = f"""
     SELECT DISTINCT ON (file_path) file_path AS key, stated_at, object_version, inventory
     FROM current_exceptions WHERE {_OF_SOURCE} ORDER BY file_path, stated_at DESC
@@ -63,13 +72,13 @@ class _Found(NamedTuple):
     etag: str
     last_modified: datetime
     sha256: bytes
-    part: int
     chunk: str
     merkle_root: bytes
     owner: str
     start: int
     stored_size_bytes: int
     snapshot: str
+    parts: Sequence[Mapping[str, Any]] | None
 
 
 class _Said(NamedTuple):
@@ -91,7 +100,13 @@ class _Pending(NamedTuple):
     state: str
 
 
-_Row = TypeVar("_Row", _Found, _Said, _Pending)
+class _InParts(NamedTuple):
+    """A key of which some object was to be archived in parts."""
+
+    key: str
+
+
+_Row = TypeVar("_Row", _Found, _Said, _Pending, _InParts)
 
 
 class ObjectLookups(LedgerPart):
@@ -103,6 +118,8 @@ class ObjectLookups(LedgerPart):
             return self.locate_many(source, [key]).get(key)
         with self._database.reading() as connection:
             versions = _ask(connection, _FOUND, _Found, source, [key]).fetchall()
+            if all(one.object_version != object_version for one in versions):
+                versions = _ask(connection, _FOUND_IN_PARTS, _Found, source, [key]).fetchall()
         return next((_location(one) for one in versions if one.object_version == object_version), None)
 
     def locate_many(self, source: str, keys: Iterable[str]) -> Mapping[str, Location]:
@@ -114,13 +131,9 @@ class ObjectLookups(LedgerPart):
         """
         supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
         with self._database.reading() as connection:
-            with connection.pipeline():
-                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                locations = _ask(connection, _FOUND, _Found, source, supported)
-                exceptions = _ask(connection, _SAID, _Said, source, supported)
-                under_way = _ask(connection, _PENDING, _Pending, source, supported)
-                connection.execute("COMMIT")
-            found, said, pending = _by_key(locations.fetchall()), _by_key(exceptions.fetchall()), _by_key(under_way.fetchall())
+            found, said, pending, in_parts = _ask_all(connection, _FOUND, source, supported)
+            if in_parts:
+                found, said, pending, _ = _ask_all(connection, _FOUND_IN_PARTS, source, supported)
             located = {}
             for key, versions in found.items():
                 one, in_force = _choose(versions, said.get(key, ()))
@@ -131,6 +144,21 @@ class ObjectLookups(LedgerPart):
         return located
 
 
+_Known = tuple[dict[str, list[_Found]], dict[str, list[_Said]], dict[str, list[_Pending]], dict[str, list[_InParts]]]
+
+
+def _ask_all(connection: psycopg.Connection[Any], locations: str, source: str, keys: Sequence[str]) -> _Known:
+    """Return what is known of keys at one moment, by key, in one round trip."""
+    with connection.pipeline():
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        found = _ask(connection, locations, _Found, source, keys)
+        said = _ask(connection, _SAID, _Said, source, keys)
+        pending = _ask(connection, _PENDING, _Pending, source, keys)
+        in_parts = _ask(connection, _MAY_BE_IN_PARTS, _InParts, source, keys)
+        connection.execute("COMMIT")
+    return _by_key(found.fetchall()), _by_key(said.fetchall()), _by_key(pending.fetchall()), _by_key(in_parts.fetchall())
+
+
 def _ask(
     connection: psycopg.Connection[Any], statement: str, make: Callable[..., _Row], source: str, keys: Sequence[str]
 ) -> psycopg.Cursor[_Row]:
@@ -139,8 +167,14 @@ def _ask(
 
 
 def _location(one: _Found, currency: Currency | None = None) -> Location:
-    row = LocationRow(*one[:6], one.last_modified.astimezone(UTC), one.sha256, one.part)
-    return Location(row, one.chunk, Posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes), currency)
+    row = LocationRow(*one[:6], one.last_modified.astimezone(UTC), one.sha256)
+    posting = Posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes)
+    return Location(row, one.chunk, posting, currency, [_part(part) for part in one.parts or ()])
+
+
+def _part(said: Mapping[str, Any]) -> LocatedRange:
+    posting = Posting(bytes.fromhex(said["merkle_root"]), said["owner"], said["start"], said["stored_size_bytes"])
+    return LocatedRange(said["start_byte"], said["end_byte"], bytes.fromhex(said["sha256"]), said["chunk"], posting)
 
 
 def _by_key(rows: Iterable[_Row]) -> dict[str, list[_Row]]:

@@ -28,8 +28,9 @@ _CHUNK: Final = """
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
         proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
-        tail_start, tail_sha256
-    FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id)
+        tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
+        coalesce(abandoned, false) AS part_abandoned
+    FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
 """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
     WHERE sources.name = :source AND state = :located AND look_again_at <= now()
@@ -75,19 +76,31 @@ _ANY_OBJECT = text(
     ORDER BY random() LIMIT 1
     """
 )
+# Of chunks with a part, the number alone: what is located of objects in parts is asked of the objects.
 _SUMS = text(
     """
-    SELECT state, count(*) AS chunks, sum(member_count) AS members, sum(member_bytes) AS bytes,
-        sum(object_count - skipped_count - released_count) AS claimed
-    FROM caf_files WHERE source_id = :source_id GROUP BY state
+    SELECT state, count(*) AS chunks, coalesce(sum(member_count) FILTER (WHERE part IS NULL), 0) AS members,
+        coalesce(sum(member_bytes) FILTER (WHERE part IS NULL), 0) AS bytes,
+        coalesce(sum(object_count - skipped_count - released_count) FILTER (WHERE part IS NULL), 0) AS claimed
+    FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.source_id = :source_id GROUP BY state
+    """
+)
+_IN_PARTS = text(
+    """
+    SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS bytes, (SELECT count(*) FROM claims
+        JOIN object_parts USING (caf_file_id) WHERE object_parts.source_id = :source_id) AS claimed
+    FROM objects_in_parts WHERE source_id = :source_id
     """
 )
 _VERSIONS: Final = text(
     """
-    SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256, part,
-        count(*) OVER () AS versions
-    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
-    WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+    SELECT *, count(*) OVER () AS versions FROM (
+        SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
+        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+        WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+        UNION ALL
+        SELECT file_path, object_version, version_id, 0, size_bytes, etag, last_modified, '' FROM objects_in_parts
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key) AS located
     ORDER BY last_modified DESC, object_version DESC LIMIT :limit
     """
 )
@@ -149,6 +162,7 @@ class Lookups(LedgerPart):
         """Return the sums of a source, from its chunks' counts."""
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).all()
+            in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
             skipped = connection.execute(
                 text(
                     "SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id AND reason <> 'waiting' GROUP BY reason"
@@ -160,9 +174,9 @@ class Lookups(LedgerPart):
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
-            located_objects=sum(int(row.members) for row in sums if row.state in GOOD),
-            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD),
-            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING),
+            located_objects=sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects,
+            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD) + int(in_parts.bytes),
+            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING) + in_parts.claimed,
             skipped={SkipReason(reason): count for reason, count in skipped},
             content=counts,
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until) if waiting.objects else None,

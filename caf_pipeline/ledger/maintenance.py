@@ -24,14 +24,17 @@ _ROWS_BY_CHUNK = text(
     """
     WITH source AS (SELECT source_id FROM sources WHERE name = :source),
         located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
-            WHERE source_id = (SELECT source_id FROM source) AND part = 0 GROUP BY caf_file_id),
+            WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         chunks AS (SELECT caf_file_id, name, state, member_count, restored_at FROM caf_files
             WHERE source_id = (SELECT source_id FROM source))
-    SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations, coalesce(claims, 0) AS claims,
+    SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations,
+        CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(:claiming) THEN member_count ELSE 0 END
+            AS claims,
         coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
     FROM chunks FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
+        LEFT JOIN object_parts USING (caf_file_id)
     ORDER BY caf_file_id
     """
 )
@@ -58,10 +61,12 @@ class StrayRows(LedgerPart):
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
         """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.
 
+        A part counts as claimed by its chunk, whose object has one claim for all of them.
+
         Empty for a source that is not known. Reads both tables once.
         """
         with self._database.transaction() as connection:
-            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source}).all()
+            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).all()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
     def drop_stray_rows(self, caf_file_id: int) -> int:

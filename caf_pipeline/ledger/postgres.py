@@ -37,6 +37,7 @@ from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
+from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
@@ -49,7 +50,8 @@ from caf_pipeline.waits import Waits
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from caf_pipeline.inventory.plan import ChunkPlan
+    from caf_pipeline.inventory.manifest import PartLocation
+    from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 
 _S = ChunkState
 
@@ -153,8 +155,14 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
             )
             return found.first() is not None
 
-    def register_plan(self, plan: PlanRecord, chunks: "Sequence[ChunkPlan]", claims: "Iterable[pa.RecordBatch]") -> None:
-        """Write the plan, its chunks as `planned`, and its claims, batches as of `plan.read_identities`.
+    def register_plan(
+        self,
+        plan: PlanRecord,
+        chunks: "Sequence[ChunkPlan]",
+        claims: "Iterable[pa.RecordBatch]",
+        parts: "Iterable[tuple[int, PlannedObject]]" = (),
+    ) -> None:
+        """Write the plan, its chunks as `planned`, its claims, batches as of `plan.read_identities`, and `plan.read_parts`.
 
         A plan of the same hash that is registered already changes nothing. Plans of one source are registered one by one.
 
@@ -168,6 +176,7 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
                 return
             ids = _insert_chunks(connection, source_id, plan_id, plan, chunks)
             copy_claims(connection, source_id, ids, claims)
+            register_parts(connection, source_id, plan_id, ids, parts)
             refuse_located(connection, source_id, plan_id)
 
     def record_skips(self, source: str, skips: Iterable[Skip]) -> None:
@@ -216,8 +225,8 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
             before_move(connection, moved.caf_file_id, chunk, before, after)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
-            if after not in CLAIMING:
-                withdraw_claims(connection, moved.caf_file_id)
+            if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
+                withdraw_claims(connection, [moved.caf_file_id])
             elif before is _S.SEALED and after is _S.PACKING:
                 connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
 
@@ -239,6 +248,8 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=changes, facts=facts)
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
+            if follow_move(connection, moved.caf_file_id, after):
+                return
             left = connection.execute(
                 text("SELECT count(*) FROM claims WHERE caf_file_id = :id"), {"id": moved.caf_file_id}
             ).scalar_one()
@@ -282,16 +293,28 @@ class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, CurrentContent
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
 
-    def load_locations(self, lease: Lease, chunk: str, rows: "Iterable[pa.RecordBatch]") -> int:
+    def load_locations(
+        self, lease: Lease, chunk: str, rows: "Iterable[pa.RecordBatch]", part: "PartLocation | None" = None
+    ) -> int:
         """verified → located: write the rows, batches of LOCATION_SCHEMA, and end the chunk's claims, at once.
 
         Returns the rows written.
 
+        Args:
+            lease: on the chunk.
+            chunk: which.
+            rows: its whole objects.
+            part: instead, the part that it has; its object is located, and its claim ends, once all parts are.
+
         Raises:
-            LedgerError: the rows are not as many as the chunk's members; nothing was written.
+            LedgerError: the rows are not as many as the chunk's members, or the part is another; nothing was written.
         """
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
+            if part is not None:
+                locate_part(connection, moved.caf_file_id, part)
+                follow_move(connection, moved.caf_file_id, _S.LOCATED)
+                return 1
             written = copy_locations(connection, moved.source_id, moved.caf_file_id, rows)
             connection.execute(_END_OLD_SKIPS, {"id": moved.caf_file_id})
             claimed = end_claims(connection, moved.caf_file_id)
@@ -405,7 +428,7 @@ _CLAIM_SKIPPED_AGAIN = text(
     WHERE caf_file_id = :id AND NOT EXISTS (
         SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
         WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.object_version = s.object_version
-            AND f.state = ANY(:good))
+            AND l.part = 0 AND f.state = ANY(:good))
     ON CONFLICT DO NOTHING
     """
 )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
@@ -11,6 +11,9 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
+
+if TYPE_CHECKING:
+    from caf_pipeline.inventory.manifest import PartLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class Chunk:
     `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
     when all of its stored bytes last came back from the store with its Merkle root, from a copy that was right ever since.
     `tail_start` and `tail_sha256` are those of the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
+    A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
+    Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
     """
 
     caf_file_id: int
@@ -156,6 +161,9 @@ class Chunk:
     read_back_at: datetime | None = None
     tail_start: int | None = None
     tail_sha256: bytes | None = None
+    part: int = 0
+    part_count: int = 0
+    part_abandoned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +181,7 @@ class StoredChunk:
         samples: as a seal would take them.
         manifest: where the manifest is in the file.
         manifest_sha256: of its bytes.
+        part: the part of an object that it has, and nothing else; None where its members are whole objects.
     """
 
     file: PostedFile
@@ -194,6 +203,7 @@ class StoredChunk:
     samples: Sequence[Sample]
     manifest: Member
     manifest_sha256: bytes
+    part: "PartLocation | None" = None
 
 
 def chunk_lease(chunk: str) -> str:
@@ -270,7 +280,10 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class LocationRow:
-    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates."""
+    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates.
+
+    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has its own (`Location.parts`).
+    """
 
     key: str
     object_version: str
@@ -280,7 +293,17 @@ class LocationRow:
     etag: str
     last_modified: datetime
     sha256: bytes
-    part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedRange:
+    """Bytes of a stored chunk, `[start_byte, end_byte)` in CAF coordinates, and their SHA-256."""
+
+    start_byte: int
+    end_byte: int
+    sha256: bytes
+    chunk: str
+    posting: Posting
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +327,22 @@ class Currency:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version."""
+    """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version.
+
+    Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any other it is empty.
+    """
 
     row: LocationRow
     chunk: str
     posting: Posting
     currency: Currency | None = None
+    parts: Sequence[LocatedRange] = ()
+
+    @property
+    def ranges(self) -> Sequence[LocatedRange]:
+        """The bytes that make up the object, in order."""
+        one = self.row
+        return self.parts or [LocatedRange(one.start_byte, one.end_byte, one.sha256, self.chunk, self.posting)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,10 @@ def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
     manifest = open_manifest(spool)
     skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
     plan_folder = str(work.plans() / chunk.plan)
-    return work.ledger.restore_chunk(chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault_of(work, chunk))
+    fault = fault_of(work, chunk)
+    if manifest.part() != chunk.part:
+        raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
+    return work.ledger.restore_chunk(chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault)
 
 
 def fault_of(work: Workplace, chunk: StoredChunk) -> str:

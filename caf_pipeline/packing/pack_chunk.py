@@ -13,11 +13,12 @@ from pathlib import Path
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, ChunkIdentity
+from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT, ChunkIdentity
 from caf_pipeline.inventory.plan import (
     ChunkPlan,
     PlannedObject,
     has_rewritten,
+    holds_part,
     plan_hash,
     read_chunk_objects,
     read_chunk_plan,
@@ -143,8 +144,14 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan_sha256=plan_hash(terms, chunk.plan),
         planned_objects=chunk.object_count,
         planned_bytes=chunk.object_bytes,
-        format=IDENTITY_FORMAT if has_rewritten(Path(chunk.plan_folder), chunk.number) else CHUNK_FORMAT,
+        format=_format_of(Path(chunk.plan_folder), chunk.number),
     )
+
+
+def _format_of(folder: Path, number: int) -> str:
+    if holds_part(folder, number):
+        return PARTS_FORMAT
+    return IDENTITY_FORMAT if has_rewritten(folder, number) else CHUNK_FORMAT
 
 
 def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: ObjectReadFailed) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ from typing_extensions import Buffer
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_digest
-from caf_pipeline.inventory.manifest import ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import Seal
@@ -190,7 +190,7 @@ class Packer:
             else:
                 row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
                 self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
-                size_bytes += planned.object.size_bytes
+                size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
@@ -235,7 +235,9 @@ class Packer:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
         self._told_bytes = 0
-        mark = opened.mark if opened else sink.mark() if planned.object.size_bytes > part_of(self._settings) else None
+        # A part's SHA-256 is taken of what is written: no GET tells it, as it does of a whole object.
+        in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
+        mark = opened.mark if opened else sink.mark() if in_pieces else None
         try:
             added = self._add_member(planned, fetch, sink, manifest, mark=mark, opened=opened)
         except ObjectUnavailable as error:
@@ -267,7 +269,7 @@ class Packer:
         opened: OpenObject | None,
     ) -> bool:
         start_byte = mark.offset if mark else sink.size_bytes
-        end_byte = start_byte + planned.object.size_bytes
+        end_byte = start_byte + planned.size_bytes
         checks: _MemberChecks | None = None
         headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
@@ -283,7 +285,7 @@ class Packer:
                 headers = part.headers if part.headers != ObjectHeaders() else None
                 row["sha256"] = sha256
                 if mark:
-                    checks = _MemberChecks(fetch.checksum_of(planned.object))
+                    checks = _MemberChecks(fetch.checksum_of(planned))
                     self._checkpoints.begin_member(OpenObject(mark, checks.sha256, headers))
             if checks:
                 checks.update(part.body)
@@ -301,12 +303,12 @@ class Packer:
             )
         self._count_member(planned, row, manifest)
         self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
-        self._progress(1, planned.object.size_bytes - self._told_bytes)
+        self._progress(1, planned.size_bytes - self._told_bytes)
         return True
 
     def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, opened: OpenObject) -> "_MemberChecks":
         """Return the checks of an object that is partly staged, with all that is staged of it in them."""
-        checks = _MemberChecks(fetch.checksum_of(planned.object), opened.sha256)
+        checks = _MemberChecks(fetch.checksum_of(planned), opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
             if not checks.has_digest:
                 break
@@ -329,7 +331,7 @@ class Packer:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
         manifest.add(row)
         self._member_count += 1
-        self._member_bytes += planned.object.size_bytes
+        self._member_bytes += planned.size_bytes
 
     def _count_skip(self, planned: PlannedObject, reason: SkipReason, detail: str, manifest: ManifestWriter) -> None:
         manifest.add(_described(planned) | {"skip_reason": str(reason), "skip_detail": detail})
@@ -404,6 +406,7 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
         "last_modified": obj.last_modified,
         "storage_class": obj.storage_class,
         **({"object_version": obj.object_version} if obj.rewritten else {}),
+        **(dict(zip(PART_COLUMNS, astuple(planned.part), strict=True)) if planned.part else {}),
     }
 
 

@@ -161,9 +161,12 @@ class OrderedFetch:
     def _in_thread(self, obj: S3Object) -> "Future[Fetched]":
         return self._pool.submit(self._read, obj, 0, obj.size_bytes)
 
-    def checksum_of(self, obj: S3Object) -> Checksum | None:
-        """Return S3's own checksum over the full object, where there is one and it is to be compared."""
-        return self._source.full_object_checksum(obj) if self._compare_checksums else None
+    def checksum_of(self, planned: PlannedObject) -> Checksum | None:
+        """Return S3's own checksum of the bytes that are packed, where there is one and it is to be compared.
+
+        S3 has none of a part: its checksum covers the full object.
+        """
+        return self._source.full_object_checksum(planned.object) if self._compare_checksums and not planned.part else None
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
         if end_byte - start_byte < obj.size_bytes:
@@ -196,7 +199,7 @@ def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
 
 def _units(objects: Iterable[PlannedObject], part_bytes: int, begin_at: int) -> Iterator[tuple[PlannedObject, int, int]]:
     for planned in objects:
-        size_bytes = planned.object.size_bytes
-        for start_byte in range(begin_at, max(size_bytes, 1), part_bytes):
-            yield planned, start_byte, min(start_byte + part_bytes, size_bytes)
+        end_byte = planned.start_byte + planned.size_bytes
+        for start_byte in range(planned.start_byte + begin_at, max(end_byte, 1), part_bytes):
+            yield planned, start_byte, min(start_byte + part_bytes, end_byte)
         begin_at = 0

@@ -1,5 +1,7 @@
 """Gives one object back: one look-up, one range read, and its SHA-256 compared before any of its bytes are handed out.
 
+An object in parts is one range read and one SHA-256 a part.
+
 Source: promise 5 in docs/design.md.
 """
 
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.atomic_files import WholeFile
 
@@ -79,30 +81,40 @@ class Found:
             if self.location.row.sha256 != hashlib.sha256().digest():
                 raise self._refused([], [IntegrityError("its row has the SHA-256 of other bytes")])
             return
+        begin = 0
+        for one in self.location.ranges:
+            self._write_range(one, file, begin)
+            begin += one.end_byte - one.start_byte
+        if begin != self.size_bytes:
+            _cut(file, 0)
+            raise self._refused([], [IntegrityError(f"its parts have {begin} bytes of {self.size_bytes}")])
+
+    def _write_range(self, one: LocatedRange, file: IO[bytes], begin: int) -> None:
+        """Write a range to a file of so many bytes, as `write_to`."""
         providers, errors = [], []
-        for provider in self.store.holders(self.location.posting):
+        for provider in self.store.holders(one.posting):
             try:
-                self._copy_from(provider, file)
+                self._copy_from(provider, one, file)
             except (StoreError, IntegrityError) as error:
                 providers.append(provider)
                 errors.append(error)
-                file.seek(0)
-                file.truncate()
+                _cut(file, begin)
             else:
                 return
-        raise self._refused(providers, errors)
+        _cut(file, 0)
+        raise self._refused(providers, errors, one.chunk)
 
-    def _copy_from(self, provider: str, file: IO[bytes]) -> None:
-        row, digest = self.location.row, hashlib.sha256()
-        for piece in self.store.read(self.location.posting, row.start_byte, row.end_byte, provider=provider):
+    def _copy_from(self, provider: str, one: LocatedRange, file: IO[bytes]) -> None:
+        digest = hashlib.sha256()
+        for piece in self.store.read(one.posting, one.start_byte, one.end_byte, provider=provider):
             digest.update(piece)
             file.write(piece)
-        if digest.digest() != row.sha256:
+        if digest.digest() != one.sha256:
             raise IntegrityError("its bytes do not match the SHA-256 in the ledger")
 
-    def _refused(self, providers: list[str], errors: list[StoreError | IntegrityError]) -> CafError:
+    def _refused(self, providers: list[str], errors: list[StoreError | IntegrityError], chunk: str = "") -> CafError:
         """Return the error of an object that no holder gave right: the kind that says whether another try can help."""
-        what = f"'{self.location.row.key}' (chunk {self.location.chunk})"
+        what = f"'{self.location.row.key}' (chunk {chunk or self.location.chunk})"
         if not errors:
             return StoredChunkMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
         said = "; ".join(f"{provider}: {error}" for provider, error in zip(providers, errors, strict=False)) or str(errors[0])
@@ -112,6 +124,11 @@ class Found:
         if any(isinstance(error, IntegrityError) for error in errors):
             return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
         return StoredChunkMissing(message, hint="'caf jackal repair' stores its chunk again")
+
+
+def _cut(file: IO[bytes], size_bytes: int) -> None:
+    file.seek(size_bytes)
+    file.truncate()
 
 
 def fetch(

@@ -32,12 +32,14 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import (
     FORMATS,
     HEAD_SIZE_BYTES,
+    PART_COLUMNS,
     OpenedManifest,
     open_manifest,
     refuse_bloated,
     row_identity,
 )
-from caf_pipeline.inventory.objects import SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.inventory.objects import PartRange, SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.inventory.plan import MAX_CHUNKS
 from caf_pipeline.ledger.records import StoredChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
@@ -54,7 +56,7 @@ chunk. Copies that differ in a larger one are not told apart."""
 ROOT_SIZE_BYTES: Final[Mapping[int, int]] = {0: 64, 3: 32}
 """Of a Merkle root, by proof type."""
 
-_CHECKED: Final = (*SKIP_COLUMNS, "start_byte", "end_byte", "sha256", "member")
+_CHECKED: Final = (*SKIP_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "sha256", "member")
 """Columns of the manifest that rows are made of, and those that are held against the index: reading all takes twice as long."""
 
 _REASONS: Final = frozenset(SkipReason)
@@ -263,6 +265,7 @@ def read_chunk(
         samples=samples,
         manifest=member,
         manifest_sha256=sha256,
+        part=manifest.part(),
     )
 
 
@@ -273,7 +276,7 @@ def _samples(source: AgreedSource, posting: Posting, manifest: OpenedManifest) -
             return samples_of(source, posting.stored_size_bytes, posting.merkle_root)
         except CopiesDiffer as differ:
             touched = (pc.field("start_byte") < differ.end_byte) & (pc.field("end_byte") > differ.start_byte)
-            parts = [row for batch in manifest.locations() for row in batch.filter(touched).to_pylist()]
+            parts = [row for batch in manifest.members() for row in batch.filter(touched).to_pylist()]
             start_byte = min((part["start_byte"] for part in parts), default=0)
             end_byte = max((part["end_byte"] for part in parts), default=0)
             if end_byte - start_byte > JUDGED_BYTES or not source.judge(start_byte, end_byte, parts):
@@ -397,7 +400,7 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
     key, member, start_byte, end_byte = row["key"], row["member"], row["start_byte"], row["end_byte"]
     if not isinstance(member, str):
         raise MalformedArchive(f"its manifest names no member for {key[:60]!r}")
-    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, row["size_bytes"]):
+    if misplaced := chunk_file.misplaced(member, start_byte, end_byte, _member_bytes(row)):
         raise MalformedArchive(misplaced)
     if start_byte < tally.position or end_byte > tally.limit:
         raise MalformedArchive(f"the bytes of {key[:60]!r} are those of another member, too")
@@ -411,6 +414,19 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
     tally.position = end_byte
     tally.members += 1
     tally.member_bytes += end_byte - start_byte
+
+
+def _member_bytes(row: Mapping[str, Any]) -> int:
+    """Return the size of the member that a row tells of: of a part, where the row describes one that can be."""
+    size_bytes: int = row["size_bytes"]
+    if "part" not in row:
+        return size_bytes
+    part = PartRange(*(row[name] for name in PART_COLUMNS))
+    in_order = 1 <= part.number <= part.count and 0 <= part.start_byte < part.end_byte <= size_bytes
+    ends = (part.number == 1, part.number == part.count) == (part.start_byte == 0, part.end_byte == size_bytes)
+    if not in_order or not ends or part.count > MAX_CHUNKS:
+        raise MalformedArchive(f"its manifest has part {part.number} of {part.count} of {row['key'][:60]!r}, which cannot be")
+    return part.size_bytes
 
 
 def _check_skip(row: Mapping[str, Any], tally: _Tally) -> None:

@@ -14,14 +14,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, identities
-from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, read_chunk_batches
+from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, PART_COLUMNS, identities
+from caf_pipeline.inventory.objects import PartRange, SkipReason
+from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, read_chunk_batches, read_chunk_objects
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.system.quantities import counted
 
-ACCOUNT_COLUMNS: Final = ("member", "key", *IDENTITY_COLUMNS, "start_byte", "end_byte", "skip_reason")
+ACCOUNT_COLUMNS: Final = ("member", "key", *IDENTITY_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "skip_reason")
 REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")
 """The columns of the manifest that `AccountOfChunk` and `ManifestReport` need."""
 
@@ -105,7 +105,14 @@ class AccountOfChunk:
 
     def _misplaced(self, batch: pa.RecordBatch) -> str:
         members = batch.filter(pc.is_null(batch["skip_reason"]))
-        columns = (members[name].to_pylist() for name in ("member", "start_byte", "end_byte", "size_bytes"))
+        sizes = members["size_bytes"]
+        if "part" in batch.schema.names:
+            planned = next(read_chunk_objects(Path(self._chunk.plan_folder), self._chunk.number)).part
+            told = [PartRange(*values) for values in zip(*(members[name].to_pylist() for name in PART_COLUMNS), strict=True)]
+            if any(part != planned for part in told):
+                return "the chunk has another part of the object than was planned"
+            sizes = pc.subtract(members["part_end_byte"], members["part_start_byte"])
+        columns = (column.to_pylist() for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes))
         return next(filter(None, map(self._chunk_file.misplaced, *columns)), "")
 
 

@@ -14,10 +14,11 @@ import pyarrow as pa
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.inventory.manifest import PartLocation
+from caf_pipeline.ledger.records import Chunk, Location, LocationRow
+from caf_pipeline.retrieval.reader import Found, fetch
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, AccountOfChunk, ChunkAccount
-from caf_pipeline.steps.chunk_steps import open_chunk
+from caf_pipeline.steps.chunk_steps import open_chunk, posting_of
 from caf_pipeline.system.quantities import counted
 
 
@@ -34,6 +35,8 @@ def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
     chunk = work.ledger.chunk(name)
     if chunk.state is ChunkState.EMPTY:
         return _account_for_empty(chunk)
+    if chunk.state is ChunkState.WITHDRAWN:
+        return ChunkAccount(chunk.object_count, 0, 0, chunk.object_count, "")
     chunk_file = open_chunk(work, chunk)
     account = AccountOfChunk(chunk, chunk_file)
     for batch in chunk_file.manifest().batches(ACCOUNT_COLUMNS):
@@ -50,12 +53,15 @@ def _account_for_empty(chunk: Chunk) -> ChunkAccount:
 def fetch_members(work: Workplace, name: str, *, members: int = 20) -> FetchedMembers:
     """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
     chunk = work.ledger.chunk(name)
-    if not chunk.member_count:
+    if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
         return FetchedMembers(0, [])
     chosen = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
     mismatched = []
     first = 0  # of the batch, among the members
-    for batch in open_chunk(work, chunk).manifest().locations():
+    manifest = open_chunk(work, chunk).manifest()
+    if part := manifest.part():
+        return FetchedMembers(1, _mismatched_part(work, chunk, part))
+    for batch in manifest.locations():
         here = sorted(number - first for number in chosen if first <= number < first + batch.num_rows)
         first += batch.num_rows
         for row in batch.take(pa.array(here, pa.int64())).to_pylist():
@@ -71,3 +77,18 @@ def fetch_members(work: Workplace, name: str, *, members: int = 20) -> FetchedMe
                     raise
                 mismatched.append(f"{row['key']} ({error})")
     return FetchedMembers(len(chosen), mismatched)
+
+
+def _mismatched_part(work: Workplace, chunk: Chunk, part: PartLocation) -> Sequence[str]:
+    """Read the part that a chunk has through the store; return its key where the bytes differ."""
+    row = LocationRow(
+        part.key, part.object_version, part.version_id, part.start_byte, part.end_byte, part.etag, part.last_modified, part.sha256
+    )
+    try:
+        for _ in Found(Location(row, chunk.name, posting_of(chunk)), work.store, work.staging()).pieces:
+            pass
+    except CafError as error:
+        if not error.permanent:
+            raise
+        return [f"part {part.part.number} of {part.key} ({error})"]
+    return []

@@ -102,7 +102,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
         What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
     """
     with lease_chunk(work, name) as lease:
-        chunk = _workable(work, name)
+        chunk = _wanted(work, lease, _workable(work, name))
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
         planned = count_chunk_objects(Path(chunk.plan_folder), chunk.number)
@@ -123,7 +123,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
 def pack_chunk(work: Workplace, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
     with lease_chunk(work, name) as lease:
-        chunk = _workable(work, name)
+        chunk = _wanted(work, lease, _workable(work, name))
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
         if chunk.state is ChunkState.PACKING and read_packed(work, name) is None:
@@ -134,7 +134,7 @@ def pack_chunk(work: Workplace, name: str) -> Chunk:
 def seal_chunk(work: Workplace, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
     with lease_chunk(work, name) as lease:
-        chunk = _workable(work, name)
+        chunk = _wanted(work, lease, _workable(work, name))
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
             if read_packed(work, name) is None:
@@ -228,7 +228,7 @@ def post_file(work: Workplace, name: str) -> Chunk:
         And what else `ChunkStore.post` raises.
     """
     with lease_chunk(work, name) as lease:
-        chunk = _restored(work, lease, _workable(work, name), to_be_posted=True)
+        chunk = _restored(work, lease, _wanted(work, lease, _workable(work, name)), to_be_posted=True)
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
             try:
@@ -332,7 +332,7 @@ def verify_stored(work: Workplace, name: str) -> VerifyReport:
     """
     with lease_chunk(work, name) as lease:
         chunk = _workable(work, name)
-        if chunk.state is ChunkState.EMPTY:
+        if chunk.state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
             return VerifyReport(chunk, [], 0)
         posting = posting_of(chunk)
         copies = work.store.copies(posting)
@@ -439,7 +439,8 @@ def load_locations(work: Workplace, name: str) -> Chunk:
         chunk = _workable(work, name)
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
-            work.ledger.load_locations(lease, name, open_chunk(work, chunk).manifest(chunk.tail_start).locations())
+            manifest = open_chunk(work, chunk).manifest(chunk.tail_start)
+            work.ledger.load_locations(lease, name, manifest.locations(), manifest.part())
         return work.ledger.chunk(name)
 
 
@@ -544,11 +545,27 @@ def lease_chunk(work: Workplace, name: str, *, though_paused: bool = False) -> I
             raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
 
 
+def _wanted(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    """Return the chunk; withdrawn where it has a part of an object that another chunk gave up, and nothing is posted yet.
+
+    What was posted goes on, since it is paid for, and is never given out.
+    """
+    if chunk.part_abandoned and chunk.state in (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED):
+        _withdraw(work, lease, chunk, reason="another part of its object cannot be archived")
+        return work.ledger.chunk(chunk.name)
+    return chunk
+
+
 def _workable(work: Workplace, name: str) -> Chunk:
-    """Return the chunk's row, unless no run has any business with it."""
+    """Return the chunk's row, unless no run has any business with it.
+
+    A part that was withdrawn, with the others of its object, is no failure of its run: every step leaves it as it is.
+    """
     chunk = work.ledger.chunk(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
+    if chunk.state is ChunkState.WITHDRAWN and chunk.part:
+        return chunk
     if chunk.state in (ChunkState.WITHDRAWN, ChunkState.ABANDONED):
         why = f": {chunk.reason}" if chunk.reason else ""
         raise CafError(f"chunk {name} is {chunk.state}{why}", hint="its objects are planned again by the next plan")

@@ -22,7 +22,16 @@ from caf_pipeline.errors import ListingUnordered, NotLocated, ReportRefused, Sta
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
-from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_waiting, write_plan
+from caf_pipeline.inventory.plan import (
+    TOO_LARGE_FILE,
+    Plan,
+    PlanTerms,
+    WaitingTail,
+    read_identities,
+    read_parts,
+    read_waiting,
+    write_plan,
+)
 from caf_pipeline.inventory.snapshot import (
     EXCEPTION_SCHEMA,
     STANDING_SCHEMA,
@@ -574,7 +583,7 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> PlanRecord:
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    work.ledger.register_plan(record, plan.chunks, read_identities(folder))
+    work.ledger.register_plan(record, plan.chunks, read_identities(folder), read_parts(folder))
     return record
 
 
@@ -583,7 +592,7 @@ def _unsupported(obj: S3Object) -> Skip:
 
 
 def _too_large(obj: S3Object) -> Skip:
-    return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than a chunk can hold")
+    return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than the chunks of one plan can hold")
 
 
 def temporary_folder(work: Workplace) -> AbstractContextManager[Path]:

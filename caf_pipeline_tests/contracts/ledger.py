@@ -912,7 +912,8 @@ class LedgerContract:
         rows = located(ledger, tmp_path / "l.parquet")
         expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
         assert [(row["key"].decode(), row["sha256"]) for row in rows] == [(one.key, one.sha256) for one in expected]
-        for name in ("object_version", "part", "start_byte", "end_byte", "version_id", "etag"):
+        assert {(row["part"], row["part_count"]) for row in rows} == {(0, 0)}
+        for name in ("object_version", "start_byte", "end_byte", "version_id", "etag"):
             assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
         assert {row["caf_file_id"] for row in rows} == {ledger.chunk(chunk).caf_file_id}
 

@@ -12,6 +12,7 @@ from pydantic import ByteSize
 from rich.console import Console
 from sqlalchemy import text
 
+from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_command, run_source
 from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, Standing, Summary, exit_status
@@ -20,7 +21,7 @@ from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.settings import Settings, StoreSettings
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -85,6 +86,42 @@ def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline)
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
     assert sum(chunk.released_count for chunk in mine.ledger.chunks(SOURCE)) > 0
     assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
+
+
+@pytest.fixture
+def split(pipeline, monkeypatch):
+    """Chunks that hold at most 60,000 bytes, and a bucket with an object of several parts between small ones."""
+    terms = planning.plan_terms
+    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=60_000)))
+    pipeline.put(3)
+    pipeline.bucket.put("key-x", bytes(range(250)) * 320)
+    return pipeline
+
+
+def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(split, run, monkeypatch):
+    (summary,) = run(workers=1)
+    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (4, 89_000, True, 0)
+    assert len(summary.chunks) > 4
+    (again,) = run(workers=1)
+    assert again.chunks == []
+
+
+def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch):
+    pack = chunk_steps.pack_chunk
+
+    def change_before_the_third(work, name):
+        if work.ledger.chunk(name).part == 3:
+            split.bucket.put("key-x", b"another")
+        return pack(work, name)
+
+    monkeypatch.setattr(chunk_steps, "pack_chunk", change_before_the_third)
+    (summary,) = run(workers=1)
+    assert (summary.failed, summary.objects) == ({}, 3 + 1)
+    states = {chunk.part: chunk.state for chunk in split.ledger.chunks(SOURCE) if chunk.part}
+    assert [states.pop(part) for part in (1, 2, 3)] == [ChunkState.LOCATED, ChunkState.LOCATED, ChunkState.EMPTY]
+    assert set(states.values()) == {ChunkState.WITHDRAWN}
+    (summary,) = run(workers=1)
+    assert (summary.complete, summary.exit_status) == (True, 0)
 
 
 def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):

@@ -149,11 +149,115 @@ def test_an_object_larger_than_the_target_has_a_chunk_to_itself(tmp_path):
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a"], ["b"], ["c"]]
 
 
-def test_an_object_that_no_chunk_can_hold_is_listed_apart(tmp_path):
-    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 32 << 30), an_object("z")], target_size_bytes=TARGET)
+def test_an_object_that_no_chunk_can_hold_is_split_over_the_plans_first_chunks(tmp_path):
+    objects = [an_object("a"), an_object("huge", 33 << 30), an_object("z")]
+    plan = plan_of(tmp_path, objects, target_size_bytes=30 << 30)
+    one, other, small = chunks_of(plan)
+    assert [planned.member for planned in [*one, *other, *small]] == ["huge~caf-p-1-2", "huge~caf-p-2-2", "a", "z"]
+    assert (plan.object_count, plan.split_count, plan.part_count, plan.too_large_count) == (3, 1, 2, 0)
+    assert plan.object_bytes == (33 << 30) + 2
+    assert [(row["chunk_number"], row["key"]) for batch in read_identities(plan.folder) for row in batch.to_pylist()] == [
+        (1, b"huge"),
+        (3, b"a"),
+        (3, b"z"),
+    ]
+
+
+def test_an_object_that_cannot_be_split_either_is_listed_apart(tmp_path):
+    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 1 << 50), an_object("z")], target_size_bytes=TARGET)
     assert [obj.key for obj in read_objects(plan.folder / TOO_LARGE_FILE)] == [b"huge"]
-    assert plan.too_large_count == 1
+    assert (plan.too_large_count, plan.leftover_count, plan.split_count) == (1, 0, 0)
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a", "z"]]
+
+
+SMALL = Limits(max_bytes=100_000)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.dictionaries(keys, st.integers(0, 5 * SMALL.max_bytes), max_size=12),
+    st.integers(30_000, 2 * SMALL.max_bytes),
+    st.integers(0, 40),
+)
+def test_parts_cover_their_object_once_and_no_chunk_passes_a_limit(sizes, target, max_chunks):
+    objects = [an_object(key, size) for key, size in sizes.items()]
+    seen, left = {}, objects
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(len(objects) + 1):
+            terms = {"target_size_bytes": target, "limits": SMALL, "max_chunks": max_chunks and max_chunks + 20}
+            plan = plan_of(Path(folder) / str(number), left, **terms)
+            assert plan.sha256() == plan_of(Path(folder) / f"again-{number}", left, **terms).sha256()
+            assert len(plan.chunks) <= (max_chunks + 20 if max_chunks else plan_module.MAX_CHUNKS)
+            for chunk, planned in zip(plan.chunks, chunks_of(plan), strict=True):
+                assert chunk.expected_size_bytes <= SMALL.max_bytes
+                assert chunk.object_bytes == sum(one.size_bytes for one in planned)
+                assert chunk.object_count == len(planned) == count_chunk_objects(plan.folder, chunk.chunk_number)
+                assert len(planned) == 1 or not any(one.part for one in planned)
+                for one in planned:
+                    seen.setdefault(one.object.key, []).append(one)
+            claimed = [row for batch in read_identities(plan.folder) for row in batch["key"].to_pylist()]
+            assert len(set(claimed)) == len(claimed) == plan.object_count
+            left = [obj for obj in left if obj.key not in seen]
+            assert plan.leftover_count == len(left)
+            if not left:
+                break
+    assert seen.keys() == {obj.key for obj in objects}
+    for obj in objects:
+        found = seen[obj.key]
+        ends = [0, *(one.part.end_byte if one.part else obj.size_bytes for one in found)]
+        assert [one.start_byte for one in found] == ends[:-1]
+        assert ends[-1] == obj.size_bytes
+        if found[0].part:
+            assert [(one.part.number, one.part.count) for one in found] == [(n + 1, len(found)) for n in range(len(found))]
+            assert max(one.size_bytes for one in found) - min(one.size_bytes for one in found) <= 1
+
+
+def test_an_object_of_exactly_a_chunks_room_is_whole_and_one_byte_more_is_two_parts(tmp_path):
+    def parts(size):
+        plan = plan_of(tmp_path / str(size), [an_object("k", size)], target_size_bytes=TARGET, limits=SMALL)
+        return len(plan.chunks), plan.part_count, max(chunk.expected_size_bytes for chunk in plan.chunks)
+
+    room = next(size for size in range(SMALL.max_bytes, 0, -1) if parts(size)[1] == 0)
+    assert parts(room) == (1, 0, SMALL.max_bytes)
+    assert parts(room + 1)[:2] == (2, 2)
+    assert parts(room + 1)[2] < SMALL.max_bytes
+
+
+def test_an_object_that_the_plan_has_no_room_for_is_left_for_the_next(tmp_path):
+    objects = [an_object("h1", 250_000), an_object("h2", 250_000), an_object("k", 5)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL, max_chunks=5)
+    assert (plan.split_count, plan.leftover_count, plan.too_large_count) == (1, 1, 0)
+    assert [[planned.object.key for planned in chunk] for chunk in chunks_of(plan)][-1] == [b"k"]
+
+
+def test_a_tail_waits_beside_an_object_that_is_split(tmp_path):
+    objects = [an_object("h", 250_000), an_object("k", 5)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL, min_chunk_size_bytes=50_000)
+    assert [obj.key for obj in read_waiting(plan)] == [b"k"]
+    assert [planned.object.key for chunk in chunks_of(plan) for planned in chunk] == [b"h"] * plan.part_count
+    alone = plan_of(tmp_path / "alone", objects[:1], target_size_bytes=TARGET, limits=SMALL, min_chunk_size_bytes=99_000)
+    assert (alone.waiting, alone.split_count) == (None, 1)
+
+
+def test_versions_of_one_key_are_split_apart(tmp_path):
+    versions = [an_object("k", 250_000, version_id=one) for one in "abc"] + [an_object("k", 5, version_id="d")]
+    plan = plan_of(tmp_path, versions, target_size_bytes=TARGET, limits=SMALL)
+    found = [[(one.object.version_id, one.member) for one in chunk] for chunk in chunks_of(plan)]
+    assert [name for ((_, name),) in found[:4]] == [f"k~caf-p-{number}-4" for number in range(1, 5)]
+    assert [version for ((version, _),) in found[::4]] == list("abcd")
+    assert found[-1] == [("d", "k")]
+
+
+def test_a_part_named_like_an_object_is_another_member(tmp_path):
+    objects = [an_object("x", 120_000), an_object("x~caf-p-1-2", 120_000), an_object("x~caf-p-2-2", 5)]
+    plan = plan_of(tmp_path, objects, target_size_bytes=TARGET, limits=SMALL)
+    assert [[one.member for one in chunk] for chunk in chunks_of(plan)] == [
+        ["x~caf-p-1-2"],
+        ["x~caf-p-2-2"],
+        ["x~caf-p-1-2~caf-p-1-2"],
+        ["x~caf-p-1-2~caf-p-2-2"],
+        ["x~caf-p-2-2"],
+    ]
 
 
 def test_the_limit_of_members_counts_our_own_two(tmp_path):

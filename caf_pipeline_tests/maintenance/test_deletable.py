@@ -51,6 +51,7 @@ def row(obj: S3Object, chunk: int = GOOD, **changes) -> dict:
         "key": obj.key,
         "object_version": obj.object_version,
         "part": 0,
+        "part_count": 0,
         "caf_file_id": chunk,
         "start_byte": 10,
         "end_byte": 10 + obj.size_bytes,
@@ -152,7 +153,41 @@ def test_a_row_of_another_length_than_the_object_disagrees(tmp_path):
 
 def test_a_row_that_is_a_part_of_an_object_does_not_make_it_safe(tmp_path):
     obj = thing(b"a")
-    assert decide(tmp_path, [obj], [row(obj, part=1)]).reasons() == ["changed"]
+    assert decide(tmp_path, [obj], [row(obj, part=1, part_count=2)]).reasons() == ["changed"]
+
+
+def in_parts(obj: S3Object, chunks=(GOOD, GOOD, GOOD)) -> list[dict]:
+    """The locations of an object of 9 bytes in three parts."""
+    return [row(obj, chunk, part=part, part_count=3, end_byte=13) for part, chunk in enumerate(chunks, 1)]
+
+
+def test_an_object_in_parts_is_as_safe_as_the_worst_of_its_chunks(tmp_path):
+    obj = thing(b"a", size=9)
+    assert decide(tmp_path, [obj], in_parts(obj)).reasons() == [None]
+    for chunks in ((BAD, GOOD, GOOD), (GOOD, BAD, GOOD), (GOOD, GOOD, BAD)):
+        assert decide(tmp_path, [obj], in_parts(obj, chunks)).reasons() == ["one_window"]
+    for chunks in ((99, GOOD, GOOD), (GOOD, GOOD, 99), (BAD, GOOD, 99)):
+        assert decide(tmp_path, [obj], in_parts(obj, chunks)).reasons() == ["not_looked_at"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda rows: rows.pop(0), "changed"),
+        (lambda rows: rows.pop(), "changed"),
+        (lambda rows: rows[1].update(part=1), "changed"),
+        (lambda rows: rows[1].update(part_count=4), "changed"),
+        (lambda rows: rows.append(rows[1] | {"part": 4}), "changed"),
+        (lambda rows: rows[1].update(object_version="another"), "changed"),
+        (lambda rows: rows[1].update(end_byte=14), "disagrees"),
+        (lambda rows: [one.update(etag="other") for one in rows], "changed"),
+    ],
+)
+def test_parts_that_do_not_make_up_the_object_do_not_make_it_safe(tmp_path, change, reason):
+    obj = thing(b"a", size=9)
+    rows = in_parts(obj)
+    change(rows)
+    assert decide(tmp_path, [obj], rows).reasons() == [reason]
 
 
 @pytest.mark.parametrize("version", ["a,b", 'a"b', "a b", "a\nb", "ä", "a%2Cb", "a+b"])

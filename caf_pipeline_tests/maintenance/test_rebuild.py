@@ -13,6 +13,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.inventory.manifest import PARTS_FORMAT
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance import rebuild
@@ -420,6 +421,53 @@ def test_a_spoofed_chunk_gives_no_row_and_is_told_of_with_the_reason(bare, tmp_p
         assert (outcome.finding.kind, outcome.complete) == (FileKind.NO_CHUNK, False), name
         assert said in outcome.finding.why, name
     assert not any(rows for table, rows in rows_of(bare.ledger).items() if table != "sources")
+
+
+OF_A_PART = {"part": 2, "part_count": 3, "part_start_byte": 3, "part_end_byte": 6, "size_bytes": 9}
+NO_PARTS = {
+    "number 0": {"part": 0},
+    "more than the count": {"part": 4},
+    "the first, and not from the first byte": {"part": 1},
+    "from the first byte, and not the first": {"part_start_byte": 0, "part_end_byte": 3},
+    "the last, and not to the last byte": {"part": 3},
+    "to the last byte, and not the last": {"size_bytes": 6},
+    "beyond the object": {"size_bytes": 5},
+    "a negative range": {"part_start_byte": -3, "part_end_byte": 0},
+    "more parts than a plan has chunks": {"part_count": 100_000},
+    "another size than its member": {"part_end_byte": 7},
+}
+
+
+def a_part(archive_id, **changes):
+    return Forgery(
+        archive_id,
+        {"big": b"two"},
+        described={"format": PARTS_FORMAT},
+        change_row=lambda row: row.update({"object_version": "etag:e:9"} | OF_A_PART | changes),
+    )
+
+
+@pytest.mark.parametrize("name", NO_PARTS)
+def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
+    put(bare.store, a_part(bare.archive_id, **NO_PARTS[name]).write(tmp_path / "x"), bare.archive_id)
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
+    assert bare.ledger.chunks() == []
+
+
+def test_a_part_alone_is_restored_and_is_no_object(bare, tmp_path):
+    put(bare.store, a_part(bare.archive_id, object_version=None).write(tmp_path / "x"), bare.archive_id)
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
+    (chunk,) = bare.ledger.chunks()
+    assert (chunk.state, chunk.part, chunk.part_count) == (ChunkState.LOCATED, 2, 3)
+    assert bare.ledger.locate("src", "big") is None
+    assert bare.ledger.account("src").located_objects == 0
+
+
+def test_a_chunk_of_a_part_and_another_object_gives_no_row(bare, tmp_path):
+    forged = dataclasses.replace(a_part(bare.archive_id, object_version=None), bodies={"big": b"two", "c": b"two"})
+    put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
+    assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
+    assert bare.ledger.chunks() == []
 
 
 def test_bytes_that_are_no_chunk_give_no_row(bare, tmp_path):

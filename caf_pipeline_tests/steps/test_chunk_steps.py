@@ -386,7 +386,7 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
         def objects(self):
             from dataclasses import replace
 
-            huge = replace(super().object("a"), key=b"huge", size_bytes=33 << 30)
+            huge = replace(super().object("a"), key=b"huge", size_bytes=1 << 50)
             broken = replace(super().object("a"), key=b"bad\xff")
             return [super().object("a"), broken, huge]
 

@@ -30,6 +30,9 @@ TABLES = {
     " size_bytes, caf_files.name AS chunk, retry_at = 'infinity' AS for_ever"
     " FROM skipped_objects LEFT JOIN caf_files USING (caf_file_id)"
     " JOIN sources ON sources.source_id = skipped_objects.source_id ORDER BY 1, 2, 3",
+    "object_parts": "SELECT caf_files.name, sources.name AS source, file_path, object_version, part, part_count, start_byte,"
+    " end_byte, object_parts.object_bytes, location_part, abandoned FROM object_parts JOIN caf_files USING (caf_file_id)"
+    " JOIN sources ON sources.source_id = object_parts.source_id ORDER BY 1",
     "claims": "SELECT file_path, object_version FROM claims ORDER BY 1, 2",
 }
 

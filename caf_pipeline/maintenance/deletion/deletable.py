@@ -73,15 +73,27 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
 
 # A key that is listed twice without version ids changed while it was listed: which of the two is there now is not known. An
 # empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes change. A version id other than of these characters would
-# have to be encoded, and whether S3 decodes that column is not documented.
+# have to be encoded, and whether S3 decodes that column is not documented. An object in parts is as safe as the worst of its
+# chunks; all of its parts have to be there, and to add up to its size.
 _DECIDED: Final = """WITH listed AS (
         SELECT *, version_id IS NULL AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
     ), known AS (
         SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER (standing = 'skipped') AS skipped
         FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
     ), elsewhere AS (SELECT DISTINCT key FROM located),
-    whole AS (SELECT * FROM located WHERE part = 0),
-    same_bytes AS (SELECT DISTINCT key, etag, end_byte - start_byte AS size_bytes FROM whole WHERE version_id IS NULL),
+    whole AS (
+        SELECT key, object_version, version_id, etag, caf_file_id, end_byte - start_byte AS size_bytes FROM located WHERE part = 0
+        UNION ALL
+        SELECT key, object_version, min(version_id), min(etag), arg_max(located.caf_file_id, CASE
+                WHEN assessment.caf_file_id IS NULL THEN 2 WHEN assessment.reason IS NOT NULL THEN 1 ELSE 0 END),
+            sum(end_byte - start_byte)::BIGINT
+        FROM located LEFT JOIN assessment ON assessment.caf_file_id = located.caf_file_id
+        WHERE part > 0 GROUP BY key, object_version
+        HAVING count(*) = max(part_count) AND min(part_count) = max(part_count) AND count(DISTINCT part) = max(part_count)
+            AND min(part) = 1 AND max(part) = max(part_count) AND min(etag) = max(etag)
+            AND min(coalesce(version_id, '')) = max(coalesce(version_id, ''))
+    ),
+    same_bytes AS (SELECT DISTINCT key, etag, size_bytes FROM whole WHERE version_id IS NULL),
     decided AS (
         SELECT listed.*, assessment.chunk, CASE
             WHEN NOT is_supported(listed.key) THEN 'skipped'
@@ -90,7 +102,7 @@ _DECIDED: Final = """WITH listed AS (
                 WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM listed.version_id THEN 'changed'
                 WHEN assessment.caf_file_id IS NULL THEN 'not_looked_at'
                 WHEN assessment.reason IS NOT NULL THEN assessment.reason
-                WHEN whole.end_byte - whole.start_byte <> listed.size_bytes THEN 'disagrees'
+                WHEN whole.size_bytes <> listed.size_bytes THEN 'disagrees'
                 WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag, 'W/')) THEN 'not_told_apart'
                 WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
             WHEN known.claimed THEN 'claimed'
@@ -227,10 +239,10 @@ class _Ascending:
 _DIFFERING: Final = """SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
         AND located.object_version =
             coalesce(manifest.object_version, manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
-        AND manifest.skip_reason IS NULL AND located.part = 0 AND located.start_byte = manifest.start_byte
+        AND manifest.skip_reason IS NULL AND located.part = manifest.part AND located.start_byte = manifest.start_byte
         AND located.end_byte = manifest.end_byte AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
-        AND located.end_byte - located.start_byte = manifest.size_bytes
+        AND located.end_byte - located.start_byte = manifest.member_bytes
     WHERE located.caf_file_id = {} AND manifest.key IS NULL"""
 
 
@@ -255,9 +267,12 @@ class LocatedRows:
         with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
             query.table("located", self._located)
             query.table("read_manifest", manifest)
-            # The column is there only where some identity needs it.
-            identity = "" if "object_version" in pq.read_schema(manifest).names else ", NULL AS object_version"
-            query.view("manifest", f"SELECT *{identity} FROM read_manifest")
+            # These columns are there only where some identity needs it, and in a chunk of a part.
+            names = pq.read_schema(manifest).names
+            missing = [] if "object_version" in names else ["NULL AS object_version"]
+            whole = ["0 AS part", "size_bytes AS member_bytes"]
+            missing += ["part_end_byte - part_start_byte AS member_bytes"] if "part" in names else whole
+            query.view("manifest", f"SELECT *, {', '.join(missing)} FROM read_manifest")
             return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
 
 

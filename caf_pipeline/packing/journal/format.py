@@ -140,6 +140,8 @@ def add_to_digest(digest: "_Hash", planned: PlannedObject) -> None:
     digest.update(
         b"%d %d %b%b%d %b\0" % (len(obj.key), len(member), obj.key, member, obj.size_bytes, obj.object_version.encode())
     )
+    if planned.part:
+        digest.update(b"%d %d\0" % (planned.part.start_byte, planned.part.end_byte))
 
 
 @dataclass(frozen=True, slots=True)

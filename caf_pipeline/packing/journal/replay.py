@@ -163,7 +163,7 @@ def _outcome_holds(
 ) -> bool:
     if isinstance(outcome, SkippedObject):
         return True
-    if outcome.end_byte - outcome.start_byte != planned.object.size_bytes:
+    if outcome.end_byte - outcome.start_byte != planned.size_bytes:
         return False
     running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, outcome.end_byte)
     return running is not None and running.digest() == outcome.sha256
@@ -172,7 +172,7 @@ def _outcome_holds(
 def _open_holds(
     said: OpenMember, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StoredBytes
 ) -> OpenObject | None:
-    if not 0 < said.size_bytes < planned.object.size_bytes:
+    if not 0 < said.size_bytes < planned.size_bytes:
         return None
     running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, boundary.offset + said.size_bytes)
     if running is None or running.digest() != said.sha256:

@@ -1,0 +1,186 @@
+"""Objects that are split over chunks: which part a chunk has, and what becomes of all parts when one chunk is moved.
+
+An object in parts has one claim, with the chunk of its first part. It ends when all parts are located, or when one chunk gives
+its part up: then all parts of the plan are abandoned. Whether all are located is asked of the view `objects_in_parts` alone.
+Source: docs/decisions/0020-objects-over-several-chunks.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Connection, text
+
+from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
+from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
+
+if TYPE_CHECKING:
+    from caf_pipeline.inventory.manifest import PartLocation
+    from caf_pipeline.inventory.plan import PlannedObject
+
+_PART: Final = {
+    "caf_file_id": "int8",
+    "file_path": "text",
+    "object_version": "text",
+    "part": "int4",
+    "part_count": "int4",
+    "start_byte": "int8",
+    "end_byte": "int8",
+    "object_bytes": "int8",
+}
+# Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
+_REGISTER: Final = text(
+    """
+    INSERT INTO object_parts (plan_id, source_id, caf_file_id, file_path, object_version, part, part_count, start_byte, end_byte,
+        object_bytes, location_part)
+    SELECT :plan_id, :source_id, splitting.*, part + coalesce(
+        (SELECT min(old.location_part - old.part) FROM object_parts AS old
+            WHERE old.plan_id = :plan_id AND old.file_path = splitting.file_path
+                AND old.object_version = splitting.object_version),
+        (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old
+            WHERE old.source_id = :source_id AND old.file_path = splitting.file_path
+                AND old.object_version = splitting.object_version))
+    FROM splitting
+    """
+)
+_OWN: Final = text("SELECT * FROM object_parts WHERE caf_file_id = :id")
+# In one order, by all who wait for each other.
+_ALL: Final = text(
+    """
+    SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts ON parts.plan_id = own.plan_id
+        AND parts.file_path = own.file_path AND parts.object_version = own.object_version
+    WHERE own.caf_file_id = :id ORDER BY parts.part FOR UPDATE OF parts
+    """
+)
+_IS_LOCATED: Final = text(
+    """
+    SELECT EXISTS (SELECT FROM objects_in_parts AS whole JOIN object_parts AS own ON own.source_id = whole.source_id
+        AND own.file_path = whole.file_path AND own.object_version = whole.object_version AND own.plan_id = whole.plan_id
+        WHERE own.caf_file_id = :id)
+    """
+)
+_END_SKIP: Final = text(
+    """
+    DELETE FROM skipped_objects AS old USING object_parts AS own WHERE own.caf_file_id = :id
+        AND old.source_id = own.source_id AND old.file_path = own.file_path AND old.object_version = own.object_version
+    """
+)
+# A chunk whose row is locked is being moved: its own run finds out.
+_WITHDRAW_PLANNED: Final = text(
+    """
+    UPDATE caf_files SET state = 'withdrawn', updated_at = now(), reason = 'another part of its object cannot be archived: '
+        || (SELECT name || ' is ' || CAST(:after AS text) FROM caf_files WHERE caf_file_id = :id)
+    WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
+        WHERE caf_file_id = ANY(:all) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
+    """
+)
+_LOCATE: Final = text(
+    """
+    INSERT INTO file_locations (source_id, file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag,
+        last_modified, sha256)
+    SELECT source_id, file_path, object_version, location_part, caf_file_id, :start_byte, :end_byte, :version_id, :etag,
+        :last_modified, :sha256
+    FROM object_parts WHERE caf_file_id = :id AND file_path = :key AND object_version = :object_version
+        AND (part, part_count, start_byte, end_byte, object_bytes)
+            = (:number, :count, :first_byte, :last_byte, :object_bytes)
+        AND end_byte - start_byte = :end_byte - :start_byte
+    """
+)
+
+
+def register_parts(
+    connection: Connection,
+    source_id: int,
+    plan_id: int,
+    chunks: Mapping[int, int],
+    parts: "Iterable[tuple[int, PlannedObject]]",
+) -> None:
+    """Write which parts the chunks of a plan have; `chunks` has the `caf_file_id` of each chunk number."""
+    rows = (
+        (
+            chunks[number],
+            planned.object.key.decode(),
+            planned.object.object_version,
+            planned.part.number,
+            planned.part.count,
+            planned.part.start_byte,
+            planned.part.end_byte,
+            planned.object.size_bytes,
+        )
+        for number, planned in parts
+        if planned.part
+    )
+    _register(connection, source_id, plan_id, rows)
+
+
+def restore_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: "PartLocation") -> None:
+    """Write which part a chunk that only the store knew has, and its row."""
+    of = part.part
+    row = (caf_file_id, part.key, part.object_version, of.number, of.count, of.start_byte, of.end_byte, part.object_bytes)
+    _register(connection, source_id, plan_id, [row])
+    locate_part(connection, caf_file_id, part)
+
+
+def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
+    connection.execute(
+        text(
+            'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", object_version text COLLATE "C",'
+            " part integer, part_count integer, start_byte bigint, end_byte bigint, object_bytes bigint) ON COMMIT DROP"
+        )
+    )
+    if copy_rows(connection, "splitting", _PART, rows):
+        connection.execute(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
+
+
+def has_part(connection: Connection, caf_file_id: int) -> bool:
+    """Tell whether a chunk has a part of an object."""
+    return connection.execute(_OWN, {"id": caf_file_id}).first() is not None
+
+
+def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") -> None:
+    """Write the row of a chunk's part. It counts once all parts have theirs.
+
+    Raises:
+        LedgerError: it is not the part that the chunk was planned for; the transaction can only be rolled back.
+    """
+    of = part.part
+    facts = {
+        "id": caf_file_id,
+        "number": of.number,
+        "count": of.count,
+        "first_byte": of.start_byte,
+        "last_byte": of.end_byte,
+        **{
+            name: getattr(part, name)
+            for name in (
+                *("object_bytes", "key", "object_version", "version_id", "start_byte", "end_byte"),
+                *("etag", "last_modified", "sha256"),
+            )
+        },
+    }
+    if connection.execute(_LOCATE, facts).rowcount != 1:
+        raise LedgerError(
+            f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
+            hint="its archive is not what was sealed: check the staged file",
+        )
+
+
+def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> bool:
+    """Let the other parts of an object follow from the move of a chunk that has one; return whether it has one.
+
+    Where the chunk gave its part up, all are abandoned, their claim ends, and chunks that are only planned are withdrawn. Where
+    all are located by now, the claim ends. Runs whose moves come at the same time wait for each other.
+    """
+    if not has_part(connection, caf_file_id):
+        return False
+    if after in CLAIMING:
+        return True
+    found = list(connection.execute(_ALL, {"id": caf_file_id}).scalars())
+    if after not in IN_GOOD_STANDING:
+        connection.execute(text("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(:all)"), {"all": found})
+        connection.execute(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})
+        withdraw_claims(connection, found)
+    elif connection.execute(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
+        connection.execute(_END_SKIP, {"id": caf_file_id})
+        connection.execute(text("DELETE FROM claims WHERE caf_file_id = ANY(:all)"), {"all": found})
+    return True

@@ -1,0 +1,580 @@
+"""Objects that are larger than a chunk: split over chunks, located as a whole or not at all, read as one."""
+
+import hashlib
+import os
+import random
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline.caf.archive import Limits
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, IntegrityError, NotLocated
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
+from caf_pipeline.maintenance.rebuild import FileKind, rebuild
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps.audit import account_for_chunk, fetch_members
+from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import (
+    CHUNK_STEPS,
+    a_workplace,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
+
+LIMITS = Limits(max_bytes=160_000)
+HUGE = os.urandom(400_000)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    """Let chunks have at most 160,000 bytes; who packs a plan takes the limit from its files."""
+    terms = planning.plan_terms
+    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=LIMITS))
+
+
+@pytest.fixture
+def source():
+    return MemorySource({"huge": HUGE, "huge~caf-p-1-4": b"label", "a": os.urandom(1000), "z": os.urandom(50_000)})
+
+
+@pytest.fixture
+def work(tmp_path, source, ledger):
+    return a_workplace(tmp_path, source, ledger, target="128KiB")
+
+
+def parts_of(work):
+    """The chunks that are to have a part, in order, but for those of parts that were given up."""
+    return [chunk.name for chunk in work.ledger.chunks("src") if chunk.part and not chunk.part_abandoned]
+
+
+def whole_chunks(work):
+    return [chunk.name for chunk in work.ledger.chunks("src") if not chunk.part]
+
+
+def is_nowhere(work):
+    """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks take of it, what is counted."""
+    ledger, folder = work.ledger, work.plans()
+    ledger.export_standing("src", folder / "standing.parquet")
+    ledger.export_located("src", folder / "located.parquet")
+    standing = pq.read_table(folder / "standing.parquet").to_pylist()
+    rows = pq.read_table(folder / "located.parquet").to_pylist()
+    whole = sum(chunk.member_count for chunk in ledger.chunks("src", [ChunkState.LOCATED]) if not chunk.part)
+    listed = [obj for obj in work.objects.objects() if obj.key == b"huge"]
+    held = [row["standing"] for row in standing if row["key"] == b"huge"]
+    settled = ledger.settled_objects("src", listed)
+    return (
+        ledger.locate("src", "huge") is None
+        and ledger.versions("src", "huge", 5) == ([], 0)
+        and "located" not in held
+        and bool(settled) <= bool(held)
+        and not any(row["key"] == b"huge" for row in rows)
+        and not ledger.located_versions("src", ["huge"])
+        and ledger.account("src").located_objects == whole
+    )
+
+
+def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(work, source, tmp_path):
+    archive_everything(work)
+    parts = parts_of(work)
+    assert len(parts) == 4
+    assert all(work.ledger.chunk(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
+    for key, body in source.bodies.items():
+        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+    save(fetch(work.ledger, work.store, "src", "huge"), tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == HUGE
+    location = work.ledger.locate("src", "huge")
+    assert [one.chunk for one in location.ranges] == parts
+    assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (0, len(HUGE), b"")
+    assert {chunk.state for chunk in work.ledger.chunks("src")} == {ChunkState.LOCATED}
+
+
+def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
+    archive_everything(work)
+    chunk = work.ledger.chunk(parts_of(work)[1])
+    opened = chunk_steps.open_chunk(work, chunk)
+    assert "huge~caf-p-2-4" in opened.reader
+    (row,) = opened.manifest().rows()
+    assert (row["key"], row["size_bytes"], row["part"], row["part_count"]) == ("huge", len(HUGE), 2, 4)
+    assert (row["part_start_byte"], row["part_end_byte"]) == (100_000, 200_000)
+    assert row["sha256"] == hashlib.sha256(HUGE[100_000:200_000]).digest()
+    assert list(opened.manifest().locations()) == []
+
+
+def test_headers_that_no_listing_shows_do_not_keep_a_part_out(work, source):
+    metadata = {f"name-{number}": "x" * 90 for number in range(20)}
+    source.headers["huge"] = ObjectHeaders(content_disposition="y" * 4000, user_metadata=metadata)
+    work.store.largest_chunk_bytes = lambda: 60_000
+    plan(work)
+    chunk_steps.withdraw(work, parts_of(work)[0])
+    report = plan(work)
+    assert report.chunks[0].part_count > 4
+    for chunk in report.chunks:
+        archive_chunk(work, chunk.name)
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+
+
+def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
+    preview = preview_plan(work, planning.take_inventory(work))
+    seen = preview.estimate.statistics
+    assert (seen.split_objects, seen.parts, seen.objects, preview.estimate.chunks) == (1, 4, 4, 5)
+    assert seen.size_bytes == sum(map(len, source.bodies.values()))
+    assert (preview.claimed, preview.located, preview.skipped) == (0, 0, {})
+    assert (preview.as_json()["split_objects"], preview.as_json()["parts"]) == (1, 4)
+    assert plan(work).plan.object_count == 4
+    again = preview_plan(work, planning.take_inventory(work))
+    assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
+
+
+def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
+    report = plan(work)
+    *first, last = parts_of(work)
+    for name in [*whole_chunks(work), *first]:
+        archive_chunk(work, name)
+        assert is_nowhere(work)
+    account = account_for_plan(work, report)
+    assert (account.located, account.claimed, account.holds) == (3, 1, True)
+    assert work.ledger.account("src").claimed_objects == 1
+    assert not plan(work).plan
+    archive_chunk(work, last)
+    assert work.ledger.locate("src", "huge")
+    account = account_for_plan(work, report)
+    assert (account.located, account.claimed, account.holds) == (4, 0, True)
+    sums = work.ledger.account("src")
+    assert (sums.located_objects, sums.claimed_objects) == (4, 0)
+    assert sums.located_bytes == sum(map(len, source.bodies.values()))
+    assert not plan(work).plan
+
+
+@pytest.mark.parametrize("packed", range(4))
+def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(work, source, packed):
+    plan(work)
+    names = parts_of(work)
+    for name in names[:packed]:
+        archive_chunk(work, name)
+    source.unavailable["huge"] = SkipReason.CHANGED, 0
+    archive_chunk(work, names[packed])
+    assert work.ledger.chunk(names[packed]).state is ChunkState.EMPTY
+    assert parts_of(work) == []
+    assert is_nowhere(work)
+    for name in names[packed + 1 :]:
+        archive_chunk(work, name)  # no failure, and nothing is fetched
+        assert work.ledger.chunk(name).state is ChunkState.WITHDRAWN
+    assert is_nowhere(work)
+    assert work.ledger.account("src").claimed_objects == 2 + 1
+    del source.unavailable["huge"]
+    source.bodies["huge"] = os.urandom(300_000)
+    archive_everything(work)
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == source.bodies["huge"]
+
+
+def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(work, source):
+    plan(work)
+    names = parts_of(work)
+    archive_chunk(work, names[0])
+    archive_chunk(work, names[2])
+    chunk_steps.park(work, names[1], "a test")
+    assert is_nowhere(work)
+    assert not plan(work).plan
+    chunk_steps.withdraw(work, names[1])
+    assert is_nowhere(work)
+    assert work.ledger.chunk(names[3]).state is ChunkState.WITHDRAWN
+    again = plan(work)
+    assert again.plan.object_count == 1
+    for chunk in again.chunks[:-1]:
+        archive_chunk(work, chunk.name)
+        assert is_nowhere(work)
+    archive_chunk(work, again.chunks[-1].name)
+    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+
+
+@pytest.mark.parametrize("step", CHUNK_STEPS[:3])
+def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(work, source, step):
+    plan(work)
+    one, other = parts_of(work)[:2]
+    archive_chunk(work, one, until=step)
+    source.unavailable["huge"] = SkipReason.DELETED, 0
+    archive_chunk(work, other)
+    del source.unavailable["huge"]
+    archive_chunk(work, one)
+    assert work.ledger.chunk(one).state is ChunkState.WITHDRAWN
+    assert not list(work.staging().iterdir())
+    assert is_nowhere(work)
+
+
+@pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
+def test_a_part_that_is_paid_for_goes_on_and_is_dead(work, source, step):
+    plan(work)
+    one, other = parts_of(work)[:2]
+    archive_chunk(work, one, until=step)
+    source.unavailable["huge"] = SkipReason.DELETED, 0
+    archive_chunk(work, other)
+    archive_chunk(work, one)
+    assert work.ledger.chunk(one).state is ChunkState.LOCATED
+    assert is_nowhere(work)
+    del source.bodies["huge"]
+    del source.unavailable["huge"]
+    report = plan(work)
+    assert account_for_plan(work, report).gone == 0
+
+
+def test_when_a_located_part_is_lost_the_object_is_planned_again(work, source):
+    archive_everything(work)
+    lost = work.ledger.chunk(parts_of(work)[1])
+    with chunk_steps.lease_chunk(work, lost.name) as lease:
+        work.ledger.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+    assert work.ledger.locate("src", "huge")
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+    with chunk_steps.lease_chunk(work, lost.name) as lease:
+        work.ledger.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
+    assert is_nowhere(work)
+    archive_everything(work)
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+    assert work.ledger.account("src").located_objects == 4
+
+
+def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(work):
+    names = archive_everything(work)
+    for name in names:
+        account = account_for_chunk(work, name)
+        assert (account.agrees, account.explanation) == (True, "")
+        assert fetch_members(work, name).mismatched == []
+    location = work.ledger.locate("src", "huge").ranges[2]
+    file = work.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
+    data = bytearray(file.read_bytes())
+    data[location.end_byte - 1] ^= 1
+    file.write_bytes(data)
+    (said,) = fetch_members(work, location.chunk).mismatched
+    assert said.startswith("part 3 of huge")
+
+
+def test_wrong_bytes_in_one_part_are_never_handed_out(work, tmp_path):
+    archive_everything(work)
+    one = work.ledger.locate("src", "huge").ranges[3]
+    file = work.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
+    data = bytearray(file.read_bytes())
+    data[one.start_byte] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(IntegrityError, match=one.chunk):
+        save(fetch(work.ledger, work.store, "src", "huge"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    found = fetch(work.ledger, work.store, "src", "huge")
+    with pytest.raises(IntegrityError):
+        next(found.pieces)
+
+
+NO_WHOLE = {
+    "a gap and an overlap": "UPDATE object_parts SET start_byte = start_byte + 1, end_byte = end_byte + 1 WHERE part = 2",
+    "a row of another length": "UPDATE file_locations SET end_byte = end_byte - 1 WHERE part = 2",
+    "a row of another content": "UPDATE file_locations SET etag = 'other' WHERE part = 2",
+    "a row of another version": "UPDATE file_locations SET version_id = 'other' WHERE part = 2",
+    "a row in another chunk": "UPDATE file_locations SET caf_file_id = caf_file_id + 1 WHERE part = 2",
+    "no row": "DELETE FROM file_locations WHERE part = 2",
+    "another count": "UPDATE object_parts SET part_count = 5 WHERE part = 2",
+    "another size": "UPDATE object_parts SET object_bytes = object_bytes + 1 WHERE part = 2",
+    "another plan": "UPDATE object_parts SET plan_id = plan_id + 1 WHERE part = 2",
+    "one that was given up": "UPDATE object_parts SET abandoned = true WHERE part = 2",
+    "a chunk that expired": "UPDATE caf_files SET state = 'expired' FROM object_parts AS own WHERE part = 2"
+    " AND own.caf_file_id = caf_files.caf_file_id",
+}
+
+
+def test_parts_that_do_not_make_up_the_object_are_no_object(work):
+    archive_everything(work)
+    assert not is_nowhere(work)
+    with work.ledger._database.transaction() as connection:
+        for name, change in NO_WHOLE.items():
+            point = connection.begin_nested()
+            if name == "another plan":
+                connection.execute(text("SET LOCAL session_replication_role = replica"))  # there is no other plan
+            assert connection.execute(text(change)).rowcount == 1, name
+            count = connection.execute(text("SELECT count(*) FROM objects_in_parts")).scalar_one()
+            assert count == 0, name
+            point.rollback()
+        assert connection.execute(text("SELECT count(*) FROM objects_in_parts")).scalar_one() == 1
+
+
+def test_a_chunk_that_has_another_part_than_planned_is_not_located(work):
+    plan(work)
+    one, other = parts_of(work)[:2]
+    archive_chunk(work, one, until=chunk_steps.verify_stored)
+    archive_chunk(work, other, until=chunk_steps.verify_stored)
+    manifest = chunk_steps.open_chunk(work, work.ledger.chunk(other)).manifest()
+    with chunk_steps.lease_chunk(work, one) as lease, pytest.raises(CafError, match="not the one that was planned"):
+        work.ledger.load_locations(lease, one, (), manifest.part())
+    with chunk_steps.lease_chunk(work, one) as lease, pytest.raises(CafError, match="0 locations"):
+        work.ledger.load_locations(lease, one, ())
+    assert work.ledger.chunk(one).state is ChunkState.VERIFIED
+
+
+def test_objects_that_were_skipped_as_too_large_are_planned_after_the_upgrade(work):
+    (obj,) = [obj for obj in work.objects.objects() if obj.key == b"huge"]
+    work.ledger.record_skips("src", [planning._too_large(obj)])
+    assert plan(work).plan.object_count == 3
+    with work.ledger._database.transaction() as connection:  # what the migration does
+        connection.execute(text("UPDATE skipped_objects SET retry_at = now() WHERE reason = 'too_large'"))
+    archive_everything(work)
+    assert work.ledger.locate("src", "huge")
+    assert work.ledger.account("src").skipped == {}
+
+
+def test_a_missing_object_is_named_as_not_archived(work):
+    plan(work)
+    with pytest.raises(NotLocated):
+        fetch(work.ledger, work.store, "src", "huge")
+
+
+def test_parts_that_are_located_at_the_same_time_make_the_object_located(work, database_url):
+    plan(work)
+    names = parts_of(work)
+    for name in names:
+        archive_chunk(work, name, until=chunk_steps.verify_stored)
+    ready, failed = threading.Barrier(len(names)), []
+
+    def locate(name):
+        database = Database(parse_url(database_url))
+        try:
+            ready.wait()
+            chunk_steps.load_locations(replace(work, ledger=Ledger(database)), name)
+        except BaseException as error:
+            failed.append(error)
+            raise
+        finally:
+            database.close()
+
+    threads = [threading.Thread(target=locate, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert work.ledger.locate("src", "huge")
+    assert work.ledger.account("src").claimed_objects == 3
+
+
+def a_split_source():
+    bodies = {"huge": random.Random(5).randbytes(400_000), "k": b"small"}
+    return dying_runs.SteadySource(bodies)
+
+
+@pytest.mark.parametrize("fatal", range(3, 90, 11))
+def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
+    work = a_workplace(tmp_path, a_split_source(), ledger, target="128KiB")
+    plan(work)
+    settings = {"target": "128KiB"}
+    names = [chunk.name for chunk in ledger.chunks("src")]
+    for name in names:
+        assert is_nowhere(work) or name == names[-1]
+        killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=a_split_source)
+        if killed is None:
+            dying_runs.run(tmp_path, database_url, name, settings=settings, source=a_split_source)
+    assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == work.objects.bodies["huge"]
+    assert (ledger.account("src").located_objects, ledger.account("src").claimed_objects) == (2, 0)
+    assert not plan(work).plan
+    assert len(list((work.store.folder / "chunks").iterdir())) == len(names)
+
+
+def test_what_was_fetched_of_a_part_is_not_fetched_again(work, source, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.CheckpointPace(1, 1, 1))
+    plan(work)
+    name = parts_of(work)[2]
+    source.failing["huge"] = 280_000
+    chunk_steps.load_batch(work, name)
+    with pytest.raises(CafError):
+        chunk_steps.pack_chunk(work, name)
+    source.failing.clear()
+    first, source.reads = {(begin, end) for _, begin, end in source.reads}, []
+    archive_chunk(work, name)
+    again = {(begin, end) for _, begin, end in source.reads}
+    assert min(begin for begin, _ in first) == 200_000
+    assert max(end for _, end in again) == 300_000
+    assert min(begin for begin, _ in again) > 200_000
+
+
+# --- a store of several providers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(tmp_path, source, ledger):
+    return a_workplace(tmp_path, source, ledger, target="128KiB", store=SeveralFolders(tmp_path / "several"))
+
+
+def safe_keys(work, tmp_path):
+    return find_deletable(work, tmp_path / "list.csv", report=tmp_path / "rest.parquet"), reasons(tmp_path / "rest.parquet")
+
+
+def reasons(path):
+    return {row["key"].decode(): row["reason"] for row in pq.read_table(path).to_pylist()}
+
+
+def pass_windows(work, names, count=3):
+    for _ in range(count):
+        work.store.window = work.store.now = (work.store.now or 0) + 1
+        for name in names:
+            prove_chunk(work, name)
+
+
+def test_a_provider_that_lies_in_one_part_is_passed_over(several):
+    archive_everything(several)
+    for at, one in enumerate(several.ledger.locate("src", "huge").ranges):
+        provider = ("anna", "bert", "carl", "anna")[at]
+        file = several.store.file(provider, one.posting)
+        data = bytearray(file.read_bytes())
+        data[one.end_byte - 1] ^= 1
+        file.write_bytes(data)
+    assert b"".join(fetch(several.ledger, several.store, "src", "huge").pieces) == HUGE
+
+
+def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several, tmp_path):
+    names = archive_everything(several)
+    parts = parts_of(several)
+    several.store.window = several.store.now = 1
+    pass_windows(several, [name for name in names if name != parts[2]])
+    found, why = safe_keys(several, tmp_path)
+    assert why == {"huge": "one_window"}
+    assert found.safe_objects == 3
+    pass_windows(several, names)
+    found, why = safe_keys(several, tmp_path)
+    assert (why, found.everything_is_safe, found.safe_objects) == ({}, True, 4)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(several, tmp_path, database_url, part):
+    names = archive_everything(several)
+    pass_windows(several, names)
+    one = several.ledger.locate("src", "huge").ranges[part]
+    with several.ledger._database.transaction() as connection:
+        connection.execute(
+            text("UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = :part"),
+            {"part": part + 1},
+        )
+    found, why = safe_keys(several, tmp_path)
+    assert (why, found.safe_objects) == ({"huge": "disagrees"}, 3)
+    several.store.file("bert", one.posting).unlink()
+    several.store.window = several.store.now = several.store.now + 1
+    found, why = safe_keys(several, tmp_path)
+    assert (found.safe_objects, set(why)) == (3, {"huge"})
+
+
+def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
+    plan(several)
+    for name in [*whole_chunks(several), *parts_of(several)[:-1]]:
+        archive_chunk(several, name)
+    names = [chunk.name for chunk in several.ledger.chunks("src", [ChunkState.LOCATED])]
+    pass_windows(several, names)
+    found, why = safe_keys(several, tmp_path)
+    assert (why, found.safe_objects, found.gone) == ({"huge": "claimed"}, 3, 0)
+    several.objects.unavailable["huge"] = SkipReason.CHANGED, 0
+    archive_chunk(several, parts_of(several)[-1])
+    found, why = safe_keys(several, tmp_path)
+    assert (why, found.safe_objects, found.gone) == ({"huge": "skipped"}, 3, 0)
+    del several.objects.bodies["huge"]
+    found, why = safe_keys(several, tmp_path)
+    assert (why, found.safe_objects, found.gone) == ({}, 3, 0)
+
+
+@pytest.fixture
+def lost(several, postgres_url, template_database, tmp_path):
+    """Makes a workplace with the same store and an empty ledger."""
+    with ExitStack() as stack:
+        yield lambda: a_workplace(
+            tmp_path / "second",
+            several.objects,
+            make_ledger(stack, postgres_url, template_database),
+            target="128KiB",
+            store=several.store,
+        )
+
+
+def test_parts_are_joined_again_from_the_store_alone(several, lost):
+    archive_everything(several)
+    work = lost()
+    for outcome in rebuild(work):
+        assert outcome.finding.kind is FileKind.CHUNK
+    assert rows_of(work.ledger) == rows_of(several.ledger)
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == parts_of(several)
+    assert not plan(work).plan
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
+    archive_everything(several)
+    several.store.forget(several.ledger.locate("src", "huge").ranges[missing].posting)
+    work = lost()
+    list(rebuild(work))
+    assert is_nowhere(work)
+    assert plan(work).plan.object_count == 1
+
+
+def test_parts_of_two_plans_are_never_mixed(several, lost):
+    plan(several)
+    first = parts_of(several)
+    for name in first[:3]:
+        archive_chunk(several, name)
+    chunk_steps.withdraw(several, first[3])
+    again = plan(several)
+    for chunk in again.chunks[3:]:
+        archive_chunk(several, chunk.name)
+    work = lost()
+    list(rebuild(work))
+    assert is_nowhere(work)  # parts 1 to 3 of one plan, part 4 of another
+    for chunk in again.chunks[:3]:
+        archive_chunk(several, chunk.name)
+    list(rebuild(work))
+    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+    assert [chunk.part for chunk in plan(work).chunks] == [0]
+
+
+def test_the_doctor_has_nothing_to_say_of_parts(several):
+    plan(several)
+    names = parts_of(several)
+    for name in names[:2]:
+        archive_chunk(several, name)
+    archive_chunk(several, names[2], until=chunk_steps.seal_chunk)
+    assert [rows for rows in several.ledger.rows_by_chunk("src") if rows.claims and rows.state is ChunkState.LOCATED] == []
+    assert [several.ledger.drop_stray_rows(rows.caf_file_id) for rows in several.ledger.rows_by_chunk("src")] == [0] * 5
+    for name in [*names[2:], *whole_chunks(several)]:
+        archive_chunk(several, name)
+    assert several.ledger.locate("src", "huge")
+
+
+# --- S3 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
+def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(tmp_path, new_bucket, ledger, versions):
+    if versions:
+        new_bucket.keep_versions()
+    new_bucket.put("huge", HUGE)
+    work = a_workplace(tmp_path, new_bucket.source(), ledger, target="128KiB")
+    plan(work)
+    names = parts_of(work)
+    archive_chunk(work, names[0])
+    new_bucket.put("huge", HUGE[::-1])
+    for name in names[1:]:
+        archive_chunk(work, name)
+    if versions:  # the version that was planned is still there
+        assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == HUGE
+    else:
+        assert ledger.locate("src", "huge") is None
+    archive_everything(work)
+    assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == HUGE[::-1]
