@@ -260,7 +260,7 @@ def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, to
 
 def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(work, monkeypatch):
     def broken(**_):
-        yield work.objects.objects()[:1]
+        yield work.objects.objects()[:2]  # the first of which is known to have no further version
         raise SourceUnreachable("no answer")
 
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
