@@ -2,6 +2,7 @@
 
 import hashlib
 import tempfile
+from bisect import bisect_left
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -217,7 +218,7 @@ def test_an_object_of_exactly_a_chunks_room_is_whole_and_one_byte_more_is_two_pa
         plan = plan_of(tmp_path / str(size), [an_object("k", size)], target_size_bytes=TARGET, limits=SMALL)
         return len(plan.chunks), plan.part_count, max(chunk.expected_size_bytes for chunk in plan.chunks)
 
-    room = next(size for size in range(SMALL.max_bytes, 0, -1) if parts(size)[1] == 0)
+    room = bisect_left(range(SMALL.max_bytes), True, key=lambda size: parts(size)[1] > 0) - 1
     assert parts(room) == (1, 0, SMALL.max_bytes)
     assert parts(room + 1)[:2] == (2, 2)
     assert parts(room + 1)[2] < SMALL.max_bytes

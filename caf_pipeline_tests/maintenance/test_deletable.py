@@ -295,14 +295,14 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
     """The rule in plain Python, as an operator would say it."""
     good = {assessment.caf_file_id for assessment in assessments if assessment.reason is None}
     rows = {(each["key"], each["object_version"]): each for each in located if each["caf_file_id"] in good}
-    keys = [obj.key for obj in listed]
+    without_id = [obj.key for obj in listed if obj.version_id is None]
     return {
         (obj.key, obj.version_id)
         for obj in listed
         if (found := rows.get((obj.key, obj.object_version)))
         and (found["version_id"], found["etag"], found["end_byte"] - found["start_byte"])
         == (obj.version_id, obj.etag, obj.size_bytes)
-        and (obj.version_id is not None or keys.count(obj.key) == 1)
+        and (obj.version_id is not None or without_id.count(obj.key) == 1)
         and "," not in (obj.version_id or "")
     }
 

@@ -291,7 +291,7 @@ class BeginningSource(MemorySource):
         if obj.key.decode() in self.unable:
             return None
         self.begun.append(obj.key.decode())
-        self.most = max(self.most, len(self.begun))
+        self.most = max(self.most, sum(key not in self.broken for key in self.begun))  # what has failed is under way no more
         return Begun(self, obj)
 
 
