@@ -71,3 +71,13 @@ def test_a_path_that_is_no_text_is_read(tmp_path, read):
     with open(path, "wb") as file:
         file.write(b"body")
     assert read(bytearray(5), [path], [4], [os.stat(path).st_mtime_ns], False) == (1, [])
+
+
+@READERS
+@pytest.mark.parametrize("modified_ns", [-(10**18), 0, 2**63 + 10**9], ids=["1938", "1970", "2262"])
+def test_a_time_that_a_file_system_holds_is_one_that_can_be_compared(tmp_path, read, modified_ns):
+    paths, sizes, _ = columns(tmp_path, [b"body"])
+    os.utime(paths[0], ns=(0, modified_ns))
+    held = os.stat(paths[0]).st_mtime_ns  # a file system that ends earlier may hold another one
+    assert read(bytearray(5), paths, sizes, [held], False) == (1, [])
+    assert read(bytearray(5), paths, sizes, [held + 1], False) == (0, [])

@@ -46,7 +46,7 @@ fn read_files<'py>(
     buffer: PyBuffer<u8>,
     paths: Vec<PathBuf>,
     sizes: Vec<usize>,
-    modified_ns: Vec<i64>,
+    modified_ns: Vec<i128>,
     hashed: bool,
 ) -> PyResult<(usize, Vec<Bound<'py, PyBytes>>)> {
     if buffer.readonly() || !buffer.is_c_contiguous() {
