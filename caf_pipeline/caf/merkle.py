@@ -13,9 +13,9 @@ import os
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Self
 
 from typing_extensions import Buffer
@@ -189,19 +189,47 @@ def merkle_root(path: Path, proof_type: int) -> bytes:
 
 def merkle_roots(path: Path, *proof_types: int) -> list[bytes]:
     """Return the roots of a file by several types of tree, of bytes that are read once; constant memory, raises OSError."""
-    with open(path, "rb", buffering=0) as file:
-        descriptor = file.fileno()
+    with FileRoots(path, *proof_types) as roots:
+        return roots.finish()
 
-        def read(start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[memoryview]:
-            buffer = memoryview(bytearray(piece_bytes))
-            while start_byte < end_byte:
-                size_bytes = os.preadv(descriptor, [buffer[: end_byte - start_byte]], start_byte)
-                if not size_bytes:  # cut off meanwhile: the roots are of what was there
-                    return
-                start_byte += size_bytes
-                yield buffer[:size_bytes]
 
-        return roots_of(read, os.fstat(descriptor).st_size, *proof_types)
+class FileRoots:
+    """The roots of a file by several types of tree, taken on all cores; of a file, too, to which others still append.
+
+    A context manager, which gives the file and the threads back.
+    """
+
+    def __init__(self, path: Path, *proof_types: int) -> None:
+        """Open the file; raises OSError."""
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__
+        self._roots = _Roots(self._read, *proof_types)
+
+    def follow(self) -> None:
+        """Begin with the whole parts of what the file has by now, which may not change afterwards."""
+        self._roots.take(self._size_bytes())
+
+    def finish(self) -> list[bytes]:
+        """Return the roots of what the file has now; raises OSError where it cannot be read."""
+        return self._roots.finish(self._size_bytes())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._roots.close()
+        self._file.close()
+
+    def _size_bytes(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def _read(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(piece_bytes))
+        while start_byte < end_byte:
+            size_bytes = os.preadv(self._file.fileno(), [buffer[: end_byte - start_byte]], start_byte)
+            if not size_bytes:  # cut off meanwhile: the roots are of what was there
+                return
+            start_byte += size_bytes
+            yield buffer[:size_bytes]
 
 
 def roots_of(
@@ -215,28 +243,69 @@ def roots_of(
     `stream` yields a file's bytes from a start to an end, in pieces of at most the third number; it is called by several
     threads, a MiB of memory each. `done` is called by this one with numbers of bytes as they are hashed, in order.
     """
+    roots = _Roots(stream, *proof_types, done=done)
+    try:
+        return roots.finish(size_bytes)
+    finally:
+        roots.close()
 
-    def part(start_byte: int) -> list[MerkleTree]:
-        trees = [MerkleTree(proof_type) for proof_type in proof_types]
+
+class _Roots:
+    """Trees over a file whose parts are hashed by a thread a core."""
+
+    def __init__(
+        self,
+        stream: Callable[[int, int, int], Iterable[Buffer]],
+        *proof_types: int,
+        done: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        self._stream = stream
+        self._trees = [MerkleTree(proof_type) for proof_type in proof_types]
+        self._done = done
+        self._end_byte = 0  # of the last part that was handed out
+        self._parts: deque[Future[list[MerkleTree]]] = deque()
+        cores = _cores()
+        self._most_parts = 2 * cores  # one at work and one waiting each
+        self._pool = ThreadPoolExecutor(cores, thread_name_prefix="merkle")
+
+    def take(self, size_bytes: int) -> None:
+        """Hand out the whole parts before an end, as fast as they are hashed."""
+        while self._end_byte + _PART_BYTES <= size_bytes:
+            self._hand_out(self._end_byte + _PART_BYTES)
+
+    def finish(self, size_bytes: int) -> list[bytes]:
+        """Return the roots of the bytes before an end."""
+        self.take(size_bytes)
+        if self._end_byte < size_bytes:
+            self._hand_out(size_bytes)
+        while self._parts:
+            self._append_one()
+        return [tree.root() for tree in self._trees]
+
+    def close(self) -> None:
+        """End the threads; what they have not begun is left undone."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _hand_out(self, end_byte: int) -> None:
+        if len(self._parts) == self._most_parts:
+            self._append_one()
+        self._parts.append(self._pool.submit(self._part, self._end_byte, end_byte))
+        self._end_byte = end_byte
+
+    def _append_one(self) -> None:
+        before_bytes = self._trees[0].size_bytes
+        for tree, its_part in zip(self._trees, self._parts.popleft().result(), strict=True):
+            tree._append(its_part)
+        self._done(self._trees[0].size_bytes - before_bytes)
+
+    def _part(self, start_byte: int, end_byte: int) -> list[MerkleTree]:
+        trees = [MerkleTree(tree.proof_type) for tree in self._trees]
         for tree in trees:
             tree._leaf_count = start_byte // BLOCK_BYTES
-        for piece in stream(start_byte, min(start_byte + _PART_BYTES, size_bytes), _BATCH_BYTES):
+        for piece in self._stream(start_byte, end_byte, _BATCH_BYTES):
             for tree in trees:
                 tree.update(piece)
         return trees
-
-    trees = [MerkleTree(proof_type) for proof_type in proof_types]
-    cores = _cores()
-    starts = iter(range(0, size_bytes, _PART_BYTES))
-    with ThreadPoolExecutor(cores, thread_name_prefix="merkle") as pool:
-        parts = deque(pool.submit(part, start) for start in islice(starts, 2 * cores))  # one at work and one waiting each
-        while parts:
-            before_bytes = trees[0].size_bytes
-            for tree, its_part in zip(trees, parts.popleft().result(), strict=True):
-                tree._append(its_part)
-            done(trees[0].size_bytes - before_bytes)
-            parts.extend(pool.submit(part, start) for start in islice(starts, 1))
-    return [tree.root() for tree in trees]
 
 
 def _cores() -> int:

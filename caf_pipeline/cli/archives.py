@@ -106,9 +106,9 @@ def create(
     if sums in archives:
         raise UsageError(f"{str(sums)!r} would be both an archive and the file of the sums.", hint="Name another file.")
     with progress("packing", sum(file.size_bytes for file in files)) as advance:
-        written = creating.write_archives(volumes, archives, advance, sums)
-    for archive in written:
-        root = _root_of(str(archive.path), proof_type)[0] if proof_type else ""
+        written = creating.write_archives(volumes, archives, advance, sums, int(proof_type) if proof_type else None)
+    for archive, merkle_root in written:
+        root = merkle_root.hex()
         if as_json:
             told = {"merkle_root": root, "proof_type": int(proof_type)} if proof_type else {}
             print_json({"path": str(archive.path), "members": archive.member_count, "size_bytes": archive.size_bytes} | told)

@@ -248,38 +248,67 @@ def _stem(out: Path) -> str:
 # --- writing -------------------------------------------------------------------------------------------------------
 
 
+class Written(NamedTuple):
+    """An archive that was written, and its Merkle root where one was asked for."""
+
+    archive: CafWriter
+    merkle_root: bytes = b""
+
+
 def write_archives(
-    volumes: Sequence[Sequence[LocalFile]], paths: Sequence[Path], advance: Callable[[int], None], sums: Path | None = None
-) -> list[CafWriter]:
-    """Write all archives under temporary names, then give all their names; return their writers, which are done.
+    volumes: Sequence[Sequence[LocalFile]],
+    paths: Sequence[Path],
+    advance: Callable[[int], None],
+    sums: Path | None = None,
+    proof_type: int | None = None,
+) -> list[Written]:
+    """Write all archives under temporary names, then give all their names.
 
     Args:
         volumes: the files of each archive.
         paths: of the archives.
         advance: is told bytes of bodies.
         sums: gets SHA-256 of each member, as `sha256sum --check` reads it, where the members are extracted.
+        proof_type: of the roots; None where none is wanted.
 
     Raises:
         CafError: a file cannot be read, or changed since it was found. StagingError: an archive cannot be written.
     """
-    writers: list[CafWriter] = []
+    written: list[Written] = []
     path = sums
     try:
         with contextlib.ExitStack() as stack:
             lines = stack.enter_context(WholeFile(sums)) if sums else None  # which gets its name when the context ends
             for path, files in zip(paths, volumes, strict=True):
                 writer = stack.enter_context(CafWriter(path))
-                for key, digest in _add_files(writer, files, advance, hashed=lines is not None):
-                    if lines:
-                        lines.file.write(_sum_line(key, digest))
-                writer.seal()
-                writers.append(writer)
-            for writer in writers:
-                writer.publish()
+                written.append(_write_archive(writer, files, advance, lines, proof_type))
+            for archive, _ in written:
+                archive.publish()
             path = sums or path
     except OSError as error:
         raise StagingError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
-    return writers
+    return written
+
+
+def _write_archive(
+    archive: CafWriter, files: Iterable[LocalFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
+) -> Written:
+    """Write one archive, which is sealed then, and a line of the sums for each member."""
+    from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  half a second of numpy that only roots need
+
+    with contextlib.ExitStack() as stack:
+        roots = stack.enter_context(FileRoots(archive.temporary, proof_type)) if proof_type is not None else None
+
+        def added(size_bytes: int) -> None:
+            advance(size_bytes)
+            if roots:
+                roots.follow()
+
+        for key, digest in _add_files(archive, files, added, hashed=sums is not None):
+            if sums:
+                sums.file.write(_sum_line(key, digest))
+        archive.seal()
+        return Written(archive, roots.finish()[0] if roots else b"")
 
 
 def _add_files(

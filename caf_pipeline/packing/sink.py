@@ -21,6 +21,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import StagingError
+from caf_pipeline.system.atomic_files import WRITE_BYTES
 
 GATHER_BYTES: Final = 1 << 20
 """Small writes are gathered to this size: a write and a hash call each 16 KiB would cost more than the work itself."""
@@ -171,7 +172,7 @@ class StoredBytes:
         try:
             written = 0
             while written < len(view):
-                written += os.write(self.part.descriptor, view[written:])
+                written += os.write(self.part.descriptor, view[written : written + WRITE_BYTES])
         except OSError as error:
             raise staging_error(self.part.path, error) from error
         self._stay_close()

@@ -174,7 +174,7 @@ def save(found: Found, path: Path) -> None:
         As `Found.write_to`; nothing was written. UsageError: the path cannot be written.
     """
     try:
-        with WholeFile(path, mode="w+b") as whole:
+        with WholeFile(path) as whole:
             found.write_to(whole.file)
     except OSError as error:
         raise UsageError(

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import threading
+from itertools import pairwise
 from pathlib import Path
 
 import blake3
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.caf import merkle, merkle_reference
-from caf_pipeline.caf.merkle import MerkleTree, merkle_root, merkle_roots
+from caf_pipeline.caf.merkle import FileRoots, MerkleTree, merkle_root, merkle_roots
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.errors import ArchiveError, UsageError
 
@@ -126,6 +128,23 @@ def test_the_roots_of_a_file_of_several_parts_are_those_of_its_bytes(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(content)
     assert merkle_roots(path, 0, 3) == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
+
+
+def test_a_file_that_is_followed_while_it_is_written_has_the_roots_of_what_it_is_in_the_end(tmp_path):
+    content = sample(2 * merkle._PART_BYTES + 3 * BLOCK_BYTES + 5)
+    cuts = [0, 0, 1, BLOCK_BYTES, merkle._PART_BYTES - 1, merkle._PART_BYTES, 2 * merkle._PART_BYTES + 7, len(content)]
+    with open(tmp_path / "file", "wb", buffering=0) as file, FileRoots(tmp_path / "file", 0, 3) as roots:
+        for start, end in pairwise(cuts):
+            file.write(content[start:end])
+            roots.follow()
+        assert roots.finish() == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
+
+
+def test_a_file_that_is_followed_and_then_left_leaves_no_thread(tmp_path):
+    (tmp_path / "file").write_bytes(sample(3 * merkle._PART_BYTES))
+    with FileRoots(tmp_path / "file", 3) as roots:
+        roots.follow()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("merkle")]
 
 
 @pytest.mark.parametrize(("proof_type", "digest"), STATES)

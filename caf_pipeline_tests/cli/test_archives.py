@@ -194,6 +194,14 @@ def test_create_tells_the_root_that_merkle_tells(here, capsys, proof_type):
     assert (told, line["merkle_root"], line["proof_type"]) == (merkle["merkle_root"], merkle["merkle_root"], merkle["proof_type"])
 
 
+def test_the_root_of_an_archive_of_many_parts_is_told_while_it_is_written(here, capsys):
+    (here / "d" / "large").write_bytes(os.urandom(70 << 20))  # two times what the disk is let begin with, and several parts
+    assert main(["create", "--proof-type", "3", "o.caf", "d"]) == 0
+    told = capsys.readouterr().out.split()[-1]
+    assert main(["merkle", "o.caf"]) == 0
+    assert capsys.readouterr().out.split() == [told]
+
+
 def test_what_does_not_fit_one_archive_becomes_a_series(here, capsys):
     assert main(["create", "--json", "o.caf", "-C", "d", ".", "--target-size", "200"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.atomic_files import WRITE_BYTES, WholeFile
 
 
 def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
@@ -57,3 +57,11 @@ def test_a_sealed_file_has_no_name_until_it_is_published(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"bytes"
     whole.abort()
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_written_in_large_pieces_is_all_there(tmp_path):
+    pieces = [os.urandom(size) for size in (1, 3 * WRITE_BYTES + 5, WRITE_BYTES - 1, WRITE_BYTES, 0, 7)]
+    with WholeFile(tmp_path / "file") as whole:
+        for piece in pieces:
+            assert whole.file.write(piece) == len(piece)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
