@@ -75,9 +75,7 @@ def opened_archive(settings: "Settings", ledger: "Ledger", source: str) -> "Iter
     Raises:
         SettingsError: there is no such source. NotLocated: the ledger has nothing of it.
     """
-    require_source(settings, ledger, source)
-    if source not in ledger.sources():
-        raise NotLocated(f"nothing of source '{source}' is archived yet", hint=f"caf run --source {source} archives it")
+    require_archived(settings, ledger, source)
     with opened_store(settings, ledger) as store:
         yield store
 
@@ -124,3 +122,10 @@ def require_source(settings: "Settings", ledger: "Ledger", name: str) -> None:
     """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
     if name not in settings.sources and name not in (known := ledger.sources()):
         raise settings.unknown_source(name, known)
+
+
+def require_archived(settings: "Settings", ledger: "Ledger", name: str) -> None:
+    """Raise as `require_source`; NotLocated where the ledger has nothing of the source."""
+    require_source(settings, ledger, name)
+    if name not in ledger.sources():
+        raise NotLocated(f"nothing of source '{name}' is archived yet", hint=f"caf run --source {name} archives it")

@@ -45,8 +45,8 @@ class ObjectFilter:
         """Return the name of the filter that leaves out an object whose key is supported; None where none does."""
         key = obj.key.decode()
         by = (
-            bool(self.include) and not re.fullmatch(_regex(self.include), key),
-            bool(self.exclude) and bool(re.fullmatch(_regex(self.exclude), key)),
+            bool(self.include) and not re.fullmatch(regex_of(self.include), key),
+            bool(self.exclude) and bool(re.fullmatch(regex_of(self.exclude), key)),
             bool(self.storage_classes) and obj.storage_class not in self.storage_classes,
             bool(self.max_size_bytes) and obj.size_bytes > self.max_size_bytes,
             self.newest is not None and obj.last_modified > self.newest,
@@ -58,9 +58,9 @@ class ObjectFilter:
         """The same as an expression over the columns of SNAPSHOT_SCHEMA; NULL also for a key that is not supported."""
         cases = []
         if self.include:
-            cases.append(("include", f"NOT regexp_full_match(TRY(decode(key)), {_quoted(_regex(self.include))})"))
+            cases.append(("include", f"NOT regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.include))})"))
         if self.exclude:
-            cases.append(("exclude", f"regexp_full_match(TRY(decode(key)), {_quoted(_regex(self.exclude))})"))
+            cases.append(("exclude", f"regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.exclude))})"))
         if self.storage_classes:
             cases.append(("storage_classes", f"storage_class NOT IN ({', '.join(map(_quoted, self.storage_classes))})"))
         if self.max_size_bytes:
@@ -76,8 +76,11 @@ class ObjectFilter:
 NO_FILTER: Final = ObjectFilter()
 
 
-def _regex(patterns: tuple[str, ...]) -> str:
-    """Return one expression, alike in Python and in RE2, which DuckDB has: `*` is any text, '/' too, and `?` any character."""
+def regex_of(patterns: tuple[str, ...]) -> str:
+    """Return one expression for whole keys, alike in Python and in RE2, which DuckDB has.
+
+    `*` is any text, '/' too, and `?` any character.
+    """
     wild = {"*": ".*", "?": "."}
     return "(?s:" + "|".join("".join(wild.get(char) or re.escape(char) for char in pattern) for pattern in patterns) + ")"
 

@@ -115,19 +115,19 @@ class ObjectLookups(LedgerPart):
     def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
         """Return the current location of a key, as `locate_many`, or that of one version, whose currency is not asked for."""
         if object_version is None:
-            return self.locate_many(source, [key]).get(key)
+            return self.locate_many(source, [key], last_seen=True).get(key)
         with self._database.reading() as connection:
             versions = _ask(connection, _FOUND, _Found, source, [key]).fetchall()
             if all(one.object_version != object_version for one in versions):
                 versions = _ask(connection, _FOUND_IN_PARTS, _Found, source, [key]).fetchall()
         return next((_location(one) for one in versions if one.object_version == object_version), None)
 
-    def locate_many(self, source: str, keys: Iterable[str]) -> Mapping[str, Location]:
+    def locate_many(self, source: str, keys: Iterable[str], *, last_seen: bool = False) -> Mapping[str, Location]:
         """Return the current location of each key that has one. All keys and answers are in memory at once.
 
         Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
         is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
-        Only chunks in good standing count.
+        Only chunks in good standing count. When a key that is gone was `last_seen` takes one more round trip for each.
         """
         supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
         with self._database.reading() as connection:
@@ -138,7 +138,7 @@ class ObjectLookups(LedgerPart):
             for key, versions in found.items():
                 one, in_force = _choose(versions, said.get(key, ()))
                 known = _currency(one, in_force, pending.get(key, ()))
-                if in_force and known.gone_at:
+                if last_seen and in_force and known.gone_at:
                     known = replace(known, last_seen=_last_seen(connection, source, one, in_force))
                 located[key] = _location(one, known)
         return located

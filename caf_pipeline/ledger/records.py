@@ -324,6 +324,11 @@ class Currency:
     gone_at: datetime | None = None
     last_seen: datetime | None = None
 
+    @property
+    def status(self) -> str:
+        """`current`, `gone`, or `older` where the key has other content in the bucket now."""
+        return "current" if self.is_current else "gone" if self.gone_at else "older"
+
 
 @dataclass(frozen=True, slots=True)
 class Location:
@@ -337,6 +342,16 @@ class Location:
     posting: Posting
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """The object's length."""
+        return self.row.end_byte - self.row.start_byte
+
+    @property
+    def status(self) -> str:
+        """See `Currency.status`; "" where the look-up named a version."""
+        return self.currency.status if self.currency else ""
 
     @property
     def ranges(self) -> Sequence[LocatedRange]:

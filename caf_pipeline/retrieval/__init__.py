@@ -1,4 +1,4 @@
-"""Stored bytes given back: one object by one look-up and one range read, and what a stored file says of itself as a chunk.
+"""Stored bytes given back: what there is, one object by one look-up and one range read, what a stored file says as a chunk.
 
 Reading whole chunks to compare them is `maintenance.full_read`.
 """

@@ -169,7 +169,10 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
     one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
 
 
-@pytest.mark.parametrize("arguments", [["status"], ["get", "src", "some/key-03", "-o", "fetched"]], ids=["status", "get"])
+LOOK_UPS = [["status"], ["get", "src", "some/key-03", "-o", "fetched"], ["ls", "src"], ["find", "src", "*"], ["du", "src"]]
+
+
+@pytest.mark.parametrize("arguments", LOOK_UPS, ids=[arguments[0] for arguments in LOOK_UPS])
 def test_looking_something_up_loads_nothing_heavy(archived, arguments):
     program = (
         "import sys; from caf_pipeline.cli import main; status = main(sys.argv[1:]);"
@@ -256,7 +259,7 @@ def test_an_unreachable_endpoint(caf):
 
 def test_a_database_that_is_away(caf, s3_server):
     caf.settings(source_text(s3_server, "b"))
-    for arguments in (("run",), ("status",), ("get", "src", "a")):
+    for arguments in (("run",), ("status",), ("get", "src", "a"), ("ls", "src")):
         one_sentence(caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1")
 
 
@@ -280,6 +283,9 @@ ON_A_SOURCE = [
     ("run", "--source", "scr"),
     ("get", "scr", "key"),
     ("status", "scr"),
+    ("ls", "scr"),
+    ("find", "scr"),
+    ("du", "scr"),
     ("safe-to-delete", "scr"),
     ("doctor", "scr"),
     ("rebuild", "scr"),

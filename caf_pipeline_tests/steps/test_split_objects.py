@@ -20,6 +20,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, planning
@@ -86,6 +87,7 @@ def is_nowhere(work):
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
         and not ledger.located_versions("src", ["huge"])
+        and "huge" not in [one.row.key for one in list_objects(ledger, "src")]
         and ledger.account("src").located_objects == whole
     )
 
@@ -102,6 +104,9 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(work, sour
     location = work.ledger.locate("src", "huge")
     assert [one.chunk for one in location.ranges] == parts
     assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (0, len(HUGE), b"")
+    assert {one.row.key: one.size_bytes for one in list_objects(work.ledger, "src")} == {
+        key: len(body) for key, body in source.bodies.items()
+    }
     assert {chunk.state for chunk in work.ledger.chunks("src")} == {ChunkState.LOCATED}
 
 

@@ -1,0 +1,218 @@
+"""Commands on what is archived, as the ledger has it: ls, find, du. Neither S3 nor the store is asked."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.cli.opening import load_settings, opened_ledger, require_archived
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, parse_size, print_json, printable, show_size
+from caf_pipeline.errors import NotLocated, UsageError
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.records import Location
+
+PrefixArgument = Annotated[str, typer.Argument(metavar="[PREFIX]", help="What the keys begin with, as in S3; all by default.")]
+CurrentOption = Annotated[
+    bool, typer.Option("--current", help="Only objects that S3 had at the last inventory: none that are gone or older.")
+]
+
+_TIME: Final = "%Y-%m-%d %H:%M:%S"
+
+
+def ls(  # noqa: PLR0917 - the command line's options
+    source: SourceArgument,
+    prefix: PrefixArgument = "",
+    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")] = False,
+    current: CurrentOption = False,
+    json: JsonOption = False,
+) -> None:
+    r"""List what is archived: for each key, the object that `caf get` gives.
+
+    One level is shown, as S3 lists with the delimiter '/': what has a further '/' behind PREFIX is one line that ends in '/'.
+    PREFIX is the beginning of keys, not a folder: `a` is also the beginning of `abc`.
+
+    The status of an object is `current` where S3 had it at the last inventory; `gone` where that no longer listed its key, e.g.
+    since it was deleted after it was archived; `older` where the key has other content in S3, which is not archived yet.
+
+    The ledger is read in pages: each is of one moment. Keys come in the order of their bytes; control characters in them are
+    escaped, and so is '\', but not with --json.
+
+    \b
+    Examples:
+      caf ls demo
+      caf ls demo packages/rich/ -l
+      caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
+
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
+    """
+    from caf_pipeline.retrieval.listing import list_level, list_objects  # noqa: PLC0415  loaded by the commands that use it
+
+    listed = list_objects if recursive else list_level
+    empty = True
+    with _opened(source) as ledger:
+        for entry in listed(ledger, source, prefix, wanted=_wanted(current)):
+            empty = False
+            _print_entry(entry, long, json)
+    if empty:
+        raise _nothing(source, prefix, current)
+
+
+def find(  # noqa: PLR0917 - the command line's options
+    source: SourceArgument,
+    pattern: Annotated[
+        str, typer.Argument(metavar="[PATTERN]", help="What the whole key matches: * is any text, '/' too, ? any character.")
+    ] = "*",
+    larger: Annotated[str, typer.Option("--larger", metavar="SIZE", help="Larger than SIZE: 64MiB, 1000000.")] = "",
+    smaller: Annotated[str, typer.Option("--smaller", metavar="SIZE", help="Smaller than SIZE.")] = "",
+    newer: Annotated[
+        str, typer.Option("--newer", metavar="TIME", help="LastModified later than TIME: 2026-11-21, 2026-11-21T10:00.")
+    ] = "",
+    older: Annotated[str, typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC.")] = "",
+    current: CurrentOption = False,
+    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Find archived objects by pattern, size and LastModified; all that is asked for must hold.
+
+    What is listed is as by `caf ls --recursive`: for each key, the object that `caf get` gives. Only keys that begin with
+    what PATTERN has before its first * or ? are read.
+
+    \b
+    Examples:
+      caf find demo '*.py' --larger 1MiB
+      caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
+
+    Exit status: 0, also where nothing is found; 2 SIZE or TIME is none; 3 a setting is wrong or there is no such source; 6 the
+    database failed; 11 nothing of the source is archived.
+    """
+    from caf_pipeline.inventory.filters import regex_of  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
+
+    least, most = (parse_size(one) if one else None for one in (larger, smaller))
+    after, before = (_parse_time(one) if one else None for one in (newer, older))
+    matches = re.compile(regex_of((pattern,))).fullmatch
+    is_wanted = _wanted(current)
+
+    def wanted(one: "Location") -> bool:
+        return (
+            matches(one.row.key) is not None
+            and (least is None or one.size_bytes > least)
+            and (most is None or one.size_bytes < most)
+            and (after is None or one.row.last_modified > after)
+            and (before is None or one.row.last_modified < before)
+            and is_wanted(one)
+        )
+
+    with _opened(source) as ledger:
+        for one in list_objects(ledger, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted):
+            _print_entry(one, long, json)
+
+
+def du(
+    source: SourceArgument,
+    prefix: PrefixArgument = "",
+    summarize: Annotated[bool, typer.Option("-s", "--summarize", help="Show the sum alone.")] = False,
+    current: CurrentOption = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Sum up archived objects below a prefix: a line for each next level, and one for all.
+
+    Counted is what `caf ls --recursive` lists: for each key one object, and its size as in S3. Every key is read.
+
+    \b
+    Examples:
+      caf du demo
+      caf du demo packages/ --json
+
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
+    """
+    from caf_pipeline.retrieval.listing import common_prefix, list_objects  # noqa: PLC0415  loaded by the commands that use it
+
+    total_objects = total_bytes = 0
+    with _opened(source) as ledger:
+        found = list_objects(ledger, source, prefix, wanted=_wanted(current))
+        for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
+            objects = size_bytes = 0
+            for one in members:
+                objects, size_bytes = objects + 1, size_bytes + one.size_bytes
+            total_objects, total_bytes = total_objects + objects, total_bytes + size_bytes
+            if below and not summarize:
+                _print_sum(below, objects, size_bytes, json)
+    if not total_objects:
+        raise _nothing(source, prefix, current)
+    _print_sum(prefix, total_objects, total_bytes, json)
+
+
+@contextmanager
+def _opened(source: str) -> "Iterator[Ledger]":
+    """Open the ledger, which has something of the source."""
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        require_archived(settings, ledger, source)
+        yield ledger
+
+
+def _wanted(current: bool) -> "Callable[[Location], bool]":
+    from caf_pipeline.retrieval.listing import every, is_current  # noqa: PLC0415  loaded by the commands that use it
+
+    return is_current if current else every
+
+
+def _nothing(source: str, prefix: str, current: bool) -> NotLocated:
+    what = "is current and" if current else "is archived and"
+    if not prefix:
+        what = what.removesuffix(" and")
+        return NotLocated(f"no object of source '{source}' {what}", hint=f"'caf status {source}' shows what is")
+    return NotLocated(f"no key of source '{source}' {what} begins with '{prefix}'", hint=f"'caf ls {source}' shows what there is")
+
+
+def _parse_time(text: str) -> datetime:
+    """Read a date, or a date and a time, in UTC where it names no zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _print_entry(entry: "Location | str", long: bool, json: bool) -> None:
+    if json:
+        print_json({"prefix": entry} if isinstance(entry, str) else _as_json(entry))
+        return
+    key = entry if isinstance(entry, str) else entry.row.key
+    if not long:
+        shown = ""
+    elif isinstance(entry, str):
+        shown = f"{'':>19}  {'':>19}  {'':7}  "
+    else:
+        shown = f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  {entry.status:7}  "
+    sys.stdout.write(f"{shown}{printable(key)}\n")
+
+
+def _as_json(one: "Location") -> dict[str, object]:
+    row = one.row
+    return {
+        "key": row.key,
+        "size_bytes": one.size_bytes,
+        "last_modified": row.last_modified.isoformat(),
+        "status": one.status,
+        "etag": row.etag,
+        "object_version": row.object_version,
+        "sha256": row.sha256.hex() or None,
+        "chunks": [each.chunk for each in one.ranges],
+    }
+
+
+def _print_sum(prefix: str, objects: int, size_bytes: int, json: bool) -> None:
+    if json:
+        print_json({"prefix": prefix, "objects": objects, "size_bytes": size_bytes})
+        return
+    sys.stdout.write(f"{show_size(size_bytes):>10}  {counted(objects, 'object'):>20}  {printable(prefix) or 'in all'}\n")

@@ -1,0 +1,103 @@
+"""Lists what is archived of a source: for each key the object that `caf get` gives, read from the ledger in pages.
+
+Keys come in the order of their bytes. Each page is of one moment: what becomes located meanwhile may be missing.
+Memory is a page, however many keys there are.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from caf_pipeline.inventory.objects import is_supported
+from caf_pipeline.ledger.records import Location
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+
+PAGE_KEYS: Final = 1000
+"""Of one question; S3 lists as many."""
+
+DELIMITER: Final = "/"
+
+Wanted = Callable[[Location], bool]
+
+
+def every(location: Location) -> bool:
+    """Want each object."""
+    return True
+
+
+def is_current(location: Location) -> bool:
+    """Want what the bucket had at the last inventory."""
+    return location.status == "current"
+
+
+def list_objects(ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every) -> Iterator[Location]:
+    """Yield the object of each key that begins with `prefix`, where it is `wanted`."""
+    pages = _Pages(ledger, source, prefix)
+    while keys := pages.next():
+        found = ledger.locate_many(source, keys)
+        yield from (found[key] for key in keys if key in found and wanted(found[key]))
+
+
+def list_level(ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every) -> Iterator[Location | str]:
+    """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and common prefixes as text.
+
+    A common prefix has at least one object that is wanted. It costs one question, however many objects it has.
+    """
+
+    def found(keys: list[str]) -> dict[str, Location]:
+        return {key: one for key, one in ledger.locate_many(source, keys).items() if wanted(one)}
+
+    pages = _Pages(ledger, source, prefix)
+    while keys := pages.next():
+        groups = [(group, list(members)) for group, members in groupby(keys, lambda key: common_prefix(prefix, key) or key)]
+        located = found([members[0] for _, members in groups])
+        for group, members in groups:
+            if not common_prefix(prefix, members[0]):
+                yield from (located[key] for key in members if key in located)
+            elif members[0] in located or found(members[1:]):
+                yield group
+                if members[-1] == keys[-1]:
+                    pages.skip(group)
+
+
+class _Pages:
+    """The keys of a source that begin with a prefix, a page at a time."""
+
+    def __init__(self, ledger: "Ledger", source: str, prefix: str) -> None:
+        self._ledger = ledger
+        self._source = source
+        self._start: str | None = prefix if not prefix or is_supported(prefix.encode("utf-8", "surrogatepass")) else None
+        self._end = _behind(prefix)
+
+    def next(self) -> list[str]:
+        """Return the next keys, none at the end."""
+        if self._start is None:
+            return []
+        keys = list(self._ledger.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
+        if keys:
+            self._start = f"{keys[-1]}\x01"  # the least text behind a key: no key has a NUL
+        return keys
+
+    def skip(self, prefix: str) -> None:
+        """Go on behind all keys that begin with a prefix."""
+        self._start = _behind(prefix)
+
+
+def common_prefix(prefix: str, key: str) -> str:
+    """Return a key up to and including the first '/' behind the prefix, "" where there is none."""
+    at = key.find(DELIMITER, len(prefix))
+    return key[: at + 1] if at >= 0 else ""
+
+
+def _behind(prefix: str) -> str | None:
+    """Return the least text that is greater than all that begins with a prefix; None where there is none.
+
+    UTF-8 has the order of code points, but for surrogates, which are no text.
+    """
+    least = prefix.rstrip("\U0010ffff")
+    if not least:
+        return None
+    point = ord(least[-1]) + 1
+    return least[:-1] + chr(0xE000 if point == 0xD800 else point)

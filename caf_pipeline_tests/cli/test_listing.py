@@ -1,0 +1,114 @@
+"""`caf ls`, `caf find` and `caf du`, as a user meets them."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.s3_server import make_bucket
+
+BODIES = {
+    "logs/2026/a.gz": b"a" * 10,
+    "logs/2026/b.gz": b"b" * 20,
+    "logs/2025/c.gz": b"c" * 3000,
+    "logs/": b"",
+    "logs": b"not a folder",
+    "tab\there\\n": b"odd",
+    "zoë": b"utf-8",
+}
+
+
+@pytest.fixture(scope="module")
+def caf(tmp_path_factory, s3_server):
+    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS)
+    bucket = make_bucket(s3_server)
+    for key, body in BODIES.items():
+        bucket.put(key, body)
+    caf.settings(source_text(s3_server, bucket.name) + '[sources.empty]\nbucket = "e"\n')
+    archive_source(caf)
+    bucket.delete("logs/2025/c.gz")
+    archive_source(caf)
+    return caf
+
+
+def lines(done):
+    assert (done.status, done.err) == (0, "")
+    return done.out.decode().splitlines()
+
+
+def objects(done):
+    return [json.loads(line) for line in lines(done)]
+
+
+def test_a_level_is_listed_as_s3_lists_it(caf):
+    assert lines(caf("ls", "src")) == ["logs", "logs/", r"tab\there\\n", "zoë"]
+    assert lines(caf("ls", "src", "logs/")) == ["logs/", "logs/2025/", "logs/2026/"]
+    assert lines(caf("ls", "src", "logs/2026/")) == ["logs/2026/a.gz", "logs/2026/b.gz"]
+    assert lines(caf("ls", "src", "lo")) == ["logs", "logs/"]
+
+
+def test_every_key_is_listed_as_a_look_up_gives_it(caf):
+    found = objects(caf("ls", "src", "--recursive", "--json"))
+    assert [one["key"] for one in found] == sorted(BODIES)
+    assert {one["key"]: one["size_bytes"] for one in found} == {key: len(body) for key, body in BODIES.items()}
+    assert {one["key"] for one in found if one["status"] == "gone"} == {"logs/2025/c.gz"}
+    got = caf("get", "src", "logs/2025/c.gz")
+    assert (got.out, "is gone from S3" in got.err) == (BODIES["logs/2025/c.gz"], True)
+    assert all(one["chunks"] and len(one["sha256"]) == 64 for one in found)
+
+
+def test_only_what_s3_has_is_listed_where_that_is_asked_for(caf):
+    assert lines(caf("ls", "src", "logs/", "--current")) == ["logs/", "logs/2026/"]
+    assert "logs/2025/c.gz" not in lines(caf("ls", "src", "-r", "--current"))
+
+
+def test_the_long_form_has_size_time_and_status(caf):
+    *_, shown = lines(caf("ls", "src", "logs/2025/", "-l"))
+    size, _, _, status, key = shown.split()
+    assert (size, status, key) == ("3,000", "gone", "logs/2025/c.gz")
+    assert [line.split() for line in lines(caf("ls", "src", "logs/2", "-l"))] == [["logs/2025/"], ["logs/2026/"]]
+
+
+def test_objects_are_found_by_pattern_size_and_time(caf):
+    assert lines(caf("find", "src", "*.gz", "--smaller", "1KiB")) == ["logs/2026/a.gz", "logs/2026/b.gz"]
+    assert lines(caf("find", "src", "logs/202?/*", "--larger", "10")) == ["logs/2025/c.gz", "logs/2026/b.gz"]
+    assert lines(caf("find", "src", "logs")) == ["logs"]
+    assert lines(caf("find", "src", "--older", "2020-01-01")) == []
+    assert len(lines(caf("find", "src", "--newer", "2020-01-01T00:00:00Z"))) == len(BODIES)
+    (one,) = objects(caf("find", "src", "zo*", "--json"))
+    assert (one["key"], one["size_bytes"]) == ("zoë", 5)
+
+
+def test_sums_add_up_to_what_is_listed(caf):
+    assert objects(caf("du", "src", "--json")) == [
+        {"prefix": "logs/", "objects": 4, "size_bytes": 3030},
+        {"prefix": "", "objects": 7, "size_bytes": sum(map(len, BODIES.values()))},
+    ]
+    assert objects(caf("du", "src", "logs/", "-s", "--json")) == [{"prefix": "logs/", "objects": 4, "size_bytes": 3030}]
+    assert lines(caf("du", "src", "logs/2026/")) == ["      30 B             2 objects  logs/2026/"]
+
+
+@pytest.mark.parametrize("command", ["ls", "du"])
+def test_a_prefix_that_nothing_begins_with_is_said(caf, command):
+    one_sentence(caf(command, "src", "lags/"), 11, "no key of source 'src' is archived and begins with 'lags/'", "caf ls src")
+    one_sentence(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
+
+
+@pytest.mark.parametrize("command", ["ls", "find", "du"])
+def test_a_source_of_which_nothing_is_archived_is_said(caf, command):
+    one_sentence(caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run --source empty")
+
+
+def test_what_is_no_size_and_no_time_is_said(caf):
+    one_sentence(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
+    one_sentence(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
+
+
+def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
+    with caf.start("ls", "src", "-r") as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
