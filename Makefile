@@ -116,7 +116,7 @@ bench-scaling: setup $(TOOLS)/versitygw
 	$(BIN)/python -m benchmarks.scaling
 
 bench-quick: setup $(TOOLS)/versitygw
-	$(BIN)/python -m benchmarks --scale quick --pairs 3 $(CASE)
+	$(BIN)/python -m benchmarks --scale quick --pairs 2 $(CASE)
 
 docs: $(READY)
 	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md

@@ -125,7 +125,7 @@ with psycopg.connect(url, autocommit=True) as connection:
 def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Command, Command]]:
     """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the disk's cache fresh or not."""
     count = bench.pick(10_000_000, 200_000, 1_000)
-    asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 2_000, 20)
+    asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 500, 20)
     home, keys = bench.folder / "looked-up", bench.folder / "keys"
     server = home / "postgres"
     url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)

@@ -6,7 +6,6 @@ Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -88,10 +87,6 @@ _UNREACHABLE: Final = (
     ("closed the connection unexpectedly", "it closed the connection", "check that it runs, and is Postgres"),
 )
 """Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
-
-
-# Of a pipeline whose connection is lost it warns that it cannot be ended, beside the error that is raised.
-logging.getLogger("psycopg").setLevel(logging.ERROR)
 
 
 class Database:

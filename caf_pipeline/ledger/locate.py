@@ -6,10 +6,10 @@ Source: "Which objects are to be archived" in docs/design.md.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.rows import args_row
@@ -20,33 +20,7 @@ from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
 from caf_pipeline.store.protocol import Posting
 
-_OF_SOURCE: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = ANY(%(keys)b)"
-_FOUND: Final = f"""
-    SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag,
-        last_modified, file_locations.sha256, caf_files.name AS chunk, merkle_root,
-        owner, start, stored_size_bytes, snapshot, NULL::jsonb AS parts
-    FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
-    WHERE file_locations.{_OF_SOURCE} AND part = 0 AND state = ANY(%(good)s)
-"""
-# Takes as long to plan as all the rest to answer: asked only for keys that may have such objects.
-_FOUND_IN_PARTS: Final = f"""{_FOUND}
-    UNION ALL
-    SELECT file_path, object_version, version_id, 0, size_bytes, etag, last_modified, ''::bytea, caf_files.name, merkle_root,
-        owner, start, stored_size_bytes, snapshot, parts
-    FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
-    WHERE whole.{_OF_SOURCE}
-"""
-_MAY_BE_IN_PARTS: Final = f"SELECT DISTINCT file_path AS key FROM object_parts WHERE {_OF_SOURCE}"
-_SAID: Final = f"""
-    SELECT DISTINCT ON (file_path) file_path AS key, stated_at, object_version, inventory
-    FROM current_exceptions WHERE {_OF_SOURCE} ORDER BY file_path, stated_at DESC
-"""
-_PENDING: Final = f"""
-    SELECT file_path AS key, object_version, last_modified, name AS chunk, state
-    FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{_OF_SOURCE}
-    UNION ALL
-    SELECT file_path, object_version, last_modified, NULL, reason FROM skipped_objects WHERE {_OF_SOURCE}
-"""
+_LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b)"
 _LAST_SEEN: Final = """
     SELECT max(earlier.taken_at)
     FROM inventories AS own JOIN inventories AS earlier ON earlier.source_id = own.source_id
@@ -61,52 +35,29 @@ _PLANNED_BY: Final = """
 """
 
 
-class _Found(NamedTuple):
-    """A location, and the chunk that it is in; `snapshot` is that by which it was planned."""
+class _Known(NamedTuple):
+    """What is known of a key: the columns of the database's function look_up (sql/), which says what they mean.
 
+    The types are those of a location.
+    """
+
+    told: str
     key: str
     object_version: str
+    moment: datetime
+    chunk: str
+    state: str
+    inventory: str
     version_id: str | None
     start_byte: int
     end_byte: int
     etag: str
-    last_modified: datetime
     sha256: bytes
-    chunk: str
     merkle_root: bytes
     owner: str
     start: int
     stored_size_bytes: int
-    snapshot: str
     parts: Sequence[Mapping[str, Any]] | None
-
-
-class _Said(NamedTuple):
-    """What the latest exception of a key says to be current from then on: an identity, or None where the key is gone."""
-
-    key: str
-    stated_at: datetime
-    object_version: str | None
-    inventory: str
-
-
-class _Pending(NamedTuple):
-    """An identity of a key that a chunk claims, or that is skipped; the chunk is None then, and the state is the reason."""
-
-    key: str
-    object_version: str
-    last_modified: datetime | None
-    chunk: str | None
-    state: str
-
-
-class _InParts(NamedTuple):
-    """A key of which some object was to be archived in parts."""
-
-    key: str
-
-
-_Row = TypeVar("_Row", _Found, _Said, _Pending, _InParts)
 
 
 class ObjectLookups(LedgerPart):
@@ -117,10 +68,8 @@ class ObjectLookups(LedgerPart):
         if object_version is None:
             return self.locate_many(source, [key], last_seen=True).get(key)
         with self._database.reading() as connection:
-            versions = _ask(connection, _FOUND, _Found, source, [key]).fetchall()
-            if all(one.object_version != object_version for one in versions):
-                versions = _ask(connection, _FOUND_IN_PARTS, _Found, source, [key]).fetchall()
-        return next((_location(one) for one in versions if one.object_version == object_version), None)
+            known = _look_up(connection, source, [key])
+        return next((_location(one) for one in known if one.told == "location" and one.object_version == object_version), None)
 
     def locate_many(self, source: str, keys: Iterable[str], *, last_seen: bool = False) -> Mapping[str, Location]:
         """Return the current location of each key that has one. All keys and answers are in memory at once.
@@ -130,44 +79,33 @@ class ObjectLookups(LedgerPart):
         Only chunks in good standing count. When a key that is gone was `last_seen` takes one more round trip for each.
         """
         supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
+        told: Mapping[str, defaultdict[str, list[_Known]]] = {
+            kind: defaultdict(list) for kind in ("location", "exception", "pending")
+        }
+        located = {}
         with self._database.reading() as connection:
-            found, said, pending, in_parts = _ask_all(connection, _FOUND, source, supported)
-            if in_parts:
-                found, said, pending, _ = _ask_all(connection, _FOUND_IN_PARTS, source, supported)
-            located = {}
-            for key, versions in found.items():
-                one, in_force = _choose(versions, said.get(key, ()))
-                known = _currency(one, in_force, pending.get(key, ()))
-                if last_seen and in_force and known.gone_at:
-                    known = replace(known, last_seen=_last_seen(connection, source, one, in_force))
-                located[key] = _location(one, known)
+            for one in _look_up(connection, source, supported):
+                told[one.told][one.key].append(one)
+            for key, versions in told["location"].items():
+                given_out, in_force = _choose(versions, told["exception"].get(key, ()))
+                currency = _currency(given_out, in_force, told["pending"].get(key, ()))
+                if last_seen and in_force and currency.gone_at:
+                    currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
+                located[key] = _location(given_out, currency)
         return located
 
 
-_Known = tuple[dict[str, list[_Found]], dict[str, list[_Said]], dict[str, list[_Pending]], dict[str, list[_InParts]]]
+def _look_up(connection: psycopg.Connection[Any], source: str, keys: Sequence[str]) -> Sequence[_Known]:
+    """Return what is known of keys at one moment."""
+    cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
+    return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
 
 
-def _ask_all(connection: psycopg.Connection[Any], locations: str, source: str, keys: Sequence[str]) -> _Known:
-    """Return what is known of keys at one moment, by key, in one round trip."""
-    with connection.pipeline():
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = _ask(connection, locations, _Found, source, keys)
-        said = _ask(connection, _SAID, _Said, source, keys)
-        pending = _ask(connection, _PENDING, _Pending, source, keys)
-        in_parts = _ask(connection, _MAY_BE_IN_PARTS, _InParts, source, keys)
-        connection.execute("COMMIT")
-    return _by_key(found.fetchall()), _by_key(said.fetchall()), _by_key(pending.fetchall()), _by_key(in_parts.fetchall())
-
-
-def _ask(
-    connection: psycopg.Connection[Any], statement: str, make: Callable[..., _Row], source: str, keys: Sequence[str]
-) -> psycopg.Cursor[_Row]:
-    cursor = connection.cursor(binary=True, row_factory=args_row(make))
-    return cursor.execute(statement, {"source": source, "keys": keys, "good": GOOD})
-
-
-def _location(one: _Found, currency: Currency | None = None) -> Location:
-    row = LocationRow(*one[:6], one.last_modified.astimezone(UTC), one.sha256)
+def _location(one: _Known, currency: Currency | None = None) -> Location:
+    last_modified = one.moment.astimezone(UTC)
+    row = LocationRow(
+        one.key, one.object_version, one.version_id, one.start_byte, one.end_byte, one.etag, last_modified, one.sha256
+    )
     posting = Posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes)
     return Location(row, one.chunk, posting, currency, [_part(part) for part in one.parts or ()])
 
@@ -177,36 +115,29 @@ def _part(said: Mapping[str, Any]) -> LocatedRange:
     return LocatedRange(said["start_byte"], said["end_byte"], bytes.fromhex(said["sha256"]), said["chunk"], posting)
 
 
-def _by_key(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    found: defaultdict[str, list[_Row]] = defaultdict(list)
-    for row in rows:
-        found[row.key].append(row)
-    return found
-
-
 # S3 tells times to the second: of two versions of one second that is current which was listed later (a snapshot's name ends with
 # its time), whichever was planned or loaded first; a rebuilt ledger says the same.
-def _choose(versions: Sequence[_Found], said: Sequence[_Said]) -> tuple[_Found, _Said | None]:
+def _choose(versions: Sequence[_Known], exceptions: Sequence[_Known]) -> tuple[_Known, _Known | None]:
     """Return which of a key's locations is given out, and the exception that is in force."""
-    latest = max(one.last_modified for one in versions)
-    in_force = next((one for one in said if one.stated_at >= latest), None)
+    latest = max(one.moment for one in versions)
+    in_force = next((one for one in exceptions if one.moment >= latest), None)
     named = in_force and in_force.object_version
     if len(versions) == 1:
         return versions[0], in_force
 
-    def order(one: _Found) -> tuple[Any, ...]:
-        return one.object_version == named, one.last_modified, one.snapshot, one.object_version
+    def order(one: _Known) -> tuple[Any, ...]:
+        return one.object_version == named, one.moment, one.inventory, one.object_version
 
     return max(versions, key=order), in_force
 
 
-def _currency(given_out: _Found, in_force: _Said | None, pending: Sequence[_Pending]) -> Currency:
+def _currency(given_out: _Known, in_force: _Known | None, pending: Sequence[_Known]) -> Currency:
     """Return what is known of the current content of a key, beside the location that is given out for it."""
-    since = (in_force.stated_at if in_force else given_out.last_modified).astimezone(UTC)
+    since = (in_force or given_out).moment.astimezone(UTC)
     for other in pending:
         if other.object_version == given_out.object_version:
             continue
-        is_newer = other.chunk is not None if other.last_modified is None else other.last_modified > since
+        is_newer = other.chunk is not None if other.moment is None else other.moment > since
         if is_newer or (in_force and other.object_version == in_force.object_version):
             return Currency(is_current=False, chunk=other.chunk, state=other.state)
     if in_force is None or in_force.object_version == given_out.object_version:
@@ -214,11 +145,11 @@ def _currency(given_out: _Found, in_force: _Said | None, pending: Sequence[_Pend
     return Currency(is_current=False, gone_at=since if in_force.object_version is None else None)
 
 
-def _last_seen(connection: psycopg.Connection[Any], source: str, given_out: _Found, gone: _Said) -> datetime | None:
+def _last_seen(connection: psycopg.Connection[Any], source: str, given_out: _Known, gone: _Known) -> datetime | None:
     """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
     values = {"source": source, "inventory": gone.inventory, "key": given_out.key.encode()}
-    planned_by = connection.execute(_PLANNED_BY, {"source": source, "name": given_out.snapshot}).fetchone()
-    times = [*(connection.execute(_LAST_SEEN, values).fetchone() or ()), *(planned_by or [_time_of(given_out.snapshot)])]
+    planned_by = connection.execute(_PLANNED_BY, {"source": source, "name": given_out.inventory}).fetchone()
+    times = [*(connection.execute(_LAST_SEEN, values).fetchone() or ()), *(planned_by or [_time_of(given_out.inventory)])]
     return max((one.astimezone(UTC) for one in times if one), default=None)
 
 

@@ -25,6 +25,7 @@ GROUP = "An upgrade with runs in flight"
 OLD = ("0001.ledger", "0002.jackal")
 """The migrations of version 0.2.0."""
 
+NEW_FUNCTIONS = ("look_up",)
 NEW_VIEWS = ("objects_in_parts",)
 NEW_TABLES = ("inventories", "current_exceptions", "waits", "object_parts")
 NEW_COLUMNS = {
@@ -58,6 +59,8 @@ print(migrate(psycopg.connect(sys.argv[1], autocommit=True)))
 def take_back(url):
     """Take a database's schema back to that of version 0.2.0; its rows stay."""
     with psycopg.connect(url, autocommit=True) as connection:
+        for function in NEW_FUNCTIONS:
+            connection.execute(f"DROP FUNCTION {function}")
         for view in NEW_VIEWS:
             connection.execute(f"DROP VIEW {view}")
         for table in NEW_TABLES:

@@ -237,8 +237,7 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
     chunk = archive(ledger, ["a"])
 
     def lose_the_connection():
-        with database.reading() as connection, connection.pipeline():
-            connection.execute("BEGIN")
+        with database.reading() as connection:
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 name = database.url.database
                 admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
@@ -258,6 +257,26 @@ def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
 
 
 # --- behind a transaction-pooling pgbouncer ---
+
+
+def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when_all_were_empty(ledger, database):
+    """So that a connection which is as old as the ledger still answers in a moment, however many objects came since."""
+
+    def read_from_the_beginning():
+        with database.transaction() as connection:
+            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+        with database.transaction() as connection:
+            found = connection.execute(text("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"))
+            return {name: count for name, count in found}
+
+    ledger.register_source(SOURCE, "archive of src", "s3://src")
+    assert ledger.locate_many(SOURCE, ["k00001"]) == {}
+    keys = [f"k{number:05}" for number in range(5000)]
+    archive(ledger, keys)
+    before = read_from_the_beginning()
+    assert set(ledger.locate_many(SOURCE, keys[:2000])) == set(keys[:2000])
+    assert ledger.locate(SOURCE, keys[-1]).row.key == keys[-1]
+    assert read_from_the_beginning() == before
 
 
 @pytest.fixture
