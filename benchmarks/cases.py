@@ -13,6 +13,8 @@ from benchmarks.jackal import upload
 from benchmarks.ledgers import load, look_up
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import whole_pipeline
+from benchmarks.reports import FILES, listing, report
+from caf_pipeline_tests.support.inventory_reports import FORMATS
 
 CAF = str(Path(sys.executable).with_name("caf"))
 KIB = 1 << 10
@@ -245,6 +247,23 @@ CASES = {
             "DuckDB reading, sorting and writing the same file",
             2.0,
             planning,
+        ),
+        *(
+            Case(
+                f"report-{name.lower()}",
+                f"an S3 Inventory report of 2,000,000 objects in {FILES} files of {name}, in no order, made a snapshot",
+                "DuckDB reading, sorting and writing the same files, which it has",
+                2.0,
+                partial(report, name),
+            )
+            for name in FORMATS
+        ),
+        Case(
+            "listing",
+            "100,000 objects listed by `caf plan --dry-run`, cut into chunks and priced, with a new database",
+            "rclone lsf -R of the same",
+            1.0,
+            listing,
         ),
         Case(
             "load-in-order",

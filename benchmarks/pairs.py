@@ -89,9 +89,10 @@ class Compared:
 
 
 def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Compared:
-    """Run both once to warm up, then in turn; who begins changes with each pair."""
-    run(ours)
-    run(theirs)
+    """Run both in turn; who begins changes with each pair. Where there are several, both run once before, to warm up."""
+    if pairs > 1:
+        run(ours)
+        run(theirs)
     found: dict[str, list[Usage]] = {"ours": [], "theirs": []}
     for number in range(pairs):
         turn = [("ours", ours), ("theirs", theirs)]

@@ -90,6 +90,24 @@ def plan(inventory: str, folder: str) -> dict[str, Any]:
     return {"objects": made.object_count, "bytes": made.object_bytes}
 
 
+def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
+    """Make a snapshot of S3's report of a bucket, as a run does."""
+    from benchmarks.server import BUCKET, KEY
+    from caf_pipeline.inventory.snapshot import SnapshotWriter
+    from caf_pipeline.settings import SourceSettings
+    from caf_pipeline.source.s3.source import open_s3_source
+
+    place = Path(folder)
+    (place / "files").mkdir(parents=True)
+    keys = {"access_key_id": KEY, "secret_access_key": KEY}
+    settings = SourceSettings.model_validate({"bucket": BUCKET, "endpoint_url": endpoint, "inventory": inventory} | keys)
+    found = open_s3_source("bench", settings, attempts=3, connections=16).open_report()
+    with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=found.taken_at, report=found.url) as writer:
+        writer.add_files([file for file, _ in found.fetch(place / "files")])
+        snapshot = writer.finish()
+    return {"objects": snapshot.object_count}
+
+
 def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     """Load a chunk's locations, and move it to located, as a run does."""
     from caf_pipeline.inventory.manifest import open_manifest
@@ -127,6 +145,7 @@ def upload(*arguments: str) -> dict[str, Any]:
 WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "pack": pack,
     "plan": plan,
+    "report": report,
     "load": load,
     "look-up": look_up,
     "upload": upload,

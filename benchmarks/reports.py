@@ -1,0 +1,95 @@
+"""Inventories: S3's reports beside DuckDB, which reads, sorts and writes the same files; listings beside rclone's."""
+
+import random
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import inputs
+from benchmarks.case import Bench, ours, shell
+from benchmarks.inputs import SEED
+from benchmarks.inventories import key
+from benchmarks.pairs import Command
+from benchmarks.server import BUCKET, KEY
+from caf_pipeline_tests.support.inventory_reports import SCHEMA, SUFFIXES, WRITERS, ReportWriter, Row
+
+FILES = 8
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+
+# DuckDB reads no ORC without the network: pyarrow reads the files for it, as it does for us.
+READ_SORT_WRITE = """import sys, duckdb, pyarrow.orc
+kind, out, *paths = sys.argv[1:]
+if kind == "CSV":
+    found = duckdb.read_csv(paths, header=False)
+elif kind == "ORC":
+    found = duckdb.from_arrow(pyarrow.concat_tables(pyarrow.orc.ORCFile(path).read() for path in paths))
+else:
+    found = duckdb.read_parquet(paths)
+found.order(found.columns[1]).write_parquet(out)"""
+
+
+def report(file_format: str, bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """A report of 2,000,000 objects in eight files, in no order."""
+    count = bench.pick(2_000_000, 100_000, 800)
+    server = bench.s3()
+    numbers = list(range(count))
+    random.Random(SEED).shuffle(numbers)
+    bodies = [WRITERS[file_format]([_row(number) for number in numbers[at::FILES]], SCHEMA.names) for at in range(FILES)]
+    paths = [bench.folder / f"{at}.{SUFFIXES[file_format]}" for at in range(FILES)]
+    for path, body in zip(paths, bodies, strict=True):
+        path.write_bytes(body)
+    writer = ReportWriter(server.client(), BUCKET, BUCKET, file_format, folder_prefix=f"reports/{file_format}-{count}")
+    writer.write_files(bodies, MOMENT)
+    one, other = bench.folder / "taken", bench.folder / "sorted.parquet"
+    yield (
+        ours("report", server.endpoint, writer.folder, one, removed=[one, other]),
+        Command([sys.executable, "-c", READ_SORT_WRITE, file_format, str(other), *map(str, paths)], removed=[one, other]),
+    )
+
+
+def _row(number: int) -> Row:
+    return dict.fromkeys(SCHEMA.names) | {
+        "bucket": BUCKET,
+        "key": key(number),
+        "is_latest": True,
+        "is_delete_marker": False,
+        "size": number * 7919 % 10_000_000,
+        "last_modified_date": MOMENT,
+        "e_tag": f"{number:032x}",
+        "storage_class": "STANDARD",
+        "is_multipart_uploaded": False,
+        "replication_status": "",
+        "encryption_status": "SSE-S3",
+        "checksum_algorithm": "CRC64NVME",
+    }
+
+
+SETTINGS = """[sources.bench]
+bucket = "{bucket}"
+prefix = "{prefix}/"
+endpoint_url = "{endpoint}"
+listing_requests_per_second = 5000
+
+[store]
+kind = "directory"
+folder = "{folder}/store"
+"""
+
+
+def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """100,000 objects, a thousand in each folder."""
+    count = bench.pick(100_000, 10_000, 20)
+    server, prefix, one, names = bench.s3(), f"listed-{count}", bench.folder / "listed", bench.folder / "names"
+    server.fill(prefix, inputs.fixed(count, 16))
+    settings = bench.folder / "listing.toml"
+    settings.write_text(SETTINGS.format(bucket=BUCKET, prefix=prefix, endpoint=server.endpoint, folder=one), encoding="utf-8")
+    keys = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    caf = str(Path(sys.executable).with_name("caf"))
+    environment = {**keys, "CAF_CONFIG": str(settings), "CAF_HOME": str(one / "home")}
+    yield (
+        Command([caf, "plan", "bench", "--dry-run", "--json"], environment=environment, removed=[one]),
+        shell(
+            'rclone lsf -R --files-only --format pst "$1" > "$2"', f"bench:{BUCKET}/{prefix}", names, environment=server.rclone()
+        ),
+    )
