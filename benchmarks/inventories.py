@@ -3,14 +3,25 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.snapshot import STANDING_SCHEMA, SnapshotWriter
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, STANDING_SCHEMA, SnapshotWriter
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
-PAGE = 10_000
+BATCH = 100_000
+
+
+# Keys as `key` makes them, identities as S3Object.object_version does.
+_OBJECTS = """
+    SELECT encode(format('data/year=2025/part-{:012d}-{:016x}.parquet', number,
+            (number::HUGEINT * 2654435761 % 18446744073709551616)::UBIGINT)) AS key,
+        NULL AS version_id, format('{:032x}', number) AS etag, number * 7919 % 10000000 AS size_bytes,
+        TIMESTAMPTZ '2026-01-01 00:00:00+00' AS last_modified, 'STANDARD' AS storage_class, '' AS checksum,
+        format('etag:{:032x}:{}', number, number * 7919 % 10000000) AS object_version,
+        true AS is_latest, false AS is_delete_marker
+    FROM range($first, $last) AS numbers(number)"""
 
 
 def make(path: Path, count: int) -> None:
@@ -19,19 +30,18 @@ def make(path: Path, count: int) -> None:
         SnapshotWriter(path, source="bench", listed_at=MOMENT) as writer,
         pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as known,
     ):
-        for first in range(0, count, PAGE):
-            page = [_an_object(number) for number in range(first, min(first + PAGE, count))]
-            writer.add(page)
-            rows = [
-                {"key": obj.key, "object_version": obj.object_version, "standing": "located", "reason": None, "due": False}
-                for obj in page[::2]
+        for first in range(0, count, BATCH):
+            numbers = {"first": first, "last": min(first + BATCH, count)}
+            [batch] = duckdb.sql(_OBJECTS, params=numbers).to_arrow_table().cast(SNAPSHOT_SCHEMA).combine_chunks().to_batches()
+            writer.add_batch(batch)
+            every_second = batch.take(pa.array(range(0, batch.num_rows, 2)))
+            standing = {"standing": "located", "reason": None, "due": False, "last_modified": None}
+            columns = [
+                every_second[name] if name in ("key", "object_version") else pa.array([standing[name]] * len(every_second), type_)
+                for name, type_ in zip(STANDING_SCHEMA.names, STANDING_SCHEMA.types, strict=True)
             ]
-            known.write_table(pa.Table.from_pylist(rows, schema=STANDING_SCHEMA))
+            known.write_table(pa.Table.from_arrays(columns, schema=STANDING_SCHEMA))
         writer.finish()
-
-
-def _an_object(number: int) -> S3Object:
-    return S3Object(key(number).encode(), None, f"{number:032x}", number * 7919 % 10_000_000, MOMENT)
 
 
 def key(number: int) -> str:

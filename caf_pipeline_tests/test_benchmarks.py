@@ -43,6 +43,15 @@ def test_workers_that_share_a_ledger_are_simulated():
 
 
 @pytest.mark.thorough
+def test_dagster_shows_all_chunks_of_a_ledger_as_partitions():
+    command = [sys.executable, "-m", "benchmarks.partitions", "--chunks", "30"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [told] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]  # the code server speaks, too
+    assert (told["chunks"], min(told["seconds"].values()) >= 0) == (30, True)
+
+
+@pytest.mark.thorough
 def test_a_case_tells_how_its_costs_grow():
     command = [sys.executable, "-m", "benchmarks.slopes", "--scale", "tiny", "writer-small"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,0 +1,106 @@
+"""Many chunks as partitions: how long Dagster takes to learn of them, and to answer what the asset's page asks.
+
+`python -m benchmarks.partitions --chunks 100000`. Dagster keeps them in SQLite, the ledger is a real Postgres, and a code
+server has the definitions, as under `dagster dev`.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dagster import DagsterInstance
+from sqlalchemy import text
+
+from benchmarks import report
+from benchmarks.inputs import KEPT
+from caf_pipeline.defs.naming import partitions_name
+from caf_pipeline.defs.partitions import register_chunks
+from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.settings import Settings
+from caf_pipeline_tests.support.webserver import webserver
+
+SOURCE = "bench"
+SETTINGS = f"""home = "{{home}}"
+[store]
+kind = "directory"
+folder = "{{home}}/store"
+[sources.{SOURCE}]
+bucket = "bench"
+public = true
+"""
+PLANNED = """
+    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (:source, 'bench', 's3://bench') RETURNING source_id),
+    plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
+        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', :count, :count FROM source RETURNING source_id, plan_id)
+    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
+    SELECT :source || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1, 1, 1
+    FROM plan, generate_series(1, :count) AS number
+"""
+# What the page of an asset asks for its bar of partitions, and for the list that one is chosen from.
+STATUSES = """
+query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { assetPartitionStatuses {
+    ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
+KEYS = """
+query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionKeysByDimension {
+    name partitionKeys } } } }"""
+
+
+def measure(count: int) -> dict[str, Any]:
+    """Return what each step took, in seconds."""
+    took: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        begun = time.perf_counter()
+        result = work()
+        took[name] = round(time.perf_counter() - begun, 2)
+        return result
+
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=KEPT) as folder, _ledger(Path(folder).resolve()) as (ledger, database):
+        (Path(folder) / "dagster").mkdir()
+        with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
+            with database.transaction() as connection:
+                connection.execute(text(PLANNED), {"source": SOURCE, "count": count})
+            assert timed("registered", lambda: register_chunks(instance, ledger, SOURCE)) == count
+            assert timed("looked at again", lambda: register_chunks(instance, ledger, SOURCE)) == 0
+            assert len(instance.get_dynamic_partitions(partitions_name(SOURCE))) == count
+            with webserver(instance) as server:
+                key = {"path": [SOURCE, "caf_chunk"]}
+                for name, query in (("bar of partitions", STATUSES), ("list of partitions", KEYS)):
+                    timed(f"{name}, first", lambda query=query: server.ask(query, key=key))
+                    answer = timed(name, lambda query=query: server.ask(query, key=key))
+                    assert json.dumps(answer).count(f'"{SOURCE}-00000000-') == count
+    return {"chunks": count, "seconds": took, **report.about()}
+
+
+@contextmanager
+def _ledger(home: Path) -> Iterator[tuple[Ledger, Database]]:
+    (home / "caf.toml").write_text(SETTINGS.format(home=home), encoding="utf-8")
+    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    os.environ |= {"CAF_CONFIG": str(home / "caf.toml"), "CAF_DATABASE_URL": url}
+    database = Database(parse_url(url))
+    try:
+        database.migrate()
+        yield Ledger(database), database
+    finally:
+        database.close()
+        embedded_server(home / "postgres").close()
+
+
+def main() -> None:
+    """Measure, and print one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.partitions", description=__doc__)
+    parser.add_argument("--chunks", type=int, default=100_000)
+    print(json.dumps(measure(parser.parse_args().chunks)))
+
+
+if __name__ == "__main__":
+    main()
