@@ -5,7 +5,7 @@ starts at once.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -77,6 +77,17 @@ def close_store(store: ChunkStore) -> None:
     close = getattr(store, "close", None)
     if close is not None:
         close()
+
+
+@contextlib.contextmanager
+def open_to_read(settings: Settings) -> Iterator[tuple[Ledger, ChunkStore]]:
+    """Open the ledger and the store to read what is archived, while the context lasts: for programs beside `caf`."""
+    with contextlib.closing(open_ledger(settings)) as ledger:
+        store = open_store(settings, ledger, this_process("reader"))
+        try:
+            yield ledger, store
+        finally:
+            close_store(store)
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401

@@ -97,10 +97,11 @@ def get(
     r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
 
     Nothing is given out before the whole object was read and verified: neither FILE nor a byte on standard output. A provider
-    that gives wrong bytes is left for the next one that has the object.
+    that gives wrong bytes is left for the next one that has the object; where one breaks off, the next goes on at the same byte.
 
     What is given is what S3 had at the last inventory. Where that is gone, under way or skipped, the content archived last is
-    given, and a line on standard error says so.
+    given, and a line on standard error says so. Of a key that is not archived it says why: a chunk under way has it, it was
+    skipped, or its chunk is lost.
 
     \b
     Examples:

@@ -5,8 +5,14 @@ Where a key's content is, and whether it still counts, is what `locate` says of 
 
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import quote_from_bytes
 
+from psycopg.rows import args_row
+
+from caf_pipeline.inventory.objects import is_supported
+from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.records import NotArchived
 
 # By the primary key, of which the index alone is read; a part of an object has a row like any object.
 _KEYS: Final = """
@@ -14,6 +20,19 @@ _KEYS: Final = """
     WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path >= %(start)s{below}
     ORDER BY file_path LIMIT %(limit)s
 """
+# Of a part that waits for others a claim tells.
+_NOT_ARCHIVED: Final = """
+    SELECT object_version, name, state, '' AS detail, NULL::timestamptz AS retry_at
+    FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{of_key}
+    UNION ALL
+    SELECT object_version, NULL, reason, detail, CASE WHEN isfinite(retry_at) THEN retry_at END
+    FROM skipped_objects WHERE {of_key}
+    UNION ALL
+    SELECT object_version, name, state, '', NULL
+    FROM file_locations JOIN caf_files USING (caf_file_id)
+    WHERE file_locations.{of_key} AND state <> ALL(%(good)s)
+"""
+_OF_KEY: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s"
 
 
 class ArchivedKeys(LedgerPart):
@@ -28,3 +47,18 @@ class ArchivedKeys(LedgerPart):
         values = {"source": source, "start": start, "end": end, "limit": limit}
         with self._database.reading() as connection:
             return [key for (key,) in connection.execute(statement, values)]
+
+    def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
+        """Return what is known of the identities of a key that are not located: claimed, skipped, or of a chunk that is lost.
+
+        The key may hold bytes that are no UTF-8, as names of the operating system do (`os.fsdecode`).
+        """
+        try:
+            encoded = key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            return []
+        recorded = key if is_supported(encoded) else quote_from_bytes(encoded)
+        with self._database.reading() as connection:
+            cursor = connection.cursor(row_factory=args_row(NotArchived))
+            values = {"source": source, "key": recorded, "good": GOOD}
+            return cursor.execute(_NOT_ARCHIVED.format(of_key=_OF_KEY), values).fetchall()

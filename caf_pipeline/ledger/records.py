@@ -296,6 +296,25 @@ class LocationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class NotArchived:
+    """What the ledger knows of an identity of a key that is not located in a chunk in good standing.
+
+    Attributes:
+        object_version: the identity.
+        chunk: the chunk that claims it, or that had it; None where it is skipped.
+        state: of that chunk; the reason of a skip.
+        detail: of a skip; "" else.
+        retry_at: when an object that is skipped may be planned again; None where it is not skipped, or never may by itself.
+    """
+
+    object_version: str
+    chunk: str | None
+    state: str
+    detail: str = ""
+    retry_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LocatedRange:
     """Bytes of a stored chunk, `[start_byte, end_byte)` in CAF coordinates, and their SHA-256."""
 

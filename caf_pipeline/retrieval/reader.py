@@ -1,29 +1,33 @@
-"""Gives one object back: one look-up, one range read, and its SHA-256 compared before any of its bytes are handed out.
+"""Gives one object back: one look-up, one range read, and its SHA-256.
 
-An object in parts is one range read and one SHA-256 a part.
+`Found` hands out nothing before the whole object was compared; `Found.open` gives a file that can be sought (`object_file`).
 
 Source: promise 5 in docs/design.md.
 """
 
-import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from caf_pipeline.errors import CafError, IntegrityError, NotLocated, StoredChunkMissing, StoreError, StoreUnreachable, UsageError
-from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.chunk_state import CLAIMING
+from caf_pipeline.errors import CafError, NotLocated, UsageError
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.records import Location, NotArchived
+from caf_pipeline.retrieval.holders import holders_of
+from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES, ObjectFile, cut
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.atomic_files import WholeFile
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
 
-IN_MEMORY_BYTES: Final = 8 << 20
-"""An object is compared in memory up to this size, in a temporary file beyond it."""
-
 PIECE_BYTES: Final = 1 << 20
+
+_TIME: Final = "%Y-%m-%d %H:%M:%S UTC"
 
 VERSIONS_NAMED: Final = 10
 """Of an object, where another was asked for: the latest."""
@@ -44,11 +48,6 @@ class Found:
     folder: Path | None = None
 
     @property
-    def size_bytes(self) -> int:
-        """The object's length."""
-        return self.location.row.end_byte - self.location.row.start_byte
-
-    @property
     def pieces(self) -> Iterator[bytes]:
         """The object's bytes, read and compared as a whole when the first piece is taken.
 
@@ -62,7 +61,7 @@ class Found:
                 self.write_to(spool)
             except OSError as error:
                 raise UsageError(
-                    f"the object's {self.size_bytes} bytes cannot be kept while they are compared: {error.strerror}",
+                    f"the object's {self.location.size_bytes} bytes cannot be kept while they are compared: {error.strerror}",
                     hint="set TMPDIR to a folder with room, or let 'caf get' write to a file",
                 ) from error
             spool.seek(0)
@@ -70,65 +69,36 @@ class Found:
                 yield piece
 
     def write_to(self, file: IO[bytes]) -> None:
-        """Write the object to an empty file that can be sought and cut, from the first holder that gives it right.
+        """Write the object to an empty file that can be sought and cut, from holders that give it right.
 
         Raises:
             IntegrityError: the providers that have it give other bytes; the message names them. StoredChunkMissing: none has it.
             StoreUnreachable: no provider that answers gives it right, and one did not answer.
             After any of them the file holds nothing.
         """
-        if not self.size_bytes:
-            if self.location.row.sha256 != hashlib.sha256().digest():
-                raise self._refused([], [IntegrityError("its row has the SHA-256 of other bytes")])
-            return
         begin = 0
-        for one in self.location.ranges:
-            self._write_range(one, file, begin)
-            begin += one.end_byte - one.start_byte
-        if begin != self.size_bytes:
-            _cut(file, 0)
-            raise self._refused([], [IntegrityError(f"its parts have {begin} bytes of {self.size_bytes}")])
+        try:
+            for one in holders_of(self.location, self.store):
+                one.copy(file.write, partial(cut, file, begin))
+                begin += one.size_bytes
+        except CafError:
+            cut(file, 0)
+            raise
 
-    def _write_range(self, one: LocatedRange, file: IO[bytes], begin: int) -> None:
-        """Write a range to a file of so many bytes, as `write_to`."""
-        providers, errors = [], []
-        for provider in self.store.holders(one.posting):
-            try:
-                self._copy_from(provider, one, file)
-            except (StoreError, IntegrityError) as error:
-                providers.append(provider)
-                errors.append(error)
-                _cut(file, begin)
-            else:
-                return
-        _cut(file, 0)
-        raise self._refused(providers, errors, one.chunk)
+    def compare(self) -> Mapping[str, CafError]:
+        """Read the whole object and compare it, keeping nothing; return what is wrong with providers that others stood in for.
 
-    def _copy_from(self, provider: str, one: LocatedRange, file: IO[bytes]) -> None:
-        digest = hashlib.sha256()
-        for piece in self.store.read(one.posting, one.start_byte, one.end_byte, provider=provider):
-            digest.update(piece)
-            file.write(piece)
-        if digest.digest() != one.sha256:
-            raise IntegrityError("its bytes do not match the SHA-256 in the ledger")
+        Raises: as `write_to`.
+        """
+        failed: dict[str, CafError] = {}
+        for one in holders_of(self.location, self.store):
+            one.copy(lambda piece: None, lambda: None)
+            failed |= one.failed
+        return failed
 
-    def _refused(self, providers: list[str], errors: list[StoreError | IntegrityError], chunk: str = "") -> CafError:
-        """Return the error of an object that no holder gave right: the kind that says whether another try can help."""
-        what = f"'{self.location.row.key}' (chunk {chunk or self.location.chunk})"
-        if not errors:
-            return StoredChunkMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
-        said = "; ".join(f"{provider}: {error}" for provider, error in zip(providers, errors, strict=False)) or str(errors[0])
-        message = f"no provider gives {what} as it was archived: {said}"
-        if any(not error.permanent for error in errors):
-            return StoreUnreachable(message, hint="try again later")
-        if any(isinstance(error, IntegrityError) for error in errors):
-            return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
-        return StoredChunkMissing(message, hint="'caf jackal repair' stores its chunk again")
-
-
-def _cut(file: IO[bytes], size_bytes: int) -> None:
-    file.seek(size_bytes)
-    file.truncate()
+    def open(self) -> ObjectFile:
+        """Return the object as a file, of which nothing is read yet; see `ObjectFile` for what is compared when."""
+        return ObjectFile(self.location, self.store)
 
 
 def fetch(
@@ -145,7 +115,8 @@ def fetch(
         folder: see `Found`.
 
     Raises:
-        NotLocated: there is no row for it; where there are other versions, the hint names the latest.
+        NotLocated: there is no row for it. It says why, where that is known: under way, skipped, lost. Where other versions are
+            located, the hint names the latest.
     """
     location = ledger.locate(source, key, object_version)
     if location is None:
@@ -154,17 +125,53 @@ def fetch(
 
 
 def _not_located(ledger: "Ledger", source: str, key: str, object_version: str | None) -> NotLocated:
+    """Return the error of a key, or of a version of one, that has no location: it says what is known of it."""
+    known = ledger.not_archived(source, key)
+    of_version = [one for one in known if one.object_version == object_version]
     versions, count = ledger.versions(source, key, VERSIONS_NAMED) if object_version is not None else ([], 0)
-    if not versions:
+    if versions and not of_version:
+        named = ", ".join(f"{each.object_version} ({each.last_modified:{_TIME}})" for each in versions)
+        more = f" and {count - len(versions):,} older" if count > len(versions) else ""
         return NotLocated(
-            f"'{key}' of source {source} is not archived", hint="'caf status' shows what is planned, claimed and skipped"
+            f"'{key}' of source {source} is not archived as version '{object_version}'",
+            hint=f"its versions, with their LastModified: {named}{more}",
         )
-    named = ", ".join(f"{each.object_version} ({each.last_modified:%Y-%m-%d %H:%M:%S} UTC)" for each in versions)
-    more = f" and {count - len(versions):,} older" if count > len(versions) else ""
+    what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
+    if known:
+        return _why(min(of_version or known, key=_order), what, source)
+    if source not in (sources := ledger.sources()):
+        return NotLocated(f"the ledger has no source '{source}'", hint=f"it has {', '.join(sources) or 'none'}")
     return NotLocated(
-        f"'{key}' of source {source} is not archived as version '{object_version}'",
-        hint=f"its versions, with their LastModified: {named}{more}",
+        f"{what} is not archived", hint="no inventory that was planned had it, or a filter leaves it out: see 'caf status'"
     )
+
+
+def _order(one: NotArchived) -> int:
+    """Return what is told first of a key: what is under way, then what was skipped, then what is lost."""
+    return 1 if one.chunk is None else 0 if one.state in CLAIMING else 2
+
+
+def _why(one: NotArchived, what: str, source: str) -> NotLocated:
+    if one.chunk and one.state in CLAIMING:
+        hint = (
+            f"'caf unpark {one.chunk}' lets runs go on with it"
+            if one.state == "parked"
+            else f"caf run --source {source} goes on with it"
+        )
+        return NotLocated(f"{what} is not archived yet: chunk {one.chunk} has it, which is '{one.state}'", hint=hint)
+    if one.chunk:
+        return NotLocated(
+            f"{what} was archived in chunk {one.chunk}, which is '{one.state}': its bytes are not given out any more",
+            hint=f"where S3 still has it, caf run --source {source} archives it again",
+        )
+    again = (
+        f"it may be planned again from {one.retry_at.astimezone(UTC):{_TIME}} on"
+        if one.retry_at
+        else "it is not planned again by itself"
+    )
+    if one.state == SkipReason.WAITING:
+        return NotLocated(f"{what} is not archived yet: it waits for a chunk to be filled", hint=f"{again}, by any plan")
+    return NotLocated(f"{what} is not archived: it was skipped as {one.state} ({one.detail})", hint=again)
 
 
 def save(found: Found, path: Path) -> None:

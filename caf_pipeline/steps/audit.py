@@ -85,8 +85,7 @@ def _mismatched_part(work: Workplace, chunk: Chunk, part: PartLocation) -> Seque
         part.key, part.object_version, part.version_id, part.start_byte, part.end_byte, part.etag, part.last_modified, part.sha256
     )
     try:
-        for _ in Found(Location(row, chunk.name, posting_of(chunk)), work.store, work.staging()).pieces:
-            pass
+        Found(Location(row, chunk.name, posting_of(chunk)), work.store).compare()
     except CafError as error:
         if not error.permanent:
             raise

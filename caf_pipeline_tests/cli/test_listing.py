@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ BODIES = {
     "logs": b"not a folder",
     "tab\there\\n": b"odd",
     "zoë": b"utf-8",
+    "packages/rich/py.typed": b"typed, or so it says",
 }
 
 
@@ -44,7 +47,7 @@ def objects(done):
 
 
 def test_a_level_is_listed_as_s3_lists_it(caf):
-    assert lines(caf("ls", "src")) == ["logs", "logs/", r"tab\there\\n", "zoë"]
+    assert lines(caf("ls", "src")) == ["logs", "logs/", "packages/", r"tab\there\\n", "zoë"]
     assert lines(caf("ls", "src", "logs/")) == ["logs/", "logs/2025/", "logs/2026/"]
     assert lines(caf("ls", "src", "logs/2026/")) == ["logs/2026/a.gz", "logs/2026/b.gz"]
     assert lines(caf("ls", "src", "lo")) == ["logs", "logs/"]
@@ -85,7 +88,8 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
 def test_sums_add_up_to_what_is_listed(caf):
     assert objects(caf("du", "src", "--json")) == [
         {"prefix": "logs/", "objects": 4, "size_bytes": 3030},
-        {"prefix": "", "objects": 7, "size_bytes": sum(map(len, BODIES.values()))},
+        {"prefix": "packages/", "objects": 1, "size_bytes": 20},
+        {"prefix": "", "objects": 8, "size_bytes": sum(map(len, BODIES.values()))},
     ]
     assert objects(caf("du", "src", "logs/", "-s", "--json")) == [{"prefix": "logs/", "objects": 4, "size_bytes": 3030}]
     assert lines(caf("du", "src", "logs/2026/")) == ["      30 B             2 objects  logs/2026/"]
@@ -112,3 +116,14 @@ def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_the_program_of_the_page_runs(caf, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    (program,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    with caf.surroundings():
+        exec(program.replace('"demo"', '"src"'), names)
+    body = BODIES["packages/rich/py.typed"]
+    assert (names["everything"], names["tail"]) == (body, body[-8:])
+    assert capsys.readouterr().out == f"packages/rich/py.typed {len(body)} current\n"

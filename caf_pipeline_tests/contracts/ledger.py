@@ -544,6 +544,27 @@ class LedgerContract:
         assert ledger.locate(SOURCE, "a").chunk == chunk
         assert settled(ledger, [("a", VERSION)]) == {("a", VERSION)}
 
+    def test_of_a_key_that_is_not_located_it_is_known_what_became_of_it(self, ledger):
+        lost = archive(ledger, ["lost", "again", "kept"])
+        end(ledger, lost, ChunkState.EXPIRED)
+        archive(ledger, ["again"])
+        skips = [skip("skipped"), skip("a%FFb", SkipReason.UNSUPPORTED_KEY)]
+        (chunk,) = register(ledger, ["claimed", "lost"], skips=skips)
+
+        def known(key):
+            return sorted((one.chunk or "", str(one.state), one.detail) for one in ledger.not_archived(SOURCE, key))
+
+        assert known("claimed") == [(chunk, "planned", "")]
+        assert known("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
+        assert (known("kept"), known("again")) == ([(lost, "expired", "")], [])
+        assert known("skipped") == [("", "cold_storage", "as S3 said")]
+        assert known("a\udcffb") == [("", "unsupported_key", "as S3 said")]
+        assert ledger.not_archived(SOURCE, "a\udcffb")[0].retry_at is None
+        assert ledger.not_archived(SOURCE, "skipped")[0].retry_at > EARLY
+        for key in ("never", "", "a\0", "\ud800"):
+            assert known(key) == []
+        assert ledger.not_archived("another", "lost") == []
+
     # --- skips ---
 
     def test_a_skip_seen_again_replaces_the_older_one(self, ledger):

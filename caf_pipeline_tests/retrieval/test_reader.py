@@ -2,15 +2,19 @@
 
 import hashlib
 import os
+from dataclasses import replace
 
 import pytest
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, NotLocated, StoredChunkMissing, StoreUnreachable, UsageError
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location, LocationRow
 from caf_pipeline.retrieval import reader
 from caf_pipeline.retrieval.reader import Found, save
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
+from caf_pipeline_tests.contracts.ledger import SOURCE, VERSION, archive, end, register, skip
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -119,3 +123,51 @@ def test_what_is_not_archived_is_not_located(tmp_path, ledger):
     archive_everything(work)
     with pytest.raises(NotLocated):
         reader.fetch(ledger, work.store, "src", "b")
+
+
+def why(ledger, key, version=None):
+    """Return what is said of a key that is not archived, and the hint."""
+    with pytest.raises(NotLocated) as said:
+        reader.fetch(ledger, None, SOURCE, key, version)
+    return str(said.value), said.value.hint
+
+
+def test_a_key_that_a_chunk_under_way_has_is_said_to_be_with_the_chunks_state(ledger):
+    (chunk,) = register(ledger, ["key"])
+    for state in (ChunkState.PACKING, ChunkState.PARKED):
+        end(ledger, chunk, state)
+        message, hint = why(ledger, "key")
+        assert message == f"'key' of source src is not archived yet: chunk {chunk} has it, which is '{state}'"
+        assert ("caf unpark" in hint) == (state is ChunkState.PARKED)
+
+
+def test_a_key_that_was_skipped_is_said_to_be_with_the_reason_and_when_it_is_tried_again(ledger):
+    register(ledger, ["other"], skips=[skip("cold"), skip("a%FFb", SkipReason.UNSUPPORTED_KEY), skip("late", SkipReason.WAITING)])
+    message, hint = why(ledger, "cold")
+    assert message == "'cold' of source src is not archived: it was skipped as cold_storage (as S3 said)"
+    assert hint.startswith("it may be planned again from 20")
+    assert why(ledger, "a\udcffb")[1] == "it is not planned again by itself"
+    assert "waits for a chunk to be filled" in why(ledger, "late")[0]
+
+
+def test_a_key_of_a_chunk_that_is_lost_is_said_to_be(ledger):
+    chunk = archive(ledger, ["key"])
+    end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
+    assert f"was archived in chunk {chunk}, which is 'withdrawn'" in why(ledger, "key")[0]
+    (again,) = register(ledger, ["key"])
+    assert f"chunk {again} has it" in why(ledger, "key")[0]
+
+
+def test_of_a_version_that_is_not_archived_it_is_said_why_or_which_ones_are(ledger):
+    archive(ledger, ["key"])
+    ledger.record_skips(SOURCE, [replace(skip("key"), object_version="v2")])
+    assert "version 'v2', is not archived: it was skipped as cold_storage" in why(ledger, "key", "v2")[0]
+    message, hint = why(ledger, "key", "v3")
+    assert (message, VERSION in hint) == ("'key' of source src is not archived as version 'v3'", True)
+
+
+def test_an_unknown_source_and_an_unknown_key_are_said_to_be(ledger):
+    archive(ledger, ["key"], source="other")
+    assert why(ledger, "key") == ("the ledger has no source 'src'", "it has other")
+    archive(ledger, ["key"])
+    assert why(ledger, "kee")[0] == "'kee' of source src is not archived"

@@ -1,0 +1,337 @@
+"""An object as a file: what is handed out, what was compared of it, and who is asked; providers lie and break off."""
+
+import hashlib
+import io
+import os
+import random
+from itertools import pairwise
+
+import pytest
+
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
+from caf_pipeline.ledger.records import LocatedRange, Location, LocationRow
+from caf_pipeline.retrieval import object_file
+from caf_pipeline.retrieval.object_file import ObjectFile
+from caf_pipeline.retrieval.reader import Found
+from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
+from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+
+CHUNK = os.urandom(4 << 20)
+START, END = 1000, 4_100_000
+BODY = CHUNK[START:END]
+
+
+class BreakingFolders(SeveralFolders):
+    """Providers that break off after so many bytes of an answer; what they were asked is written down."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.breaks = {}
+        self.asked = []
+
+    def read(self, posting, start_byte, end_byte, *, provider=None):
+        self.asked.append((provider, start_byte, end_byte))
+        left = self.breaks.get(provider, end_byte)
+        for piece in super().read(posting, start_byte, end_byte, provider=provider):
+            if len(piece) > left:
+                yield piece[:left]
+                raise StoreUnreachable(f"{provider} broke off")
+            left -= len(piece)
+            yield piece
+
+
+@pytest.fixture
+def store(tmp_path):
+    return BreakingFolders(tmp_path / "store")
+
+
+@pytest.fixture
+def posting(store, tmp_path):
+    path = staged_file(tmp_path, CHUNK)
+    posting = store.post(to_store(store, path), MemoryLog())
+    store.put(posting, path, lambda _: None)
+    return posting
+
+
+@pytest.fixture
+def streamed(monkeypatch):
+    """Let an object of any size be too large for memory."""
+    monkeypatch.setattr(object_file, "IN_MEMORY_BYTES", -1)
+    monkeypatch.setattr(object_file, "BLOCK_BYTES", 1000)
+
+
+def whole(posting, body=BODY):
+    sha256 = hashlib.sha256(body).digest()
+    return Location(LocationRow("a/key", "v1", "v1", START, END, "etag", MOMENT, sha256), "src-1-1", posting)
+
+
+def in_parts(posting, *cuts):
+    """The same bytes as parts of one chunk each: here all of one."""
+    edges = [START, *cuts, END]
+    parts = [
+        LocatedRange(first, last, hashlib.sha256(CHUNK[first:last]).digest(), f"src-1-{number}", posting)
+        for number, (first, last) in enumerate(pairwise(edges), 1)
+    ]
+    return Location(LocationRow("a/key", "v1", "v1", 0, END - START, "etag", MOMENT, b""), "src-1-1", posting, None, parts)
+
+
+@pytest.fixture(params=["whole", "in parts"])
+def location(request, posting):
+    return whole(posting) if request.param == "whole" else in_parts(posting, 50_000, 2_500_000)
+
+
+@pytest.fixture(params=["in memory", "streamed"])
+def _sized(request):
+    if request.param == "streamed":
+        request.getfixturevalue("streamed")
+
+
+@pytest.mark.usefixtures("_sized")
+def test_an_object_is_a_file_like_any_other(store, location):
+    dice = random.Random(4)
+    known = io.BytesIO(BODY)
+    with ObjectFile(location, store) as file:
+        for _ in range(60):
+            match dice.randrange(4):
+                case 0:
+                    where = dice.choice([0, 49_000, len(BODY) - 10, len(BODY), len(BODY) + 5, dice.randrange(len(BODY))])
+                    assert file.seek(where) == known.seek(where)
+                case 1:
+                    step = dice.randrange(-30, 30) if known.tell() > 30 else 3
+                    assert file.seek(step, os.SEEK_CUR) == known.seek(step, os.SEEK_CUR)
+                case 2:
+                    assert file.seek(-7, os.SEEK_END) == known.seek(-7, os.SEEK_END)
+                case 3:
+                    size = dice.choice([0, 1, 100, 70_000, 1_500_000])
+                    got = file.read(size)
+                    assert got == known.read(len(got))
+                    assert bool(got) == bool(size and file.tell() - len(got) < len(BODY))
+        file.seek(0)
+        assert (file.read(), file.compared) == (BODY, True)
+        assert (file.readable(), file.seekable(), file.writable()) == (True, True, False)
+    with pytest.raises(ValueError, match="closed"):
+        file.read(1)
+
+
+@pytest.mark.usefixtures("_sized")
+def test_it_is_read_through_pythons_own_buffer(store, location):
+    with io.BufferedReader(ObjectFile(location, store), 1 << 16) as file:
+        assert (file.read(10), file.seek(3_000_000), file.read(10)) == (BODY[:10], 3_000_000, BODY[3_000_000:3_000_010])
+
+
+def test_a_place_before_the_beginning_is_refused(store, location):
+    file = ObjectFile(location, store)
+    for arguments in [(-1,), (-1, os.SEEK_CUR), (0, 7)]:
+        with pytest.raises(ValueError, match="no byte"):
+            file.seek(*arguments)
+
+
+def test_nothing_is_asked_before_the_first_byte_is_read_and_one_request_gives_all(store, posting):
+    file = ObjectFile(whole(posting), store)
+    file.seek(10)
+    assert store.asked == []
+    file.read(5)
+    file.seek(0)
+    file.read()
+    assert store.asked == [("anna", START, END)]
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_stream_is_one_request_and_a_middle_is_asked_for_by_itself(store, posting):
+    with ObjectFile(whole(posting), store) as file:
+        assert file.read() == BODY
+        assert file.seek(500_000) == 500_000
+        assert len(file.read(10)) == 10
+        assert len(file.read(10)) == 10
+        assert store.asked == [("anna", START, END), ("anna", START + 500_000, START + 501_000)]
+
+
+@pytest.mark.usefixtures("_sized")
+def test_where_a_holder_breaks_off_the_next_goes_on_at_the_same_byte(store, location):
+    store.breaks = {"anna": 10_000, "bert": 20_000}
+    file = ObjectFile(location, store)
+    assert (file.read(), file.compared) == (BODY, True)
+    assert [one[:2] for one in store.asked[:3]] == [("anna", START), ("bert", START + 10_000), ("carl", START + 30_000)]
+
+
+# --- what was compared ---------------------------------------------------------------------------------------------------
+
+
+def test_no_wrong_byte_of_what_fits_into_memory_is_ever_handed_out(store, location, posting):
+    for provider in store.folders:
+        corrupt(store.file(provider, posting), at=END - 1)
+    file = ObjectFile(location, store)
+    for place in (0, 5):
+        file.seek(place)
+        with pytest.raises(IntegrityError, match=r"anna: .*bert: .*carl: "):
+            file.read(1)
+
+
+def test_of_what_fits_into_memory_a_range_is_compared_too(store, location, posting):
+    corrupt(store.file("anna", posting), at=END - 1)
+    file = ObjectFile(location, store)
+    file.seek(100)
+    assert (file.read(50), file.compared) == (BODY[100:150], True)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_stream_of_wrong_bytes_has_no_end_and_can_be_read_again_from_another(store, posting):
+    corrupt(store.file("anna", posting), at=START + 5)
+    file = ObjectFile(whole(posting), store)
+    got = iter(lambda: file.read(100_000), b"")
+    with pytest.raises(IntegrityError, match="'a/key' is not what was archived"):
+        list(got)
+    assert 0 < file.tell() < len(BODY)
+    assert not file.compared
+    with pytest.raises(IntegrityError):  # who did not hear it the first time
+        file.read(1)
+    file.seek(0)
+    assert (file.read(), file.compared) == (BODY, True)
+    assert store.asked == [("anna", START, END), ("bert", START, END)]
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_stream_that_nobody_gives_right_has_no_end_however_often_it_is_read(store, posting):
+    for provider in store.folders:
+        corrupt(store.file(provider, posting), at=START)
+    file = ObjectFile(whole(posting), store)
+    for _ in range(4):
+        with pytest.raises(IntegrityError):
+            file.read()
+        file.seek(0)
+    with pytest.raises(IntegrityError, match=r"anna: .*bert: .*carl: "):
+        file.read()
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_stream_that_breaks_off_for_good_has_no_end_even_if_the_holders_come_back(store, posting):
+    store.breaks = dict.fromkeys(store.folders, 1_000_000)
+    file = ObjectFile(whole(posting), store)
+    with pytest.raises(StoreUnreachable, match="broke off"):
+        file.read()
+    store.breaks = {}
+    with pytest.raises(StoreUnreachable):
+        file.read(1)
+    file.seek(0)
+    assert file.read() == BODY
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_range_from_the_middle_says_that_it_was_not_compared(store, posting):
+    corrupt(store.file("anna", posting), at=START + 600_000)
+    file = ObjectFile(whole(posting), store)
+    file.seek(600_000)
+    assert file.read(1) != BODY[600_000:600_001]
+    assert not file.compared
+    file.seek(600_001)
+    assert (file.read(1), file.compared) == (BODY[600_001:600_002], False)
+
+
+@pytest.mark.usefixtures("streamed")
+def test_of_parts_each_is_compared_before_its_end_is_handed_out(store, posting):
+    corrupt(store.file("anna", posting), at=3_000_000)
+    file = ObjectFile(in_parts(posting, 50_000, 2_500_000), store)
+    first = file.read(49_000)
+    assert (first, file.compared) == (BODY[:49_000], True)  # of one piece
+    with pytest.raises(IntegrityError):
+        file.read()
+    file.seek(0)
+    assert (file.read(), file.compared) == (BODY, True)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("liar", ["anna", "bert"])
+def test_where_several_gave_a_wrong_body_the_one_that_is_right_is_found(store, posting, monkeypatch, streams, liar):
+    if streams:
+        monkeypatch.setattr(object_file, "IN_MEMORY_BYTES", -1)
+    store.breaks = {"anna": 2_000_000}
+    corrupt(store.file(liar, posting), at=START + (100 if liar == "anna" else 3_000_000))
+    file = ObjectFile(whole(posting), store)
+    for _ in range(4):
+        try:
+            assert file.read() == BODY
+        except (IntegrityError, StoreUnreachable):
+            assert streams
+            file.seek(0)
+        else:
+            break
+    else:
+        pytest.fail("nobody was found to be right")
+
+
+def test_parts_that_do_not_make_up_the_object_are_refused(store, posting):
+    location = in_parts(posting, 50_000)
+    short = Location(location.row, location.chunk, posting, None, location.parts[:1])
+    with pytest.raises(IntegrityError, match="have 49000 bytes of"):
+        ObjectFile(short, store)
+
+
+def test_a_chunk_that_nobody_holds_is_missing(store, posting):
+    store.forget(posting)
+    with pytest.raises(StoredChunkMissing):
+        ObjectFile(whole(posting), store).read(1)
+
+
+def test_comparing_keeps_nothing_and_tells_who_gave_it_wrong(store, location, posting):
+    corrupt(store.file("anna", posting), at=END - 1)
+    found = Found(location, store)
+    assert list(found.compare()) == ["anna"]
+    for provider in ("bert", "carl"):
+        corrupt(store.file(provider, posting), at=END - 1)
+    with pytest.raises(IntegrityError):
+        found.compare()
+
+
+# --- on a network --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored(network, tmp_path_factory):
+    """A chunk with copies at three of the four providers: its posting, and their numbers."""
+    path = tmp_path_factory.mktemp("objects") / "chunk.caf"
+    path.write_bytes(CHUNK)
+    opened = open_store(network)
+    posting = opened.stored(path)
+    providers = sorted(opened.providers_of(posting))
+    opened.store.close()
+    return posting, providers
+
+
+@pytest.fixture
+def opened(network):
+    opened = open_store(network)
+    yield opened
+    opened.store.close()
+
+
+@pytest.mark.usefixtures("_sized")
+@pytest.mark.parametrize(
+    "conduct", [{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}], ids=str
+)
+def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off(opened, stored, network, conduct):
+    posting, (first, *_) = stored
+    network.misbehave(provider=first, **conduct)
+    with ObjectFile(whole(posting), opened.store) as file:
+        assert (file.read(), file.compared) == (BODY, True)
+        file.seek(3_000_000)
+        assert file.read(10) == BODY[3_000_000:3_000_010]
+
+
+def test_two_lying_providers_of_three_do_not_keep_an_object_from_being_read_right(opened, stored, network):
+    posting, (first, second, _) = stored
+    for number in (first, second):
+        network.misbehave(provider=number, flip_byte=START + 77)
+    with ObjectFile(whole(posting), opened.store) as file:
+        assert file.read() == BODY
+    assert Found(whole(posting), opened.store).compare().keys() <= {network.provider_addresses[one] for one in (first, second)}
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_stream_of_a_liar_has_no_end_on_a_network_either(opened, stored, network):
+    posting, providers = stored
+    for number in providers:
+        network.misbehave(provider=number, flip_byte=END - 1)
+    with ObjectFile(whole(posting), opened.store) as file, pytest.raises(IntegrityError):
+        file.read()
