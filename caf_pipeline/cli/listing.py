@@ -58,11 +58,11 @@ def ls(  # noqa: PLR0917 - the command line's options
     listed = list_objects if recursive else list_level
     empty = True
     with _opened(source) as ledger:
-        for entry in listed(ledger, source, prefix, wanted=_wanted(current)):
+        for entry in listed(ledger, source, prefix, wanted=wanted_status(current)):
             empty = False
             _print_entry(entry, long, json)
     if empty:
-        raise _nothing(source, prefix, current)
+        raise nothing_listed(source, prefix, current)
 
 
 def find(  # noqa: PLR0917 - the command line's options
@@ -99,7 +99,7 @@ def find(  # noqa: PLR0917 - the command line's options
     least, most = (parse_size(one) if one else None for one in (larger, smaller))
     after, before = (_parse_time(one) if one else None for one in (newer, older))
     matches = re.compile(regex_of((pattern,))).fullmatch
-    is_wanted = _wanted(current)
+    is_wanted = wanted_status(current)
 
     def wanted(one: "Location") -> bool:
         return (
@@ -138,7 +138,7 @@ def du(
 
     total_objects = total_bytes = 0
     with _opened(source) as ledger:
-        found = list_objects(ledger, source, prefix, wanted=_wanted(current))
+        found = list_objects(ledger, source, prefix, wanted=wanted_status(current))
         for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
             objects = size_bytes = 0
             for one in members:
@@ -147,7 +147,7 @@ def du(
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
     if not total_objects:
-        raise _nothing(source, prefix, current)
+        raise nothing_listed(source, prefix, current)
     _print_sum(prefix, total_objects, total_bytes, json)
 
 
@@ -160,13 +160,15 @@ def _opened(source: str) -> "Iterator[Ledger]":
         yield ledger
 
 
-def _wanted(current: bool) -> "Callable[[Location], bool]":
+def wanted_status(current: bool) -> "Callable[[Location], bool]":
+    """Return what an option asks of objects that are listed."""
     from caf_pipeline.retrieval.listing import every, is_current  # noqa: PLC0415  loaded by the commands that use it
 
     return is_current if current else every
 
 
-def _nothing(source: str, prefix: str, current: bool) -> NotLocated:
+def nothing_listed(source: str, prefix: str, current: bool) -> NotLocated:
+    """Return the error of a listing that has nothing."""
     what = "is current and" if current else "is archived and"
     if not prefix:
         what = what.removesuffix(" and")

@@ -70,9 +70,12 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def progress(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done."""
-    if total_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
+def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done.
+
+    Of work whose size is not known (None) it shows what is done.
+    """
+    if (total_bytes is not None and total_bytes < PROGRESS_FROM_BYTES) or not sys.stderr.isatty():
         yield lambda size_bytes: None
         return
     from rich.console import Console  # noqa: PLC0415  only where a bar is shown

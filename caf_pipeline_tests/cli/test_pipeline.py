@@ -169,7 +169,14 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
     one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
 
 
-LOOK_UPS = [["status"], ["get", "src", "some/key-03", "-o", "fetched"], ["ls", "src"], ["find", "src", "*"], ["du", "src"]]
+LOOK_UPS = [
+    ["status"],
+    ["get", "src", "some/key-03", "-o", "fetched"],
+    ["ls", "src"],
+    ["find", "src", "*"],
+    ["du", "src"],
+    ["check", "src"],
+]
 
 
 @pytest.mark.parametrize("arguments", LOOK_UPS, ids=[arguments[0] for arguments in LOOK_UPS])
@@ -286,6 +293,7 @@ ON_A_SOURCE = [
     ("ls", "scr"),
     ("find", "scr"),
     ("du", "scr"),
+    ("check", "scr"),
     ("safe-to-delete", "scr"),
     ("doctor", "scr"),
     ("rebuild", "scr"),

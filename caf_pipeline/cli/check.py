@@ -1,0 +1,134 @@
+"""The command that reads objects back and compares them: check."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
+from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, print_json, printable, progress, show_size
+from caf_pipeline.errors import IntegrityError, StoreUnreachable, UsageError
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.records import Location
+    from caf_pipeline.retrieval.check import CheckedObject
+
+DEFAULT_SHARE: Final = "1%"
+
+_SHARE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
+
+
+@dataclass
+class _Sums:
+    """What was listed, read, and found so far; `providers` has how many objects each gave wrong or not at all."""
+
+    listed: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+    wrong: int = 0
+    unread: int = 0
+    providers: dict[str, int] = field(default_factory=dict)
+
+
+def check(  # noqa: PLR0917 - the command line's options
+    source: SourceArgument,
+    prefix: PrefixArgument = "",
+    sample: Annotated[
+        str, typer.Option("--sample", metavar="SHARE", help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]")
+    ] = "",
+    full: Annotated[bool, typer.Option("--full", help="Read every object.")] = False,
+    current: CurrentOption = False,
+    json: JsonOption = False,
+) -> None:
+    r"""Read archived objects back from the store and compare their SHA-256, as `caf get` does; nothing is kept.
+
+    What `caf ls --recursive` lists is checked: by default one object of a hundred, chosen by chance each time, and at least one.
+    Of those that were not chosen this says nothing. An object is right where any provider gives it right; what others gave
+    wrong, or did not give, is counted for each. `caf jackal prove` and `caf jackal repair` see to that.
+
+    A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
+    {"objects_checked": …}.
+
+    \b
+    Examples:
+      caf check demo
+      caf check demo packages/ --full --json | jq 'select(.error)'
+
+    Exit status: 0 all that was read is right; 2 SHARE is none; 3 a setting is wrong or there is no such source; 6 the database
+    failed; 9 no provider gives some object right; 7 else, where some object could not be read; 11 no archived key begins with
+    PREFIX.
+    """
+    from caf_pipeline.retrieval.check import check_objects, sampled  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
+
+    if full and sample:
+        raise UsageError("--sample and --full exclude each other.")
+    share = 1.0 if full else _parse_share(sample or DEFAULT_SHARE)
+    settings, sums = load_settings(), _Sums()
+
+    with (
+        opened_ledger(settings) as ledger,
+        opened_archive(settings, ledger, source) as store,
+        progress("checking", None) as advance,
+    ):
+        listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
+        for one in check_objects(sampled(listed, share), store):
+            _take(sums, one, json)
+            advance(one.location.size_bytes)
+    if not sums.listed:
+        raise nothing_listed(source, prefix, current)
+    _print_sums(source, sums, json)
+    if sums.wrong:
+        raise IntegrityError(
+            f"no provider gives {counted(sums.wrong, 'object')} of '{source}' as archived",
+            hint="'caf jackal repair' stores damaged chunks again",
+        )
+    if sums.unread:
+        raise StoreUnreachable(f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint="try again later")
+
+
+def _parse_share(text: str) -> float:
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / 100 if match else 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r} is not a share of the objects.", hint="Give a percentage above 0: 0.1%, 5%, 100%.")
+    return share
+
+
+def _counted(locations: "Iterator[Location]", sums: _Sums) -> "Iterator[Location]":
+    for one in locations:
+        sums.listed += 1
+        yield one
+
+
+def _take(sums: _Sums, one: "CheckedObject", json: bool) -> None:
+    """Add what was found to the sums; print an object that is not right."""
+    sums.objects += 1
+    for provider in one.failed:
+        sums.providers[provider] = sums.providers.get(provider, 0) + 1
+    if one.error is None:
+        sums.size_bytes += one.location.size_bytes
+        return
+    what = "wrong" if one.error.permanent else "unread"
+    sums.wrong += one.error.permanent
+    sums.unread += not one.error.permanent
+    if json:
+        print_json({"key": one.location.row.key, "result": what, "error": str(one.error)})
+    else:
+        typer.echo(f"{what:6}  {printable(one.location.row.key)}: {printable(str(one.error))}")
+
+
+def _print_sums(source: str, sums: _Sums, json: bool) -> None:
+    if json:
+        counts = {"objects_checked": sums.objects, "objects_listed": sums.listed, "bytes_right": sums.size_bytes}
+        print_json(counts | {"wrong": sums.wrong, "unread": sums.unread, "providers_passed_over": sums.providers})
+        return
+    typer.echo(
+        f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, {sums.wrong:,} wrong,"
+        f" {sums.unread:,} could not be read ({show_size(sums.size_bytes)} right)"
+    )
+    for provider, objects in sorted(sums.providers.items()):
+        typer.echo(f"another provider had to stand in for {printable(provider)} with {counted(objects, 'object')}")

@@ -1,0 +1,73 @@
+"""`caf check`, as a user meets it: a right archive, bytes that are wrong, a chunk that is gone."""
+
+import json
+import os
+
+import pytest
+
+from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+
+BODIES = {f"{folder}/{number}": os.urandom(10_000) for folder in "ab" for number in range(4)} | {"empty": b""}
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+    for key, body in BODIES.items():
+        new_bucket.put(key, body)
+    caf.settings(source_text(s3_server, new_bucket.name))
+    archive_source(caf)
+    return caf
+
+
+def spoil(caf, key):
+    """Let the store have other bytes of an object."""
+    (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
+    data = file.read_bytes()
+    file.write_bytes(data.replace(BODIES[key], BODIES[key][::-1]))
+
+
+def records(done):
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+def test_what_is_right_is_said_to_be(caf):
+    done = caf("check", "src", "--full")
+    assert (done.status, done.err) == (0, "")
+    assert "9 objects of 9 read, 0 wrong, 0 could not be read" in done.out.decode()
+    (sums,) = records(caf("check", "src", "a/", "--full", "--json"))
+    assert (sums["objects_checked"], sums["objects_listed"], sums["bytes_right"], sums["wrong"]) == (4, 4, 40_000, 0)
+
+
+def test_a_sample_reads_at_least_one_object(caf):
+    (sums,) = records(caf("check", "src", "--json"))
+    assert (sums["objects_listed"], 1 <= sums["objects_checked"] <= 9) == (9, True)
+    (sums,) = records(caf("check", "src", "--sample", "100%", "--json"))
+    assert sums["objects_checked"] == 9
+
+
+def test_wrong_bytes_are_exit_status_9_and_the_key_is_named(caf):
+    spoil(caf, "b/2")
+    done = caf("check", "src", "--full")
+    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "caf jackal repair")
+    assert done.out.decode().startswith("wrong   b/2: ")
+    assert "9 objects of 9 read, 1 wrong, 0 could not be read" in done.out.decode()
+    wrong, sums = records(caf("check", "src", "--full", "--json"))
+    assert (wrong["key"], wrong["result"], sums["wrong"], sums["unread"]) == ("b/2", "wrong", 1, 0)
+    assert caf("check", "src", "a/", "--full").status == 0
+
+
+def test_a_chunk_that_is_gone_is_said_to_be(caf):
+    (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
+    file.unlink()
+    done = caf("check", "src", "a/", "--full")
+    one_sentence(done, 9, "no provider gives 4 objects")
+    assert done.out.count(b"no provider has 'a/") == 4
+
+
+def test_what_cannot_be_checked_is_said(caf):
+    one_sentence(caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'")
+    one_sentence(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
+    one_sentence(caf("check", "src", "--sample", "0%"), 2, "is not a share")
+    one_sentence(caf("check", "src", "--sample", "5%", "--full"), 2, "exclude each other")

@@ -1,0 +1,78 @@
+"""Objects read back and compared: what is right, what is not, and who gave it wrong."""
+
+import os
+
+import pytest
+
+from caf_pipeline.errors import IntegrityError, StoreUnreachable
+from caf_pipeline.retrieval import check
+from caf_pipeline.retrieval.check import check_objects, sampled
+from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)}
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=SeveralFolders(tmp_path / "folders"))
+    archive_everything(work)
+    return work
+
+
+def spoil(work, key, *providers):
+    """Let providers have other bytes of an object."""
+    location = work.ledger.locate("src", key)
+    for provider in providers:
+        corrupt(work.store.file(provider, location.posting), at=location.row.start_byte + 5)
+
+
+def checked(work):
+    return list(check_objects(list_objects(work.ledger, "src"), work.store))
+
+
+def test_every_object_is_read_and_told_in_order(work):
+    found = checked(work)
+    assert [one.location.row.key for one in found] == sorted(BODIES)
+    assert not any(one.error or one.failed for one in found)
+
+
+def test_an_object_that_no_provider_gives_right_is_wrong_and_the_others_are_not(work):
+    spoil(work, "key-07", "anna", "bert", "carl")
+    (wrong,) = [one for one in checked(work) if one.error]
+    assert wrong.location.row.key == "key-07"
+    assert isinstance(wrong.error, IntegrityError)
+
+
+def test_an_object_that_another_provider_gives_right_is_right_and_the_liar_is_named(work):
+    spoil(work, "key-07", "anna")
+    found = {one.location.row.key: list(one.failed) for one in checked(work) if one.failed}
+    assert found == {"key-07": ["anna"]}
+
+
+def test_a_provider_that_is_away_makes_nothing_wrong(work):
+    spoil(work, "key-07", "bert", "carl")
+    work.store.away = {"anna"}
+    (unread,) = [one for one in checked(work) if one.error]
+    assert not unread.error.permanent
+
+
+def test_a_check_ends_where_nothing_can_be_read_any_more(work, monkeypatch):
+    monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 10)
+    work.store.away = set(work.store.folders)
+    found = []
+    with pytest.raises(StoreUnreachable, match="the last 10 objects could not be read"):
+        found.extend(check_objects(list_objects(work.ledger, "src"), work.store))
+    assert all(not one.error.permanent for one in found)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sample_has_no_object_twice_and_at_least_one(work, seed):
+    located = list(list_objects(work.ledger, "src"))
+    chosen = [one.row.key for one in sampled(located, 0.01, seed)]
+    assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
+    assert list(sampled([], 0.5, seed)) == []
+    assert list(sampled(located, 1.0, seed)) == located
