@@ -299,7 +299,15 @@ class PlanExpired(NoStoragePlan):
 
 
 class PlanTooSmall(StoreError):
-    """The bought space that is left is too small for what is to be posted."""
+    """The bought space that is left is too small for what is to be posted.
+
+    Attributes:
+        fitting_bytes: the largest chunk that there is room for; 0 where that is not known.
+    """
+
+    def __init__(self, message: str, *, fitting_bytes: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.fitting_bytes = fitting_bytes
 
 
 class SpendCapReached(StoreError):

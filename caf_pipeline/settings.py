@@ -77,6 +77,8 @@ class SourceSettings(_Section):
         max_wait: seconds since it was last modified for which an object waits at most.
         get_price: US dollars for 1,000 GETs, of estimates; AWS's list price where no endpoint is given.
         egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
+        launch: whether the sensor launches chunks of the source. Where not set it does, unless an operator had switched off the
+            source's own sensor, which did it up to 0.3.0.
         watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
         listing_threads: parts of a bucket that are listed side by side.
@@ -108,6 +110,7 @@ class SourceSettings(_Section):
     get_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
+    launch: bool | None = None
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=20, ge=1, le=1000)
     listing_threads: Whole = Field(default=8, ge=1, le=64)

@@ -26,7 +26,7 @@ from pydantic import Field
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import COMMAND_TAG, asset_key, identifier, s3_key
+from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
@@ -132,7 +132,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
             f"{settings.target_size.human_readable()}, and makes one **partition** for each, e.g. "
             f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
-            f"sensor `launch_chunks_{identifier(source)}` do it.\n\n"
+            f"sensor `{LAUNCH_SENSOR}` do it.\n\n"
             "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
             "`caf rebuild` restores such a ledger. *Launchpad:* `second_copy` plans, and pays, all the same."
         ),

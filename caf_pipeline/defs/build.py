@@ -13,13 +13,18 @@ from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
 from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.defs.schedules import source_schedules
-from caf_pipeline.defs.sensors import source_sensors
+from caf_pipeline.defs.sensors import TICK_SECONDS, launching_sensor, new_objects_sensor
 from caf_pipeline.defs.watching import watching_jobs
 from caf_pipeline.settings import Settings
 
 
-def build_defs(settings: Settings, *, resource_overrides: Mapping[str, Any] | None = None) -> Definitions:
-    """Return the definitions for these settings; `resource_overrides` replaces resources by name."""
+def build_defs(
+    settings: Settings, *, resource_overrides: Mapping[str, Any] | None = None, tick_seconds: float = TICK_SECONDS
+) -> Definitions:
+    """Return the definitions for these settings.
+
+    `resource_overrides` replaces resources by name; `tick_seconds` is what each tick of a sensor may wait for servers.
+    """
     sources = settings.sources.items()
     on_jackal = settings.store.kind == "jackal"
     jobs = {source: source_jobs(source, on_jackal=on_jackal) for source in settings.sources}
@@ -30,7 +35,10 @@ def build_defs(settings: Settings, *, resource_overrides: Mapping[str, Any] | No
             *(each for its in jobs.values() for each in its),
             *(each for source, _ in sources for each in watching_jobs(source)),
         ],
-        sensors=[each for source, its in sources for each in source_sensors(source, its, jobs[source])],
+        sensors=[
+            *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),
+            *([launching_sensor(settings, (each for its in jobs.values() for each in its), tick_seconds)] if jobs else []),
+        ],
         schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
         resources=build_resources(settings) | dict(resource_overrides or {}),
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a

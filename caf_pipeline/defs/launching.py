@@ -1,20 +1,37 @@
 """Which chunks are launched now, which wait, and which are given up.
 
-The ledger says which chunks have work to do; Dagster's runs and backfills say which are being worked on or waited for.
+The ledger says which chunks have work to do; Dagster's runs and backfills say which are being worked on or waited for. A look
+takes a page of each source's chunks, and of Dagster only what is known of these, so that it costs the same beside 10^5 others.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus, BulkActionStatus, PartitionBackfill
-from caf_pipeline.defs.naming import ASSETS, OLD_PARKED_TAG, PARKED_TAG, PARTITION_TAG, SOURCE_IS_COMPLETE, asset_key
+from caf_pipeline.defs.dagster_private import (
+    AssetCheckExecutionRecordStatus,
+    BulkActionStatus,
+    InstigatorStatus,
+    InstigatorType,
+)
+from caf_pipeline.defs.naming import (
+    ASSETS,
+    OLD_PARKED_TAG,
+    PARKED_TAG,
+    PARTITION_TAG,
+    SOURCE_IS_COMPLETE,
+    asset_key,
+    job_name,
+    old_launch_sensor,
+)
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.ledger.records import Chunk, LaunchableChunk
 from caf_pipeline.settings import ChunkRunSettings
 
 UNFINISHED: Final = [
@@ -30,27 +47,30 @@ FIRST_WAIT_SECONDS: Final = 60
 LONGEST_WAIT_SECONDS: Final = 3_600
 """After a failed run the next waits a minute, then two, four … an hour: an outage must not use up a chunk's attempts."""
 
+PAGE: Final = 100
+"""Chunks of one source that a look takes; the next goes on after them where none of them could be launched."""
 
-@dataclass(frozen=True, slots=True)
+RUNS_READ: Final = 1_000
+"""Of these chunks, the latest that a look reads. A run is about 0.3 ms, and a chunk has few."""
+
+
+@dataclass(slots=True)
 class Choice:
-    """What a look at the ledger comes to.
+    """What a look at one source comes to.
 
     Attributes:
-        launch: chunks to be launched, in flow order of their plans.
+        launch: chunks to be launched, the oldest first.
         give_up: chunks to be parked, each with its last failed run.
-        active: chunks with a run that is queued or started.
+        active: runs of chunks that are queued or started.
         waiting: chunks that wait for a backfill or for their back-off.
+        next_after: the `caf_file_id` after which the next look goes on; 0 for the first.
     """
 
-    launch: Sequence[str]
-    give_up: Sequence[tuple[str, RunRecord]]
-    active: int
-    waiting: int
-
-    @property
-    def waits(self) -> bool:
-        """Whether any chunk has work that is going on or still to come."""
-        return bool(self.launch or self.active or self.waiting)
+    launch: list[LaunchableChunk] = field(default_factory=list)
+    give_up: list[tuple[LaunchableChunk, RunRecord]] = field(default_factory=list)
+    active: int = 0
+    waiting: int = 0
+    next_after: int = 0
 
 
 def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
@@ -60,86 +80,106 @@ def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
     return [*ledger.chunks(source, UNDER_WAY), *unreleased]
 
 
-def choose_chunks(instance: DagsterInstance, ledger: Ledger, source: str, settings: ChunkRunSettings) -> Choice:
-    """Choose among a source's chunks that have work, so that at most `settings.max_in_flight` are going at once."""
-    under_way = chunks_with_work(ledger, source)
-    active = active_partitions(instance)
-    planned_elsewhere = backfilled_partitions(instance, source)
-    going = sum(chunk.name in active for chunk in under_way)
-    launch: list[str] = []
-    give_up: list[tuple[str, RunRecord]] = []
-    waiting = 0
-    for chunk in under_way:
-        if chunk.name in active:
+def choose_chunks(
+    instance: DagsterInstance,
+    source: str,
+    page: Sequence[LaunchableChunk],
+    backfills: "Backfills",
+    settings: ChunkRunSettings,
+) -> Choice:
+    """Choose among a page of a source's chunks, so that at most `settings.max_in_flight` runs of its job go on at once."""
+    job = RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED)
+    choice = Choice(active=instance.get_runs_count(job))
+    room = settings.max_in_flight - choice.active
+    if room <= 0:
+        return choice
+    runs = _runs_of(instance, page)
+    for chunk in page:
+        of_chunk = runs[chunk.name]
+        if chunk.held or any(record.dagster_run.status in UNFINISHED for record in of_chunk):
             continue
-        if chunk.name in planned_elsewhere:
-            waiting += 1
+        if backfills.will_run(chunk):
+            choice.waiting += 1
             continue
-        if going + len(launch) >= settings.max_in_flight:
-            break
-        failed = failed_runs(instance, chunk.name, settings.attempts)
+        if len(choice.launch) >= room:
+            return choice
+        failed = failed_runs(of_chunk, settings.attempts)
         if chunk.state in UNDER_WAY and failed and max(chunk.attempts, len(failed)) >= settings.attempts:
-            give_up.append((chunk.name, failed[0]))
+            choice.give_up.append((chunk, failed[0]))
         elif _due_at(failed) > time.time():
-            waiting += 1
+            choice.waiting += 1
         else:
-            launch.append(chunk.name)
-    return Choice(launch, give_up, going, waiting)
+            choice.launch.append(chunk)
+    under_way = [chunk for chunk in page if chunk.state in UNDER_WAY]
+    if len(under_way) == PAGE and len(choice.launch) < room:
+        choice.next_after = under_way[-1].caf_file_id
+    return choice
+
+
+def _runs_of(instance: DagsterInstance, page: Sequence[LaunchableChunk]) -> Mapping[str, Sequence[RunRecord]]:
+    """Return the runs of these chunks by chunk, the latest first."""
+    found: defaultdict[str, list[RunRecord]] = defaultdict(list)
+    for record in instance.get_run_records(RunsFilter(tags={PARTITION_TAG: [chunk.name for chunk in page]}), limit=RUNS_READ):
+        found[record.dagster_run.tags[PARTITION_TAG]].append(record)
+    return found
+
+
+def failed_runs(records: Iterable[RunRecord], limit: int) -> list[RunRecord]:
+    """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
+    failed: list[RunRecord] = []
+    for record in records:
+        run = record.dagster_run
+        parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
+        if run.status is DagsterRunStatus.SUCCESS or parked or len(failed) >= limit:
+            break
+        if run.status is DagsterRunStatus.FAILURE:
+            failed.append(record)
+    return failed
 
 
 def _due_at(failed: Sequence[RunRecord]) -> float:
     """Return when a chunk with these failed runs may be launched again, in seconds since the epoch; 0 where there are none."""
     if not failed:
         return 0.0
-    wait: int = min(FIRST_WAIT_SECONDS << (len(failed) - 1), LONGEST_WAIT_SECONDS)
+    wait: int = min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
     return (failed[0].end_time or 0.0) + wait
 
 
-def active_partitions(instance: DagsterInstance) -> set[str]:
-    """Return the partitions of all runs that are queued or started, however they were launched."""
-    runs = instance.get_runs(RunsFilter(statuses=UNFINISHED))
-    return {run.tags[PARTITION_TAG] for run in runs if PARTITION_TAG in run.tags}
+class Backfills:
+    """The unfinished backfills, as they are now."""
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        found = instance.get_backfills(status=BulkActionStatus.REQUESTED)
+        self._named = {name for backfill in found for name in backfill.partition_names or ()}
+        self._of_assets = [
+            backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+            for backfill in found
+            if backfill.partition_names is None and backfill.asset_backfill_data is not None
+        ]
+
+    def will_run(self, chunk: LaunchableChunk) -> bool:
+        """Tell whether one has or will have a run of this chunk."""
+        keys = [AssetKey(asset_key(chunk.source, name)) for name in ASSETS[2:]]
+        return chunk.name in self._named or any(
+            chunk.name in subsets[key] for subsets in self._of_assets for key in keys if key in subsets
+        )
 
 
-def backfilled_partitions(instance: DagsterInstance, source: str) -> set[str]:
-    """Return the source's partitions that an unfinished backfill has or will have runs for."""
-    requested = instance.get_backfills(status=BulkActionStatus.REQUESTED)
-    return {name for backfill in requested for name in _targets(backfill, source)}
+def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]) -> list[str]:
+    """Return the sources with a chunk located after the check `source_is_complete` last began, which had not passed."""
+    keys = {source: AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE) for source in sources}
+    checks = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys.values()))
+    due = []
+    for source, key in keys.items():
+        last = checks.get(key)
+        failed = last is not None and last.status is not AssetCheckExecutionRecordStatus.SUCCEEDED
+        if last and failed and source in located and located[source].timestamp() > last.create_timestamp:
+            due.append(source)
+    return due
 
 
-def _targets(backfill: PartitionBackfill, source: str) -> set[str]:
-    if backfill.partition_names is not None:
-        return set(backfill.partition_names)
-    if backfill.asset_backfill_data is None:
-        return set()
-    keys: set[str] = set()
-    for name in ASSETS[2:]:
-        subset = backfill.asset_backfill_data.get_target_partitions_subset(AssetKey(asset_key(source, name)))
-        keys |= set(subset.get_partition_keys())
-    return keys
-
-
-def audit_is_due(instance: DagsterInstance, ledger: Ledger, source: str) -> bool:
-    """Tell whether a chunk was located after the check `source_is_complete` last began, which had not passed."""
-    key = AssetCheckKey(AssetKey(asset_key(source, "s3_inventory")), SOURCE_IS_COMPLETE)
-    last = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
-    if last is None or last.status is AssetCheckExecutionRecordStatus.SUCCEEDED:
-        return False
-    located = (chunk.located_at for chunk in ledger.chunks(source, [ChunkState.LOCATED]) if chunk.located_at)
-    return any(at.timestamp() > last.create_timestamp for at in located)
-
-
-def failed_runs(instance: DagsterInstance, chunk: str, limit: int) -> list[RunRecord]:
-    """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
-    finished = RunsFilter(
-        tags={PARTITION_TAG: chunk}, statuses=[DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
-    )
-    failed: list[RunRecord] = []
-    for record in instance.get_run_records(finished, limit=limit):
-        run = record.dagster_run
-        parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
-        if run.status is DagsterRunStatus.SUCCESS or parked:
-            break
-        if run.status is DagsterRunStatus.FAILURE:
-            failed.append(record)
-    return failed
+def switched_off(instance: DagsterInstance, sources: Sequence[str]) -> set[str]:
+    """Return the sources whose own launching sensor, of 0.3.0, an operator had switched off."""
+    stopped = instance.all_instigator_state(instigator_type=InstigatorType.SENSOR, instigator_statuses={InstigatorStatus.STOPPED})
+    names = {state.instigator_name for state in stopped}
+    return {source for source in sources if old_launch_sensor(source) in names}

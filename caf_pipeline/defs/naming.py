@@ -33,6 +33,9 @@ OLD_PROCESS_TAGS: Final = ("caf/boot_id", "caf/pid", "caf/process_started")
 OLD_PARKED_TAG: Final = "caf/parked"
 """How 0.3.0 wrote them. Its runs may still be under way, and its parked runs still count."""
 
+LAUNCH_SENSOR: Final = "launch_chunks"
+"""Launches the chunks of every source. Renamed, it would lose its cursor, and whether an operator has switched it off."""
+
 S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
 
@@ -82,6 +85,11 @@ def source_of(chunk: str) -> str:
 def job_name(source: str, what: JobKind) -> str:
     """Return the name of one of the source's jobs; `jobs` and `watching` say what each does."""
     return f"{what}_{identifier(source)}"
+
+
+def old_launch_sensor(source: str) -> str:
+    """Return the name of the sensor that launched this source's chunks up to 0.3.0."""
+    return f"{LAUNCH_SENSOR}_{identifier(source)}"
 
 
 def op_name(source: str, what: str) -> str:

@@ -23,6 +23,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.deadline import Deadline
 from caf_pipeline.waits import Listener, Wait, Waits
 
 T = TypeVar("T")
@@ -51,11 +52,14 @@ class LedgerResource(ConfigurableResource[Ledger]):
             self._ledger = wiring.open_ledger(self.settings)
         return self._ledger
 
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Close the ledger's connections, where it was opened."""
+    def close(self) -> None:
+        """Close the ledger's connections, where it was opened. Later questions open new ones."""
         if self._ledger is not None:
             self._ledger.close()
-            self._ledger = None
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Close the ledger's connections."""
+        self.close()
 
 
 class SharedLedger(LedgerResource):
@@ -79,10 +83,14 @@ class StoreResource(ConfigurableResource[ChunkStore]):
         self._opened.append(wiring.open_store(self.settings, ledger, holder, waits))
         return self._opened[-1]
 
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
+    def close(self) -> None:
         """Close what was opened."""
         while self._opened:
             wiring.close_store(self._opened.pop())
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Close what was opened."""
+        self.close()
 
 
 class RunResource(ConfigurableResource["RunResource"]):
@@ -140,6 +148,17 @@ def open_work(context: Context | SensorEvaluationContext, source: str) -> Workpl
     if s3 is None:
         return work
     return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
+
+
+def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:
+    """Return what a tick asks of a server; see `Deadline.ask`. What it opens after the tick is over is closed."""
+    resources = context.resources  # made here: where Dagster makes them in another thread, it does not find them again
+
+    def close() -> None:
+        resources.ledger.close()
+        resources.store.close()
+
+    return deadline.ask(whom, question, late=close)
 
 
 def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:

@@ -33,6 +33,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
+from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases
 from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.lookup import Lookups
@@ -86,7 +87,19 @@ _RESERVED_BY_OTHERS = text(
 )
 
 
-class Ledger(Leases, RunWaits, StrayRows, Lookups, ObjectLookups, ArchivedKeys, CurrentContent, Exports, Replicas, ChunkImport):
+class Ledger(
+    Leases,
+    RunWaits,
+    StrayRows,
+    Lookups,
+    LaunchableChunks,
+    ObjectLookups,
+    ArchivedKeys,
+    CurrentContent,
+    Exports,
+    Replicas,
+    ChunkImport,
+):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
 
     Raises everywhere: LedgerUnreachable. Methods that take a lease raise LeaseLost, and write nothing, where it was taken

@@ -166,6 +166,27 @@ class Chunk:
     part_abandoned: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchableChunk:
+    """What is asked of a chunk before a run of it is launched.
+
+    Attributes:
+        address: its source's, as the ledger has it.
+        attempts: times that packing was begun.
+        size_bytes: its stored size, or what is expected.
+        held: whether a lease on it has not run out: something works on it, or did within the last half minute.
+    """
+
+    source: str
+    address: str
+    caf_file_id: int
+    name: str
+    state: ChunkState
+    attempts: int
+    size_bytes: int
+    held: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChunk:
     """A posted file that is a chunk of ours, and what it says of itself. Sizes in bytes.

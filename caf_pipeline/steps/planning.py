@@ -8,7 +8,7 @@ two leaves a folder that no plan names, which the next plan removes.
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -310,8 +310,11 @@ def _prune(work: Workplace) -> None:
             path.unlink(missing_ok=True)
 
 
-def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
-    """List at most `max_pages` pages and count the objects that a plan would take."""
+def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
+    """List at most `max_pages` pages and count the objects that a plan would take.
+
+    It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages.
+    """
     new_objects = pages = 0
     last = after
     filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
@@ -324,6 +327,8 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int) -> Look:
         settled = work.ledger.settled_objects(work.source, objects)
         unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
         new_objects += sum(not is_supported(obj.key) or filters.left_out_by(obj) is None for obj in unsettled)
+        if enough():
+            return Look(new_objects, last)
     return Look(new_objects, last if pages >= max_pages else None)
 
 

@@ -1,7 +1,7 @@
 """The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
 
 import pytest
-from dagster import DagsterRunStatus, build_sensor_context
+from dagster import DagsterRunStatus
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching
@@ -12,11 +12,10 @@ from caf_pipeline.defs.dagster_private import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
-from caf_pipeline_tests.support.dagster_private import partition_loading_context
+from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -30,19 +29,7 @@ def tick(pipeline):
     """Evaluate a sensor as a tick does: (run requests, why none, cursor)."""
 
     def evaluate(name: str, cursor: str | None = None):
-        defs = pipeline.defs
-        sensor = defs.resolve_sensor_def(name)
-        with (
-            partition_loading_context(dynamic_partitions_store=pipeline.instance),
-            build_sensor_context(
-                instance=pipeline.instance,
-                definitions=defs,
-                cursor=cursor,
-                sensor_name=name,
-                resources=build_resources(pipeline.settings),
-            ) as context,
-        ):
-            data = sensor.evaluate_tick(context)
+        data = evaluate_tick(pipeline, name, cursor)
         return data.run_requests, data.skip_message, data.cursor
 
     return evaluate
@@ -99,10 +86,10 @@ def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tic
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.load_locations)
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
     chunk_steps.release_staging(pipeline.workplace(), chunk)
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
 
 
@@ -124,7 +111,7 @@ def test_planned_chunks_are_launched_side_by_side_up_to_the_limit(pipeline, tick
     pipeline.put(60)
     chunks = pipeline.plan()
     assert len(chunks) > 4
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == chunks[:4]
     assert {request.run_key for request in requests} == {None}
 
@@ -134,7 +121,7 @@ def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     start_run(pipeline, ARCHIVE, status, **{"dagster/partition": chunk})
-    requests, why, _ = tick("launch_chunks_my_source")
+    requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "1 under way, 0 waiting, 0 parked now, none to launch.")
 
 
@@ -146,7 +133,7 @@ def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
             "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=[chunk]
         )
     )
-    requests, why, _ = tick("launch_chunks_my_source")
+    requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
 
 
@@ -154,10 +141,10 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
-    requests, why, _ = tick("launch_chunks_my_source")
+    requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
 
 
@@ -169,13 +156,13 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     (chunk,) = pipeline.plan()
     for _ in range(pipeline.settings.runs.attempts):
         fail_run(pipeline, chunk)
-    tick("launch_chunks_my_source")
+    tick("launch_chunks")
     parked = pipeline.ledger.chunk(chunk)
     assert parked.state is ChunkState.PARKED
     assert "failed too often" in parked.reason
 
     unpark(pipeline.workplace(), chunk)
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
 
 
@@ -183,7 +170,7 @@ def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline,
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
     assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
 
@@ -192,7 +179,7 @@ def test_located_chunks_are_not_launched(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    requests, _, _ = tick("launch_chunks_my_source")
+    requests, _, _ = tick("launch_chunks")
     assert chunk not in [request.partition_key for request in requests]
 
 
@@ -200,14 +187,14 @@ def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_compl
     pipeline.put(12)
     first, second = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=first).success
-    (request,), _, _ = tick("launch_chunks_my_source")
+    (request,), _, _ = tick("launch_chunks")
     assert (request.job_name, request.partition_key) == (ARCHIVE, second)
 
     assert pipeline.execute(ARCHIVE, partition_key=second).success
-    (request,), _, _ = tick("launch_chunks_my_source")
+    (request,), _, _ = tick("launch_chunks")
     assert request.job_name == "audit_my_source"
     assert pipeline.execute("audit_my_source").success
-    assert tick("launch_chunks_my_source")[0] == []
+    assert tick("launch_chunks")[0] == []
 
 
 def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
@@ -215,8 +202,8 @@ def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chu
     (chunk,) = pipeline.plan()
     pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    (request,), _, _ = tick("launch_chunks_my_source")
+    (request,), _, _ = tick("launch_chunks")
     next_second()  # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked once more
     (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
     assert not check.passed
-    assert tick("launch_chunks_my_source")[0] == []
+    assert tick("launch_chunks")[0] == []

@@ -3,18 +3,17 @@
 from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus, build_sensor_context
+from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus
-from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
-from caf_pipeline_tests.support.dagster_private import partition_loading_context
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
@@ -217,27 +216,13 @@ def test_what_is_planned_must_fit_the_space(on_jackal, network):
 # --- by themselves ---------------------------------------------------------------------------------------------------
 
 
-def tick_of(pipeline, name: str):
-    defs = pipeline.defs
-    with (
-        partition_loading_context(dynamic_partitions_store=pipeline.instance),
-        build_sensor_context(
-            instance=pipeline.instance,
-            definitions=defs,
-            sensor_name=name,
-            resources=build_resources(pipeline.settings),
-        ) as context,
-    ):
-        return defs.resolve_sensor_def(name).evaluate_tick(context)
-
-
-@pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks_my_source"])
+@pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks"])
 def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pipeline, name):
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
     pipeline.ledger.controls().order("paused", "network maintenance")
-    tick = tick_of(pipeline, name)
+    tick = evaluate_tick(pipeline, name)
     assert tick.run_requests == []
     assert tick.skip_message == "Paused: network maintenance. `caf jackal resume` ends it."
 
@@ -269,8 +254,8 @@ def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(3)
     mine.plan()
-    tick = tick_of(mine, "launch_chunks_my_source")
+    tick = evaluate_tick(mine, "launch_chunks")
     assert tick.run_requests == []
     assert "caf jackal buy" in tick.skip_message
     network.grant(wallet.address, 10**9)
-    assert len(tick_of(mine, "launch_chunks_my_source").run_requests) == 1
+    assert len(evaluate_tick(mine, "launch_chunks").run_requests) == 1

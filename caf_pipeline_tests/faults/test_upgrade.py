@@ -27,6 +27,7 @@ OLD = ("0001.ledger", "0002.jackal")
 
 NEW_FUNCTIONS = ("look_up",)
 NEW_VIEWS = ("objects_in_parts",)
+NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located")
 NEW_TABLES = ("inventories", "current_exceptions", "waits", "object_parts")
 NEW_COLUMNS = {
     "caf_files": ("read_back_at", "restored_at", "read_back_from", "look_again_at", "tail_start", "tail_sha256"),
@@ -63,6 +64,8 @@ def take_back(url):
             connection.execute(f"DROP FUNCTION {function}")
         for view in NEW_VIEWS:
             connection.execute(f"DROP VIEW {view}")
+        for index in NEW_INDEXES:
+            connection.execute(f"DROP INDEX {index}")
         for table in NEW_TABLES:
             connection.execute(f"DROP TABLE {table}")
         for table, columns in NEW_COLUMNS.items():

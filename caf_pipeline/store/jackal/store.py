@@ -114,6 +114,7 @@ class JackalStore:
             raise PlanTooSmall(
                 f"{needed_bytes} bytes are needed for all copies of what is to be posted, {plan.free_bytes} of {plan.space_bytes}"
                 f" bought bytes of {address} are free",
+                fitting_bytes=max(plan.free_bytes, 0) // self.settings.copies,
                 hint=_to_buy(plan.used_bytes + needed_bytes),
             )
 

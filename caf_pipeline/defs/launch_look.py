@@ -1,0 +1,241 @@
+"""One look of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what it does with the answers."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+
+from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
+
+from caf_pipeline.chunk_state import NOT_POSTED
+from caf_pipeline.context import address_of
+from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
+from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, switched_off
+from caf_pipeline.defs.naming import PARKED_TAG, job_name, old_launch_sensor, partitions_name
+from caf_pipeline.defs.resources import ask_in_time, open_work
+from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable
+from caf_pipeline.ledger.database import describe_database
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import LaunchableChunk
+from caf_pipeline.settings import Settings
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.deadline import Deadline, Overdue
+
+ENOUGH: Final = 0.5
+"""Of the deadline that is left: below it a look goes on with no further page and no further source, and the next one does."""
+
+MOST_LAUNCHED: Final = 100
+"""Runs that one look asks for; Dagster's daemon makes some ten a second of them."""
+
+MOST_PARKED: Final = 20
+"""Chunks that one look parks; each is a few statements."""
+
+MOST_ASKED: Final = 3
+"""How often one look asks the store, each time for smaller chunks."""
+
+Tick = SensorResult | SkipReason
+T = TypeVar("T")
+
+
+def pause_reason(ledger: Ledger) -> str:
+    """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
+    reason = ledger.controls().orders().paused
+    return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """Where the next look goes on: after which chunk of a source, and with which source; empty where nothing was left."""
+
+    after: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
+
+    @classmethod
+    def read(cls, written: str | None) -> "_Cursor":
+        return cls(**json.loads(written)) if written else cls()
+
+    def written(self) -> str:
+        return json.dumps({"after": self.after, "source": self.source})
+
+
+@dataclass
+class LaunchLook:
+    """One look.
+
+    Attributes:
+        context: of the tick.
+        settings: all.
+        deadline: for all questions to servers.
+        notes: sentences on what is held back.
+    """
+
+    context: SensorEvaluationContext
+    settings: Settings
+    deadline: Deadline
+    notes: list[str] = field(default_factory=list)
+
+    def tick(self) -> Tick:
+        """Launch, park and audit what is due.
+
+        Raises:
+            Overdue: the ledger did not answer in time.
+        """
+        ledger: Ledger = self._of_ledger(self.context.resources.ledger.get)
+        if paused := self._of_ledger(partial(pause_reason, ledger)):
+            return SkipReason(paused)
+        cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
+        after = {source: cursor.after.get(source, 0) for source in sources}
+        pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
+        for chunk in self._of_ledger(lambda: ledger.launchable_chunks(after, PAGE)):
+            pages[chunk.source].append(chunk)
+        choices, next_source = self._choices(pages, cursor.source)
+        next_after = {source: choices[source].next_after if source in choices else after[source] for source in pages}
+        parked = self._park([one for choice in choices.values() for one in choice.give_up])
+        audits = self._audits(ledger, [source for source in sources if source not in pages and not after[source]])
+        # The store comes last: where it hangs, nothing is left of the deadline.
+        launch = self._admitted([chunk for choice in choices.values() for chunk in choice.launch])
+        self._register(launch)
+        requests = [RunRequest(job_name=job_name(chunk.source, "archive"), partition_key=chunk.name) for chunk in launch] + audits
+        written = _Cursor({source: at for source, at in next_after.items() if at}, next_source).written()
+        if requests:
+            for note in self.notes:
+                self.context.log.warning(note)
+            return SensorResult(requests, cursor=written)
+        counts = _counts(choices.values(), parked)
+        return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
+
+    def _of_ledger(self, question: Callable[[], T]) -> T:
+        return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)
+
+    def _launched_sources(self) -> list[str]:
+        """Return the sources whose chunks are launched, by name."""
+        unsaid = [source for source, its in self.settings.sources.items() if its.launch is None]
+        stopped = switched_off(self.context.instance, unsaid)
+        self.notes += [
+            f"Source '{source}' is left out: its sensor of version 0.3.0, {old_launch_sensor(source)}, was switched off;"
+            f" set launch to true or false in [sources.{source}]."
+            for source in sorted(stopped)
+        ]
+        launched = {source for source, its in self.settings.sources.items() if its.launch is not False}
+        return sorted(launched - stopped)
+
+    def _choices(self, pages: Mapping[str, Sequence[LaunchableChunk]], first: str) -> tuple[dict[str, Choice], str]:
+        """Return what is chosen of each source's page, from source `first` on, and with which the next look begins; "": any."""
+        choices: dict[str, Choice] = {}
+        if not pages:
+            return choices, ""
+        backfills = Backfills(self.context.instance)
+        for source in sorted(pages, key=lambda one: (one < first, one)):
+            if self.deadline.left() < self.deadline.seconds * ENOUGH:
+                return choices, source
+            address, known = address_of(self.settings.sources[source]), pages[source][0].address
+            if address != known:
+                self.notes.append(f"Source '{source}' is left out: it is {known} in the ledger, and {address} in the settings.")
+            else:
+                choices[source] = choose_chunks(self.context.instance, source, pages[source], backfills, self.settings.runs)
+        return choices, ""
+
+    def _park(self, give_up: Sequence[tuple[LaunchableChunk, RunRecord]]) -> int:
+        """Park chunks that failed too often; return how many."""
+        parked = 0
+        for chunk, last in give_up[:MOST_PARKED]:
+            run_id = last.dagster_run.run_id
+            try:
+                self._of_ledger(partial(self._park_one, chunk, f"its runs failed too often, the last one was {run_id}"))
+            except HeldByOther:
+                continue
+            # Failures before this one count no more once an operator has sent the chunk on its way again.
+            self.context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})
+            parked += 1
+        return parked
+
+    def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
+        chunk_steps.park(open_work(self.context, chunk.source), chunk.name, reason)
+
+    def _admitted(self, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
+        """Return those that are launched now, the oldest first.
+
+        What the store would refuse of any chunk is asked here: else every chunk of the source would be launched, fail and be
+        parked, one after the other, because a wallet was empty.
+        """
+        launch = sorted(chosen, key=lambda chunk: chunk.caf_file_id)[:MOST_LAUNCHED]
+        for public in (True, False):
+            unposted = [one for one in launch if one.state in NOT_POSTED and self.settings.sources[one.source].public is public]
+            if not unposted:
+                continue
+            try:
+                refused, why = ask_in_time(
+                    self.context, self.deadline, self._store(), partial(self._refused, unposted, public=public)
+                )
+            except (Overdue, StoreUnreachable) as error:
+                hint = error.hint if isinstance(error, CafError) else ""
+                self.notes.append(f"No chunk is launched: {_sentence(str(error), hint)} The next look asks again.")
+                return []
+            if refused:
+                self.notes.append(why)
+            launch = [one for one in launch if one.name not in refused]
+        return launch
+
+    def _refused(self, unposted: Sequence[LaunchableChunk], *, public: bool) -> tuple[set[str], str]:
+        return refused_chunks(open_work(self.context, unposted[0].source).store, unposted, public=public)
+
+    def _store(self) -> str:
+        """Return the store as it is named where it does not answer."""
+        if self.settings.store.kind == "jackal":
+            return f"the chain at {', '.join(self.settings.jackal.lcd)}, or a provider that it lists,"
+        return f"the folder {self.settings.store.folder}"
+
+    def _register(self, chunks: Sequence[LaunchableChunk]) -> None:
+        """See to it that Dagster knows these chunks. A plan's run adds them, but it may have been killed before that."""
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for chunk in chunks:
+            names[chunk.source].append(chunk.name)
+        for source, its in names.items():
+            self.context.instance.add_dynamic_partitions(partitions_name(source), its)
+
+    def _audits(self, ledger: Ledger, idle: Sequence[str]) -> list[RunRequest]:
+        """Return the requests for the question whether sources without work are complete, where it is due."""
+        if not idle:
+            return []
+        located = self._of_ledger(partial(ledger.last_located, idle))
+        return [RunRequest(job_name=job_name(source, "audit")) for source in audits_due(self.context.instance, idle, located)]
+
+
+def refused_chunks(store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool) -> tuple[set[str], str]:
+    """Return the names of the chunks that the store would not take now, and why.
+
+    Those that are too large for it are not among them: their own runs withdraw them.
+
+    Raises:
+        StoreUnreachable: it cannot be asked. CafError: what nobody but an operator can mend.
+    """
+    left, refused, why = list(unposted), set[str](), ""
+    for _ in range(MOST_ASKED):
+        if not left:
+            break
+        largest = max(chunk.size_bytes for chunk in left)
+        try:
+            store.admit(public=public, stored_size_bytes=largest, waiting_bytes=0)
+            break
+        except ChunkTooLarge as error:
+            fitting = min(error.fitting_bytes, largest - 1)
+        except PlanTooSmall as error:
+            why, fitting = _sentence(str(error), error.hint), min(error.fitting_bytes, largest - 1)
+            refused |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
+        except (*HITS_EVERY_CHUNK, NoProvider) as error:
+            return refused | {chunk.name for chunk in left}, _sentence(str(error), error.hint)
+        left = [chunk for chunk in left if chunk.size_bytes <= fitting]
+    return refused, why
+
+
+def _counts(choices: Iterable[Choice], parked: int) -> str:
+    choices = list(choices)
+    active, waiting = sum(choice.active for choice in choices), sum(choice.waiting for choice in choices)
+    return f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."
+
+
+def _sentence(said: str, hint: str) -> str:
+    return f"{said}. {hint}".rstrip(". ") + "."

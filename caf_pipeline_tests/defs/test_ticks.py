@@ -1,0 +1,306 @@
+"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with what there is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
+from sqlalchemy import Engine, event, text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.context import address_of
+from caf_pipeline.defs import launch_look
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.defs.launch_look import MOST_LAUNCHED, refused_chunks
+from caf_pipeline.defs.launching import PAGE
+from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
+from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
+from caf_pipeline.settings import SourceSettings, StoreSettings
+from caf_pipeline.steps import planning
+from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server, switch_off_sensor
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+MANY = 100_000
+
+PLANNED = """
+    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
+        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(:source || random() AS bytea)), 's', 'f', 1, 1
+        FROM sources WHERE name = :source RETURNING *)
+    INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
+        located_at, sealed_at, merkle_root, posted_at, owner, start, verified_at)
+    SELECT :source || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
+        :state, 1, 1, 1000, CASE WHEN :state = 'located' THEN now() END, now(), '', now(), '', 1, now()
+    FROM plan, generate_series(1, :count) AS number
+"""
+
+
+def with_settings(pipeline, **changes):
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
+
+
+def with_source(pipeline, **changes):
+    its = pipeline.settings.sources[SOURCE].model_copy(update=changes)
+    return with_settings(pipeline, sources={SOURCE: its})
+
+
+def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:
+    """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO sources (name, archive_id, address) VALUES (:source, :source, :address)"
+                " ON CONFLICT (name) DO NOTHING"
+            ),
+            {"source": source, "address": address_of(pipeline.settings.sources[source])},
+        )
+        connection.execute(text(PLANNED), {"source": source, "count": count, "state": state})
+
+
+def report_incomplete(pipeline, source: str) -> None:
+    """Let the check `source_is_complete` of a source have failed."""
+    failed = AssetCheckEvaluation(
+        asset_key=AssetKey([source, "s3_inventory"]), check_name="source_is_complete", passed=False, metadata={}
+    )
+    pipeline.instance.report_runless_asset_event(failed)
+    next_second()
+
+
+@pytest.fixture
+def statements(pipeline):
+    """Every statement that a tick has sent, to the ledger or to Dagster's storage."""
+    sent: list[str] = []
+
+    def seen(connection, cursor, statement, *_):
+        sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", seen)
+    yield sent
+    event.remove(Engine, "before_cursor_execute", seen)
+
+
+# --- servers that hang -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_silent_jackal(pipeline, network):
+    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never answers."""
+    pipeline.put(1)
+    pipeline.plan()
+    with silent_server() as server:
+        jackal = jackal_settings(network, lcd=(server.url,))
+        yield with_settings(pipeline, store=StoreSettings(kind="jackal"), jackal=jackal), server
+
+
+def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on_silent_jackal):
+    pipeline, server = on_silent_jackal
+    tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=4)
+    assert tick.run_requests == []
+    assert tick.skip_message == (
+        f"0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at {server.url}, or a provider"
+        " that it lists, did not answer within 4 s. The next look asks again."
+    )
+
+
+def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_silent_jackal):
+    pipeline, _ = on_silent_jackal
+    plan_chunks(pipeline, SOURCE, 1)
+    done = with_settings(pipeline, sources={**pipeline.settings.sources, "done": pipeline.settings.sources[SOURCE]})
+    report_incomplete(done, "done")
+    plan_chunks(done, "done", 1, state="located")
+    (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=4).run_requests
+    assert request.job_name == "audit_done"
+
+
+def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline):
+    with silent_server() as server:
+        silent = with_source(pipeline, endpoint_url=server.url)
+        tick = evaluate_tick(silent, "new_objects_my_source", '{"after": "key-7"}', tick_seconds=4)
+        bucket = pipeline.bucket.name
+        assert tick.run_requests == []
+        assert tick.skip_message == (
+            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within 4 s. Nothing is planned by this look; the"
+            " next one begins at the same key."
+        )
+        assert tick.cursor in (None, '{"after": "key-7"}')
+        assert server.asked
+
+
+def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is_open(pipeline):
+    with silent_server() as server:
+        silent = with_source(pipeline, endpoint_url=server.url)
+        evaluate_tick(silent, "new_objects_my_source", tick_seconds=4)
+        asked = len(server.asked)
+        tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=4)
+        assert "has not answered an earlier question yet. Nothing is planned by this look" in tick.skip_message
+        assert len(server.asked) == asked
+
+
+def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
+    for number in range(1001):
+        pipeline.bucket.put(f"k-{number:04}")
+    seen = planning.look_for_new(pipeline.workplace(), after=b"", max_pages=20, enough=lambda: True)
+    assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
+
+
+# --- much of everything ----------------------------------------------------------------------------------------------
+
+
+def test_a_look_sends_as_many_statements_beside_100_000_chunks_as_beside_ten(pipeline, statements):
+    plan_chunks(pipeline, SOURCE, 10)
+    evaluate_tick(pipeline, "launch_chunks")  # what a process does once
+    statements.clear()
+    evaluate_tick(pipeline, "launch_chunks")
+    few = list(statements)
+
+    plan_chunks(pipeline, SOURCE, MANY)
+    plan_chunks(pipeline, SOURCE, MANY, state="located")
+    names = pipeline.chunks()
+    for start in range(0, len(names), 5_000):
+        pipeline.instance.add_dynamic_partitions("my-source_chunks", names[start : start + 5_000])
+    statements.clear()
+    requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert [request.partition_key for request in requests] == names[:4]  # the oldest first
+    assert len(statements) == len(few)
+    keys = [one for one in statements if "dynamic_partitions" in one and "SELECT" in one]
+    assert keys
+    assert all("partition IN" in one or "partition =" in one for one in keys)  # never all of them
+
+
+def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(pipeline):
+    plan_chunks(pipeline, SOURCE, 20_000, state="located")
+    plan_chunks(pipeline, SOURCE, 20_000)
+    facts = {"sources": [SOURCE], "after": [0], "limit": PAGE, "prefix": chunk_lease("")}
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute(text("ANALYZE caf_files"))
+        for statement, index in (
+            (launchable._LAUNCHABLE, "caf_files_under_way"),
+            (launchable._LAST_LOCATED, "caf_files_by_located"),
+        ):
+            names = {name for name in facts if f":{name}" in statement.text}
+            explained = connection.execute(text(f"EXPLAIN {statement.text}"), {name: facts[name] for name in names})
+            plan = "\n".join(explained.scalars())
+            assert index in plan, plan
+            assert "Seq Scan on caf_files" not in plan
+
+
+@pytest.fixture
+def of_100_sources(pipeline):
+    its = pipeline.settings.sources[SOURCE]
+    pipeline = with_settings(pipeline, sources={f"s{number:02}": its for number in range(100)})
+    for source in pipeline.settings.sources:
+        plan_chunks(pipeline, source, 6)
+    return pipeline
+
+
+def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(of_100_sources):
+    pipeline = of_100_sources
+    sensors = [one.name for one in build_defs(pipeline.settings).sensors if isinstance(one, SensorDefinition)]
+    assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    launched = [request.partition_key for request in tick.run_requests]
+    assert len(launched) == MOST_LAUNCHED
+    assert {request.job_name for request in tick.run_requests} == {f"archive_s{number:02}" for number in range(25)}
+
+
+def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(of_100_sources, monkeypatch):
+    begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
+    with monkeypatch.context() as patched:
+        patched.setattr(launch_look, "ENOUGH", 2)  # as if half of the time had passed
+        tick = evaluate_tick(of_100_sources, "launch_chunks", begins)
+    assert tick.run_requests == []
+    assert json.loads(tick.cursor) == json.loads(begins)
+
+
+def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline):
+    plan_chunks(pipeline, SOURCE, PAGE + 3)
+    names = pipeline.chunks()
+    for chunk in names[:PAGE]:
+        fail_run(pipeline, chunk)
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    assert (tick.run_requests, tick.skip_message) == ([], f"0 under way, {PAGE} waiting, 0 parked now, none to launch.")
+    tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
+    assert [request.partition_key for request in tick.run_requests] == names[PAGE:]
+    assert json.loads(tick.cursor) == {"after": {}, "source": ""}
+
+
+# --- which sources, and which chunks ----------------------------------------------------------------------------------
+
+
+def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
+    plan_chunks(pipeline, SOURCE, 2)
+    first, second = pipeline.chunks()
+    with pipeline.workplace().lease(chunk_lease(first)):
+        requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+        assert [request.partition_key for request in requests] == [second]
+
+
+def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(pipeline):
+    other = SourceSettings(bucket="other", public=True)
+    pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
+    for source in pipeline.settings.sources:
+        plan_chunks(pipeline, source, 1)
+    moved = other.model_copy(update={"bucket": "moved"})
+    pipeline = with_settings(pipeline, sources=pipeline.settings.sources | {"other": moved})
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.job_name == "archive_my_source"
+    pipeline = with_settings(pipeline, sources={"other": moved})
+    assert (
+        "it is aws/other/ in the ledger, and aws/moved/ in the settings" in evaluate_tick(pipeline, "launch_chunks").skip_message
+    )
+
+
+def test_a_source_may_be_left_out_by_its_settings(pipeline):
+    plan_chunks(pipeline, SOURCE, 1)
+    assert evaluate_tick(with_source(pipeline, launch=False), "launch_chunks").run_requests == []
+    assert evaluate_tick(with_source(pipeline, launch=True), "launch_chunks").run_requests
+
+
+def test_a_source_whose_own_sensor_was_switched_off_before_the_upgrade_stays_off_until_its_settings_say(pipeline):
+    plan_chunks(pipeline, SOURCE, 1)
+    switch_off_sensor(pipeline.instance, "launch_chunks_my_source")
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    assert tick.run_requests == []
+    assert "launch_chunks_my_source, was switched off; set launch to true or false in [sources.my-source]" in tick.skip_message
+    assert evaluate_tick(with_source(pipeline, launch=True), "launch_chunks").run_requests
+
+
+class NarrowStore:
+    """Takes up to `room` bytes; what is larger than `largest` no provider takes."""
+
+    def __init__(self, room: int, largest: int = 10**9, *, error: Exception | None = None) -> None:
+        self.room, self.largest, self.error = room, largest, error
+        self.asked: list[int] = []
+
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        self.asked.append(stored_size_bytes)
+        if self.error:
+            raise self.error
+        if stored_size_bytes > self.largest:
+            raise ChunkTooLarge("too large", fitting_bytes=self.largest)
+        if stored_size_bytes > self.room:
+            raise PlanTooSmall("no room", fitting_bytes=self.room, hint="buy")
+
+
+def chunks_of(*sizes: int) -> list[LaunchableChunk]:
+    return [LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, 0, size, held=False) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("store", "refused", "why", "asked"),
+    [
+        (NarrowStore(100), set(), "", [30]),
+        (NarrowStore(20), {"c30"}, "no room. buy.", [30, 20]),
+        (NarrowStore(0), {"c10", "c20", "c30"}, "no room. buy.", [30]),
+        (NarrowStore(100, largest=20), set(), "", [30, 20]),  # its own run withdraws what is too large
+        (NarrowStore(10, largest=20), {"c20"}, "no room. buy.", [30, 20, 10]),
+        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), {"c10", "c20", "c30"}, "empty. pay.", [30]),
+    ],
+)
+def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, refused, why, asked):
+    assert refused_chunks(store, chunks_of(10, 20, 30), public=True) == (refused, why)
+    assert store.asked == asked
