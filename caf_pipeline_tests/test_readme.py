@@ -139,7 +139,7 @@ def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environm
 @pytest.mark.thorough
 def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s3_server):
     bucket = make_bucket(s3_server)
-    bucket.put("2024/one", b"1")
+    bucket.put("2024/a.jpg", b"1")
     bucket.put("2023/other", b"2")
     (toml,) = blocks("toml")
     with (checkout / "caf.toml").open("a") as file:
@@ -148,6 +148,9 @@ def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s
     place = {"CAF_SOURCES__PHOTOS__ENDPOINT_URL": s3_server, "CAF_SOURCES__PHOTOS__BUCKET": bucket.name}
     said = sh(script_with("caf run"), checkout, environment, **keys, **place)
     assert "photos: 1 current, 0 older, 0 gone" in said
+    said = sh(script_with("caf restore"), checkout, environment, **keys, **place)
+    assert "1 object of 1 read, 0 wrong" in said
+    assert [(checkout / name).read_bytes() for name in ("a.jpg", "out/2024/a.jpg")] == [b"1", b"1"]
     doctor, rebuild, delete = script_with("caf doctor").splitlines()
     # 1 says that there is something to mend, or that not everything is safe yet: of a chunk that was proven once, nothing is.
     assert "found" in sh(f"{{ {doctor}\n}} || test $? = 1", checkout, environment, **keys, **place)

@@ -10,6 +10,7 @@ from caf_pipeline.cli import archives, controls, jackal, listing, pipeline, plan
 from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
 from caf_pipeline.cli.rebuild import rebuild
+from caf_pipeline.cli.restore import restore
 from caf_pipeline.cli.safe_to_delete import safe_to_delete
 from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
@@ -63,7 +64,7 @@ def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
 for _name, _command, _epilog in archives.COMMANDS:
     app.command(_name, epilog=_epilog)(_command)
 _add(app, pipeline.run, plans.plan, plans.plans, pipeline.get, pipeline.status, pipeline.unpark, pipeline.withdraw)
-_add(app, listing.ls, listing.find, listing.du, check, safe_to_delete, doctor, rebuild)
+_add(app, listing.ls, listing.find, listing.du, restore, check, safe_to_delete, doctor, rebuild)
 _group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 _group.callback()(_jackal)
 _add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)

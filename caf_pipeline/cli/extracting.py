@@ -6,20 +6,24 @@ folder leads out.
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import IO, Final, Self
 
 from typing_extensions import Buffer
 
-from caf_pipeline.errors import CafError, StagingError
+from caf_pipeline.errors import CafError, HeldByOther, StagingError
 
 # The whole folder's trouble, not one member's.
 _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
+_PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
 _REASONS: Final = {
     errno.ELOOP: "a part of its path is a symbolic link",
     errno.ENOTDIR: "a part of its path is not a folder",
@@ -49,8 +53,9 @@ class RestoreFolder:
             self._root = os.open(path, _FOLDER)
         except OSError as error:
             raise StagingError(f"The folder {str(path)!r} cannot be written to: {error.strerror}.") from error
-        self._parent_parts: list[bytes] = []
+        self._parent_parts: Sequence[bytes] = []
         self._parent = os.dup(self._root)
+        self._is_own = False
 
     def __enter__(self) -> Self:
         return self
@@ -66,26 +71,76 @@ class RestoreFolder:
             NotRestored: the key cannot be held here, or something is there already; nothing of the member is left.
             StagingError: the folder takes no more; nothing of the member is left.
         """
-        parts = _parts(key)
-        try:
+
+        def fill(file: IO[bytes]) -> None:
+            for piece in pieces:
+                file.write(piece)
+                advance(memoryview(piece).nbytes)
+
+        self.fill(key, _parts(key), fill)
+
+    def fill(self, key: str, parts: Sequence[bytes], fill: Callable[[IO[bytes]], None], modified_ns: int | None = None) -> None:
+        """Write a file of these parts below the folder, by what fills it; `modified_ns` is its mtime. Raises as `write`."""
+        with self._translated(key):
             parent = self._open_parent(parts[:-1])
             self._check_free(parent, parts[-1], key)
-            self._write_file(parent, parts[-1], pieces, advance)
+            self._write_file(parent, parts[-1], fill, modified_ns)
+
+    def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
+        """Return the file that is at these parts, None where nothing is; raises NotRestored where it is no regular file."""
+        with self._translated(key):
+            try:
+                descriptor = os.open(parts[-1], _FILE, dir_fd=self._open_parent(parts[:-1], make=False))
+            except FileNotFoundError:
+                return None
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise NotRestored(f"{key!r} was not written: what has its path is no file.")
+            return open(descriptor, "rb")
+
+    def own(self) -> None:
+        """Keep other processes that call this out of the folder, and remove what killed ones left, wherever something is written.
+
+        Raises:
+            HeldByOther: another one has it.
+        """
+        try:
+            fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HeldByOther(
+                f"another process restores into {str(self._path)!r}", holder="", hint="wait for it to end"
+            ) from error
+        self._is_own = True
+        self._sweep(self._root)
+
+    def _sweep(self, folder: int) -> None:
+        """Remove unfinished files of killed processes."""
+        if self._is_own:
+            for name in os.listdir(folder):
+                if _PARTIAL.fullmatch(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in _FATAL:
                 raise StagingError(f"{key!r} cannot be written to {str(self._path)!r}: {error.strerror}.") from error
             reason = _REASONS.get(error.errno or 0, error.strerror)
-            raise NotRestored(f"{key!r} was not extracted: {reason}.") from error
+            raise NotRestored(f"{key!r} was not written: {reason}.") from error
 
-    def _open_parent(self, parts: list[bytes]) -> int:
-        """Return the folder of these parts, made where it is missing. The last one stays open: neighbours share it."""
+    def _open_parent(self, parts: Sequence[bytes], *, make: bool = True) -> int:
+        """Return the folder of these parts, made where it is missing and `make`. The last one stays open: neighbours share it."""
         if parts == self._parent_parts:
             return self._parent
         folder = os.dup(self._root)
         try:
             for part in parts:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
                 inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
                 folder = inner
@@ -94,6 +149,7 @@ class RestoreFolder:
             raise
         os.close(self._parent)
         self._parent, self._parent_parts = folder, parts
+        self._sweep(folder)
         return folder
 
     def _check_free(self, parent: int, name: bytes, key: str) -> None:
@@ -102,20 +158,21 @@ class RestoreFolder:
         except FileNotFoundError:
             return
         if stat.S_ISDIR(status.st_mode):
-            raise NotRestored(f"{key!r} was not extracted: a folder has its path.")
+            raise NotRestored(f"{key!r} was not written: a folder has its path.")
         if not self._force:
-            raise NotRestored(f"{key!r} was not extracted: the file exists already.", hint="--force replaces files.")
+            raise NotRestored(f"{key!r} was not written: the file exists already.", hint="--force replaces files.")
         if (status.st_dev, status.st_ino) in self._written:
-            raise NotRestored(f"{key!r} was not extracted: this file system does not distinguish its name from another member's.")
+            raise NotRestored(f"{key!r} was not written: this file system does not distinguish its name from another member's.")
 
-    def _write_file(self, parent: int, name: bytes, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
+    def _write_file(self, parent: int, name: bytes, fill: Callable[[IO[bytes]], None], modified_ns: int | None) -> None:
         temporary = f".caf-{secrets.token_hex(8)}.partial"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
             with open(descriptor, "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
-                    advance(memoryview(piece).nbytes)
+                fill(file)
+                file.flush()
+                if modified_ns is not None:
+                    os.utime(descriptor, ns=(modified_ns, modified_ns))
                 status = os.fstat(descriptor)
             os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
@@ -141,4 +198,4 @@ def _parts(key: str) -> list[bytes]:
         reason = "its key holds a part that is '.' or '..'"
     else:
         return parts
-    raise NotRestored(f"{key!r} was not extracted: {reason}.", hint="`caf cat FILE KEY` writes it to stdout.")
+    raise NotRestored(f"{key!r} was not written: {reason}.", hint="`caf cat FILE KEY` writes it to stdout.")

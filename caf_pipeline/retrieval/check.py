@@ -4,19 +4,16 @@ A whole chunk is compared with its Merkle root by `maintenance.full_read`; this 
 """
 
 import random
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkStore
-
-THREADS: Final = 8
-"""Objects that are read at once: most of a small object's time is the way there and back."""
 
 UNREAD_IN_A_ROW: Final = 50
 """After so many objects that no provider could give, the network is away: to ask for a million more would tell nothing."""
@@ -38,13 +35,13 @@ class CheckedObject:
 
 
 def check_objects(locations: Iterable[Location], store: ChunkStore) -> Iterator[CheckedObject]:
-    """Read each object whole, and yield what was found, in order. Memory is bounded by `THREADS` pieces.
+    """Read each object whole, and yield what was found, in order. Memory is bounded by a piece for each that is read at once.
 
     Raises:
         StoreUnreachable: `UNREAD_IN_A_ROW` objects one after the other could not be read.
     """
     unread = 0
-    for checked in _side_by_side(locations, store):
+    for checked in side_by_side(locations, partial(_check, store)):
         yield checked
         unread = unread + 1 if checked.error is not None and not checked.error.permanent else 0
         if unread == UNREAD_IN_A_ROW:
@@ -53,21 +50,7 @@ def check_objects(locations: Iterable[Location], store: ChunkStore) -> Iterator[
             )
 
 
-def _side_by_side(locations: Iterable[Location], store: ChunkStore) -> Iterator[CheckedObject]:
-    under_way: deque[Future[CheckedObject]] = deque()
-    pool = ThreadPoolExecutor(THREADS, "check")
-    try:
-        for location in locations:
-            under_way.append(pool.submit(_check, location, store))
-            if len(under_way) > 2 * THREADS:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever is interrupted does not wait for objects of any size
-
-
-def _check(location: Location, store: ChunkStore) -> CheckedObject:
+def _check(store: ChunkStore, location: Location) -> CheckedObject:
     try:
         return CheckedObject(location, failed=Found(location, store).compare())
     except (StoreError, IntegrityError) as error:

@@ -350,7 +350,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(here):
 
 def test_a_folder_is_never_replaced_by_a_file(here, capsys):
     assert main(["extract", "--force", write_archive(here / "o.caf", {"d": b"1"})]) == 1
-    assert "'d' was not extracted: a folder has its path" in capsys.readouterr().err
+    assert "'d' was not written: a folder has its path" in capsys.readouterr().err
     assert (here / "d" / "Z").exists()
 
 

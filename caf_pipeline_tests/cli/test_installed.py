@@ -20,6 +20,7 @@ COMMANDS = {
     "ls": ("ls", "src"),
     "find": ("find", "src", "k*"),
     "du": ("du", "src"),
+    "restore": ("restore", "src", "restored"),
     "check": ("check", "src", "--full"),
     "status": ("status",),
     "unpark": ("unpark", "src-00000000-00001"),
@@ -78,6 +79,7 @@ def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, databa
         done = caf.process(*arguments)
         assert done.status == STATUS.get(name, 0), (name, done.err)
         assert SAID.get(name, b"") in done.out, name
+    assert (tmp_path / "restored" / "key").read_bytes() == b"body" * 10_000
     assert (tmp_path / "extracted" / "folder" / "file").read_bytes() == b"bytes"
 
 

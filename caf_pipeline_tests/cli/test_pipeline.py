@@ -294,6 +294,7 @@ ON_A_SOURCE = [
     ("find", "scr"),
     ("du", "scr"),
     ("check", "scr"),
+    ("restore", "scr", "folder"),
     ("safe-to-delete", "scr"),
     ("doctor", "scr"),
     ("rebuild", "scr"),

@@ -1,0 +1,169 @@
+"""`caf restore` into a folder: what is there afterwards, after kills, and what is never done."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.retrieval.file_names import key_of
+from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_workplace
+from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.workplaces import archive_everything
+
+BODIES = {
+    **{f"some/key-{number:02}": os.urandom(10_000 + number) for number in range(30)},
+    "some/large": os.urandom(3 << 20),
+    "empty": b"",
+    "a": b"a file",
+    "a-b": b"between",
+    "a/b": b"below the file's name",
+    "folder/": b"",
+    "/absolute": b"1",
+    "x//y": b"2",
+    "../../outside": b"3",
+    "./here": b"4",
+    ".caf-0123456789abcdef.partial": b"5",
+    ".caf~x": b"6",
+    "n" * 600 + "/ü": b"7",
+    "tab\there\nline": b"8",
+}
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory):
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS)
+    caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES)))
+    return caf
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "out"
+
+
+def files(folder):
+    """Return what is below a folder, by the key that each path stands for."""
+    return {
+        key_of(path.relative_to(folder).parts): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def sums(done):
+    return json.loads(done.out.splitlines()[-1])
+
+
+def test_every_key_is_restored_whatever_it_is_and_nothing_outside(archived, folder):
+    done = archived("restore", "src", str(folder))
+    assert done.status == 0, done.err
+    assert files(folder) == BODIES
+    assert list(folder.parent.iterdir()) == [folder]
+    assert (folder / "some" / "key-07").read_bytes() == BODIES["some/key-07"]
+    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {MOMENT.timestamp()}
+
+
+def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(archived, folder):
+    assert archived("restore", "src", str(folder)).status == 0
+    (folder / "some" / "key-03").unlink()
+    done = sums(archived("restore", "src", str(folder), "--json"))
+    assert (done["restored"], done["equal"], done["different"], done["failed"]) == (1, len(BODIES) - 1, 0, 0)
+    assert files(folder) == BODIES
+
+
+def test_a_prefix_is_restored_alone(archived, folder):
+    assert archived("restore", "src", "some/key-0", str(folder)).status == 0
+    assert files(folder) == {key: body for key, body in BODIES.items() if key.startswith("some/key-0")}
+
+
+def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folder):
+    (folder / "some").mkdir(parents=True)
+    mine = folder / "some" / "key-03"
+    mine.write_bytes(bytes(len(BODIES["some/key-03"])))
+    one_sentence(archived("restore", "src", "some/", str(folder)), 1, "1 object of 31 were not restored", "--force")
+    assert mine.read_bytes() == bytes(mine.stat().st_size)
+    assert archived("restore", "src", "some/", str(folder), "--force").status == 0
+    assert mine.read_bytes() == BODIES["some/key-03"]
+
+
+def test_a_dry_run_writes_nothing(archived, folder):
+    done = archived("restore", "src", str(folder), "--dry-run")
+    assert (done.status, folder.exists(), len(done.out.splitlines())) == (0, False, len(BODIES))
+    assert f"{len(BODIES)} would be written" in done.err
+    folder.mkdir()
+    done = sums(archived("restore", "src", "some/", str(folder), "--dry-run", "--json"))
+    assert (done["would_restore"], done["equal"], list(folder.iterdir())) == (31, 0, [])
+
+
+def test_a_link_in_the_folder_is_not_followed(archived, folder, tmp_path):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    folder.mkdir()
+    (folder / "some").symlink_to(elsewhere)
+    (folder / "a-b").symlink_to(elsewhere / "a-b")
+    assert archived("restore", "src", str(folder)).status == 0
+    assert list(elsewhere.iterdir()) == []
+    assert files(folder) == BODIES
+
+
+def test_a_restore_that_was_killed_goes_on_and_leaves_nothing_half(archived, folder):
+    for at_least in (1, 10, 25):
+        with archived.start("restore", "src", str(folder), "--json") as process:
+            for _ in range(at_least):
+                if not process.stdout.readline():
+                    break
+            process.send_signal(signal.SIGKILL)
+        assert all(BODIES.get(key) in (body, None) for key, body in files(folder).items())
+    (folder / "some" / ".caf-0123456789abcdef.partial").write_bytes(b"half")
+    done = archived("restore", "src", str(folder))
+    assert done.status == 0, done.err
+    assert files(folder) == BODIES
+
+
+def test_two_at_once_do_not_write_into_one_folder(archived, folder):
+    import fcntl
+
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    one_sentence(archived("restore", "src", str(folder)), 10, "another process restores into")
+    os.close(descriptor)
+    assert list(folder.iterdir()) == []
+
+
+def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
+    (file,) = archived.folder.glob(".caf/store/chunks/*.caf")
+    data = file.read_bytes()
+    wrong = {"some/key-03", "some/large"}
+    spoilt = data
+    for key in wrong:
+        spoilt = spoilt.replace(BODIES[key], BODIES[key][::-1])
+    file.write_bytes(spoilt)
+    try:
+        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} were not restored")
+    finally:
+        file.write_bytes(data)
+    assert files(folder) == {key: body for key, body in BODIES.items() if key not in wrong}
+
+
+def test_a_disk_without_room_is_one_sentence_and_what_is_there_is_whole(archived, small_disk):
+    one_sentence(archived("restore", "src", str(small_disk / "out")), 8, "No space left")
+    assert all(BODIES[key] == body for key, body in files(small_disk / "out").items())
+
+
+def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
+    (tmp_path / "file").write_text("")
+    one_sentence(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
+    one_sentence(archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'")
+    one_sentence(archived("restore", "src", "a", "b", "c"), 2, "more arguments")
+    assert not Path(tmp_path / "b").exists()
