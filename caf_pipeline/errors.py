@@ -46,7 +46,8 @@
     ├── StagingError               8   disk full, folder missing or read-only
     ├── IntegrityError             9   bytes are not what was recorded
     ├── HeldByOther               10   another live run holds it: an outcome, not a failure
-    └── NotLocated                11   no location row for what was asked
+    ├── NotLocated                11   no location row for what was asked
+    └── NoDaemon              (t) 16   no Dagster daemon runs that would do what is asked for
 
 (t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
 """
@@ -360,3 +361,10 @@ class NotLocated(CafError):
     """There is no location row for the object, or no such chunk or source."""
 
     exit_code = 11
+
+
+class NoDaemon(CafError):
+    """No Dagster daemon runs that would do what is asked for."""
+
+    exit_code = 16  # 12 to 15 are those of commands that came to their end
+    permanent = False

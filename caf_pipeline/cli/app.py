@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli import archives, controls, jackal, listing, pipeline, plans, prove
+from caf_pipeline.cli.backfill import backfill
 from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
 from caf_pipeline.cli.rebuild import rebuild
@@ -63,7 +64,7 @@ def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
 
 for _name, _command, _epilog in archives.COMMANDS:
     app.command(_name, epilog=_epilog)(_command)
-_add(app, pipeline.run, plans.plan, plans.plans, pipeline.get, pipeline.status, pipeline.unpark, pipeline.withdraw)
+_add(app, pipeline.run, backfill, plans.plan, plans.plans, pipeline.get, pipeline.status, pipeline.unpark, pipeline.withdraw)
 _add(app, listing.ls, listing.find, listing.du, restore, check, safe_to_delete, doctor, rebuild)
 _group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 _group.callback()(_jackal)

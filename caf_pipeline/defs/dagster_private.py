@@ -26,8 +26,8 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.events import RunFailureReason
 from dagster._core.execution.api import execute_run_iterator
 
-# The launch sensor: partitions that an unfinished backfill will have runs for.
-from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+# The launch sensor: partitions that an unfinished backfill will have runs for. `caf backfill`: what the UI makes of it.
+from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus, PartitionBackfill
 
 # `FollowedComputeLogs`: Dagster's local manager, without the programs that it starts. Else: name Dagster's in dagster.yaml.
 from dagster._core.execution.compute_logs import redirect_to_file

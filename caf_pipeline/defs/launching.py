@@ -93,12 +93,12 @@ def choose_chunks(
     room = settings.max_in_flight - choice.active
     if room <= 0:
         return choice
-    runs = _runs_of(instance, page)
+    runs = runs_of(instance, [chunk.name for chunk in page])
     for chunk in page:
-        of_chunk = runs[chunk.name]
+        of_chunk = runs.get(chunk.name, ())
         if chunk.held or any(record.dagster_run.status in UNFINISHED for record in of_chunk):
             continue
-        if backfills.will_run(chunk):
+        if backfills.having(source, chunk.name):
             choice.waiting += 1
             continue
         if len(choice.launch) >= room:
@@ -116,10 +116,10 @@ def choose_chunks(
     return choice
 
 
-def _runs_of(instance: DagsterInstance, page: Sequence[LaunchableChunk]) -> Mapping[str, Sequence[RunRecord]]:
-    """Return the runs of these chunks by chunk, the latest first."""
+def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Sequence[RunRecord]]:
+    """Return the latest runs of a page of chunks, `RUNS_READ` at most, by chunk and the latest first."""
     found: defaultdict[str, list[RunRecord]] = defaultdict(list)
-    for record in instance.get_run_records(RunsFilter(tags={PARTITION_TAG: [chunk.name for chunk in page]}), limit=RUNS_READ):
+    for record in instance.get_run_records(RunsFilter(tags={PARTITION_TAG: list(chunks)}), limit=RUNS_READ):
         found[record.dagster_run.tags[PARTITION_TAG]].append(record)
     return found
 
@@ -150,19 +150,22 @@ class Backfills:
 
     def __init__(self, instance: DagsterInstance) -> None:
         found = instance.get_backfills(status=BulkActionStatus.REQUESTED)
-        self._named = {name for backfill in found for name in backfill.partition_names or ()}
+        self._named = {name: backfill.backfill_id for backfill in found for name in backfill.partition_names or ()}
         self._of_assets = [
-            backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key
+            (backfill.backfill_id, backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key)
             for backfill in found
             if backfill.partition_names is None and backfill.asset_backfill_data is not None
         ]
 
-    def will_run(self, chunk: LaunchableChunk) -> bool:
-        """Tell whether one has or will have a run of this chunk."""
-        keys = [AssetKey(asset_key(chunk.source, name)) for name in ASSETS[2:]]
-        return chunk.name in self._named or any(
-            chunk.name in subsets[key] for subsets in self._of_assets for key in keys if key in subsets
+    def having(self, source: str, chunk: str) -> str:
+        """Return the id of one that has or will have a run of this chunk; "" where there is none."""
+        keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
+        of_assets = (
+            backfill_id
+            for backfill_id, subsets in self._of_assets
+            if any(chunk in subsets[key] for key in keys if key in subsets)
         )
+        return self._named.get(chunk) or next(of_assets, "")
 
 
 def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]) -> list[str]:

@@ -17,6 +17,8 @@ REPOSITORY_NAME: Final = "__repository__"
 """What Dagster calls the definitions of a code location that names none."""
 
 PARTITION_TAG: Final = "dagster/partition"
+BACKFILL_TAG: Final = "dagster/backfill"
+PRIORITY_TAG: Final = "dagster/priority"
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 

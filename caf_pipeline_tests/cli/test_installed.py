@@ -15,6 +15,7 @@ COMMANDS = {
     "extract": ("extract", "made.caf", "-C", "extracted"),
     "plan": ("plan", "src", "--dry-run"),
     "run": ("run",),
+    "backfill": ("backfill", "src", "--dry-run"),
     "plans": ("plans", "src"),
     "get": ("get", "src", "key"),
     "ls": ("ls", "src"),

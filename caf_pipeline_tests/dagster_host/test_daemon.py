@@ -8,7 +8,7 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, S3_POOL
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -39,19 +39,8 @@ def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_a
 def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline, tmp_path):
     pipeline.put(25)
     chunks = pipeline.plan()
-    settings, keys = pipeline.settings, pipeline.settings.sources["my-source"]
-    environment = {
-        "CAF_CONFIG": str(tmp_path / "caf.toml"),
-        "CAF_DATABASE_URL": settings.database_url.get_secret_value(),
-        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": keys.access_key_id.get_secret_value(),
-        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": keys.secret_access_key.get_secret_value(),
-    }
-    (tmp_path / "caf.toml").write_text(
-        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{keys.bucket}"\nendpoint_url = "{keys.endpoint_url}"\ntarget_size = {int(keys.target_size)}\npublic = true\n'
-        "watch_interval_seconds = 0\n"
-    )
-    impatient_home(settings)
+    environment = settings_of(pipeline, tmp_path)
+    impatient_home(pipeline.settings)
     assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
     backfill = PartitionBackfill.from_asset_partitions(
         "a-backfill",

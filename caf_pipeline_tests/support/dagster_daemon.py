@@ -34,6 +34,23 @@ def impatient_home(settings) -> Path:
     return home
 
 
+def settings_of(pipeline, folder: Path) -> dict[str, str]:
+    """Write the settings of a pipeline into a caf.toml there; return the environment of processes that are to have them."""
+    settings, its = pipeline.settings, pipeline.settings.sources["my-source"]
+    (folder / "caf.toml").write_text(
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = {int(its.target_size)}\npublic = true\n'
+        "watch_interval_seconds = 0\n"
+    )
+    return {
+        **os.environ,
+        "CAF_CONFIG": str(folder / "caf.toml"),
+        "CAF_DATABASE_URL": settings.database_url.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__ACCESS_KEY_ID": its.access_key_id.get_secret_value(),
+        "CAF_SOURCES__MY-SOURCE__SECRET_ACCESS_KEY": its.secret_access_key.get_secret_value(),
+    }
+
+
 @contextmanager
 def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon, its code server and its runs, in a process group of their own that is killed at the end."""

@@ -11,5 +11,6 @@ from dagster._core.scheduler.instigation import InstigatorState
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
 from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._daemon.types import DaemonHeartbeat
 from dagster._utils.error import SerializableErrorInfo
 from dagster._utils.interrupts import capture_interrupts

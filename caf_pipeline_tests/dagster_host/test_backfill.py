@@ -1,0 +1,190 @@
+"""`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where nothing would happen."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from dagster import DagsterRunStatus, RunsFilter
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import backfill
+from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
+from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.defs.dagster_private import BulkActionStatus
+from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
+from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
+from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for
+from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+@pytest.fixture
+def planned(pipeline):
+    """A source of several planned chunks."""
+    pipeline.put(25)
+    assert len(pipeline.plan()) == 5
+    return pipeline
+
+
+def heartbeat(pipeline, seconds_ago: float = 0) -> None:
+    pipeline.instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - seconds_ago, backfill.DAEMON, "a daemon"))
+
+
+def chosen(pipeline, **wanted) -> list[str]:
+    return [chunk.name for chunk in choose(pipeline.instance, pipeline.ledger, SOURCE, Selection(**wanted)).chunks]
+
+
+def submit(pipeline) -> str:
+    return backfill.submit(pipeline.settings, pipeline.instance, pipeline.ledger, SOURCE, pipeline.chunks())
+
+
+# --- where nothing would happen ---------------------------------------------------------------------------------------
+
+
+def test_where_no_dagster_ever_ran_it_says_so_and_makes_nothing(pipeline_settings):
+    with pytest.raises(NoDaemon, match="no Dagster daemon runs here"):
+        backfill_command(SOURCE, settings=pipeline_settings, wanted={})
+    assert not dagster_home(pipeline_settings).exists()
+
+
+@pytest.mark.parametrize("seconds_ago", [None, 3600])
+def test_without_a_live_daemon_nothing_is_submitted(planned, seconds_ago):
+    if seconds_ago:
+        heartbeat(planned, seconds_ago)
+    with pytest.raises(NoDaemon, match="so that a backfill would not begin") as refused:
+        backfill_command(SOURCE, settings=planned.settings, wanted={})
+    assert refused.value.exit_code == 16
+    assert str(dagster_home(planned.settings)) in refused.value.hint
+    assert planned.instance.get_backfills() == []
+
+
+def test_an_unknown_source_is_refused(planned):
+    with pytest.raises(SettingsError, match="there is no source 'other'"):
+        backfill_command("other", settings=planned.settings, wanted={})
+
+
+def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
+    for chunk in planned.chunks():
+        chunk_steps.withdraw(planned.workplace(), chunk)
+    heartbeat(planned)
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0
+    assert "nothing to submit" in capsys.readouterr().err
+    assert planned.instance.get_backfills() == []
+
+
+# --- which chunks -----------------------------------------------------------------------------------------------------
+
+
+def test_all_chunks_with_work_are_chosen_or_those_of_a_plan_or_from_one_to_another(planned):
+    names = planned.chunks()
+    assert chosen(planned) == names
+    assert chosen(planned, first=names[1], last=names[3]) == names[1:4]
+    assert chosen(planned, last=names[0]) == names[:1]
+    planned.put(3, prefix="later")
+    later = sorted(set(planned.plan()) - set(names))
+    assert chosen(planned, plan=planned.ledger.chunk(later[0]).plan) == later
+    assert chosen(planned, first=names[-1]) == [names[-1], *later]  # in the order of planning
+
+
+def test_wrong_ends_and_unknown_plans_are_refused(planned):
+    names = planned.chunks()
+    with pytest.raises(UsageError, match="comes after"):
+        chosen(planned, first=names[3], last=names[1])
+    with pytest.raises(NotLocated, match="has no plan 'ffff'"):
+        chosen(planned, plan="ffff")
+    with pytest.raises(NotLocated):
+        chosen(planned, first="my-source-00000000-00001")
+
+
+def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
+    queued, leased, parked, *others = planned.chunks()
+    start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": queued})
+    chunk_steps.park(planned.workplace(), parked, "an operator's turn")
+    with planned.workplace().lease(chunk_lease(leased)):
+        found = choose(planned.instance, planned.ledger, SOURCE, Selection())
+        assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (others, [queued, leased], 1)
+
+
+def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(planned, monkeypatch):
+    _, failed, parked, *_ = planned.chunks()
+    fail_run(planned, failed)
+    chunk_steps.park(planned.workplace(), parked, "failed too often")
+    assert chosen(planned, failed=True) == [failed, parked]
+    heartbeat(planned)
+    monkeypatch.setattr(backfill, "follow", lambda *_: "CANCELED")
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}) == 12
+    assert planned.ledger.chunk(parked).state is ChunkState.PLANNED
+    (submitted,) = planned.instance.get_backfills()
+    assert set(submitted.asset_backfill_data.target_subset.iterate_asset_partitions()) == {
+        (key, chunk) for key in submitted.asset_selection for chunk in (failed, parked)
+    }
+
+
+def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
+    names = planned.chunks()
+    planned.instance.delete_dynamic_partition("my-source_chunks", names[0])
+    chunk_steps.park(planned.workplace(), names[1], "an operator's turn")
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}, dry_run=True, json=True) == 0
+    out = capsys.readouterr()
+    assert json.loads(out.out)["chunks"] == [names[1]]
+    assert "would submit 1 chunk" in out.err
+    assert planned.instance.get_backfills() == []
+    assert planned.ledger.chunk(names[1]).state is ChunkState.PARKED
+    assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
+
+
+def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_followed(planned, monkeypatch):
+    backfill_id = submit(planned)
+    found = choose(planned.instance, planned.ledger, SOURCE, Selection())
+    assert (found.chunks, found.backfills) == ([], {backfill_id: planned.chunks()})
+    heartbeat(planned)
+    followed = []
+    monkeypatch.setattr(backfill, "follow", lambda _, which, *__: followed.append(which) or "COMPLETED_FAILED")
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 12
+    assert followed == [backfill_id]
+    assert len(planned.instance.get_backfills()) == 1
+
+
+# --- with a daemon ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
+def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it_again(planned, tmp_path):
+    environment = settings_of(planned, tmp_path)
+    with (tmp_path / "caf.toml").open("a") as file:
+        file.write("launch = false\n")  # else the daemon's sensor may have launched some before
+    impatient_home(planned.settings)
+    command = [Path(sys.executable).with_name("caf"), "backfill", SOURCE]
+
+    def caf() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: backfill.DAEMON in planned.instance.get_daemon_heartbeats())
+        first = caf()
+        wait_for(lambda: planned.instance.get_backfills() or first.poll() is not None)
+        (submitted,) = planned.instance.get_backfills()
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate()
+        assert first.returncode == 130, said.decode()
+        assert f"backfill {submitted.backfill_id} goes on in Dagster's daemon" in said.decode()
+
+        second = caf()
+        _, said = second.communicate()
+        assert second.returncode == 0, said.decode()
+        assert "5 of 5 chunks done" in said.decode()
+    assert planned.chunks(ChunkState.LOCATED) == planned.chunks()
+    (found,) = planned.instance.get_backfills()
+    assert found.status is BulkActionStatus.COMPLETED_SUCCESS
+    runs = planned.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: submitted.backfill_id}))
+    assert len(runs) == 5
+    assert {run.tags[PRIORITY_TAG] for run in runs} == {"-1"}
