@@ -28,7 +28,6 @@ from caf_pipeline.inventory.snapshot import (
     bounded,
     inventory_query,
     key_windows,
-    show_objects,
     show_snapshot,
 )
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
@@ -75,6 +74,8 @@ _REWRITTEN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("bytes", pa.string(),
     pa.field("to_compare", pa.bool_(), nullable=False)
 )
 
+_KEYS: Final = pa.schema([SNAPSHOT_SCHEMA.field("key")])
+
 _IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_version, listed.object_version) AS object_version)
     FROM listed LEFT JOIN rewritten ON rewritten.key = listed.key AND rewritten.bytes = listed.object_version
         AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL AND NOT listed.is_delete_marker
@@ -89,11 +90,13 @@ class Identified:
         to_compare: a file of those whose headers are to be compared with the archived ones (SNAPSHOT_SCHEMA). Until that is
             done they have an identity of their own, as if they differed.
         to_compare_count: how many these are.
+        unsettled: a file of the keys that are not settled, see `_UNSETTLED`; None where none was looked for: any may be.
     """
 
     path: Path
     to_compare: Path
     to_compare_count: int
+    unsettled: Path | None = None
 
 
 def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Identified:
@@ -106,25 +109,34 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
         snapshot: a Parquet file of SNAPSHOT_SCHEMA, sorted by key.
         standing: one of STANDING_SCHEMA.
         exceptions: one of EXCEPTION_SCHEMA.
-        out: gets the snapshot, where an identity changed; two more files are written beside it.
+        out: gets the snapshot, where an identity changed; three more files are written beside it.
         budget: bounds the memory.
 
     Raises:
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
+    unsettled: Path | None = None
     with _query(snapshot, standing, exceptions, out, budget) as query:
+
+        def keys() -> Iterator[pa.RecordBatch]:
+            for window in key_windows(snapshot):
+                yield from query.batches(_UNSETTLED.format(within=f"{bounded(window)} AND is_supported(key)"))
 
         def found() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot):
-                _show(query, window, supported="AND is_supported(key)")
-                yield from query.batches(_REWRITTEN)
+                if _hold(query, window):
+                    yield from query.batches(_REWRITTEN)
 
-        changed = write_whole(found() if _has_located(query) else (), rewritten, _REWRITTEN_SCHEMA)
+        if _has_located(query):
+            unsettled = out.with_name(f"{out.stem}.unsettled.parquet")
+            write_whole(keys(), unsettled, _KEYS)
+            query.table("whole_unsettled", unsettled)
+        changed = write_whole(found() if unsettled else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
         waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return Identified(snapshot, to_compare, 0)
+            return Identified(snapshot, to_compare, 0, unsettled)
 
         def identified() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot):
@@ -133,7 +145,7 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
                 yield from query.batches(_IDENTIFIED)
 
         write_whole(identified(), out, SNAPSHOT_SCHEMA)
-    return Identified(out, to_compare, waiting.row_count)
+    return Identified(out, to_compare, waiting.row_count, unsettled)
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
@@ -180,7 +192,7 @@ _SETTLED: Final = """AND key NOT IN (SELECT key FROM standing ANTI JOIN snapshot
 
 def find_exceptions(
     snapshot: Snapshot,
-    identified: Path,
+    identified: Identified,
     standing: Path,
     exceptions: Path,
     out: Path,
@@ -196,7 +208,7 @@ def find_exceptions(
 
     Args:
         snapshot: of the inventory.
-        identified: its objects under their identities.
+        identified: its objects under their identities, by the same standing and exceptions.
         standing: of STANDING_SCHEMA; what is claimed counts as if it were located, since it may be at any time.
         exceptions: of EXCEPTION_SCHEMA, those that are known.
         out: replaced where it exists.
@@ -213,12 +225,16 @@ def find_exceptions(
     unless = _SETTLED.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
     statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat()).replace("{unless}", unless)
     statement = statement.replace("{left_out}", filters.sql)
-    with _query(identified, standing, exceptions, out, budget) as query:
+    with _query(identified.path, standing, exceptions, out, budget) as query:
+        if identified.unsettled:
+            query.table("whole_unsettled", identified.unsettled)
+        else:
+            query.view("whole_unsettled", "SELECT key FROM whole_snapshot UNION ALL SELECT key FROM whole_standing")
 
         def found() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(identified):
-                _show(query, window, supported=f"AND is_supported(key) {covered}")
-                yield from query.batches(statement)
+            for window in key_windows(identified.path):
+                if _hold(query, window, f"AND is_supported(key) {covered}"):
+                    yield from query.batches(statement)
 
         return write_whole(found() if _has_known(query) else (), out, EXCEPTION_SCHEMA).row_count
 
@@ -241,12 +257,31 @@ def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: 
         yield query
 
 
-def _show(query: Query, window: KeyWindow, *, supported: str) -> None:
-    """Let `snapshot`, `marker`, `standing` and `exception` stand for the keys of a window that can be archived."""
+# A key that is listed once, known once and of which nothing was stated: it is located as it is listed, so that neither its
+# identity nor what is current is another than it seems. In most inventories nearly all keys are settled.
+_UNSETTLED: Final = """SELECT key FROM (
+        SELECT key, object_version, last_modified, is_latest AND NOT is_delete_marker AS listed, false AS located
+        FROM whole_snapshot WHERE {within}
+        UNION ALL SELECT key, object_version, last_modified, false, standing = 'located' FROM whole_standing WHERE {within}
+        UNION ALL SELECT key, NULL, NULL, false, false FROM whole_exception WHERE {within}
+    ) GROUP BY key HAVING NOT (count(*) = 2 AND bool_or(listed) AND bool_or(located) AND count(last_modified) = 2
+        AND min(last_modified) = max(last_modified) AND min(object_version) = max(object_version))"""
+
+
+def _hold(query: Query, window: KeyWindow, supported: str = "") -> bool:
+    """Let `snapshot`, `marker`, `standing` and `exception` be the rows of the keys of a window that are not settled.
+
+    Tells whether there are any. `supported`: what else keys must meet.
+    """
     within = f"{bounded(window)} {supported}"
-    show_objects(query, within)
-    query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
-    query.view("exception", f"SELECT * FROM whole_exception WHERE {within}")
+    if not query.hold("unsettled", f"SELECT DISTINCT key FROM whole_unsettled WHERE {within}"):
+        return False
+    within = f"{bounded(window)} AND key IN (FROM unsettled)"
+    for name, kind in (("snapshot", "NOT is_delete_marker"), ("marker", "is_delete_marker")):
+        query.hold(name, f"SELECT * FROM whole_snapshot WHERE {kind} AND {within}")
+    query.hold("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
+    query.hold("exception", f"SELECT * FROM whole_exception WHERE {within}")
+    return True
 
 
 def _has_located(query: Query) -> bool:

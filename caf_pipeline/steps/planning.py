@@ -372,7 +372,7 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         files, identified = identify_objects(work, snapshot, folder)
     found = folder / "found.parquet"
     superseded, filters = work.ledger.later_inventories(inventory), filters_of(work, snapshot)
-    count = find_exceptions(snapshot, identified.path, *files, found, superseded=superseded, filters=filters)
+    count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, files[0], comparison, count)
 

@@ -168,6 +168,11 @@ class Query:
         """Give a query a name, which may have stood for another before."""
         self.connection.execute(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
+    def hold(self, name: str, sql: str) -> int:
+        """Keep the rows of a query under a name, which may have stood for others before; return how many they are."""
+        self.connection.execute(f"CREATE OR REPLACE TABLE {name} AS {sql}")
+        return int(self.rows(f"SELECT count(*) FROM {name}")[0][0])
+
     def rows_of(self, name: str, rows: pa.Table) -> None:
         """Give rows in memory a name, which may have stood for others before."""
         self.connection.register(name, rows)
