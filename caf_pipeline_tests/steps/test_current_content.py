@@ -408,6 +408,9 @@ class BucketMachine(RuleBasedStateMachine):
         for chunk in chunks:
             archive_chunk(self.work, chunk.name)
         account_for_plan(self.work, report)
+        if self.work.all_versions:  # also of a key that no inventory saw before it was deleted
+            versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
+            self.archived |= {one["Key"] for one in versions}
         self.compare()
         if self.work.all_versions:
             self.compare_versions()
