@@ -294,7 +294,7 @@ def _write_archive(
     archive: CafWriter, files: Iterable[LocalFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
 ) -> Written:
     """Write one archive, which is sealed then, and a line of the sums for each member."""
-    from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  half a second of numpy that only roots need
+    from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  numpy, where nothing is compiled
 
     with contextlib.ExitStack() as stack:
         roots = stack.enter_context(FileRoots(archive.temporary, proof_type)) if proof_type is not None else None

@@ -129,13 +129,13 @@ class _Restoring:
         for one in listed:
             self.listed += 1
             try:
-                names, is_equal = _place(self.target, one) if self.target else (path_of(one.row.key), None)
+                names, file = _place(self.target, one) if self.target else (path_of(one.row.key), None)
             except NotRestored as error:
                 self._tell(error)
                 continue
-            if is_equal:
+            if file and _is_equal(file, one):
                 self.equal += 1
-            elif is_equal is False and not self.force:
+            elif file and not self.force:
                 self.different += 1
                 note(f"{one.row.key!r} was not written: another file is there.")
             elif self.dry_run:
@@ -158,7 +158,9 @@ class _Restoring:
         if isinstance(body, CafError):
             raise body
         assert self.target
-        names, _ = _place(self.target, one)  # again: another key may have its name by now
+        names, file = _place(self.target, one)  # again: another key may have its name by now
+        if file:
+            file.close()
         fill = Found(one, self.store).write_to if body is None else partial(_write, body)
         self.target.fill(one.row.key, _encoded(names), fill, _mtime_ns(one))
         self._count(one, names)
@@ -202,8 +204,8 @@ class _Restoring:
         raise kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} were not restored", hint=hint)
 
 
-def _place(target: RestoreFolder, one: "Location") -> tuple[Sequence[str], bool | None]:
-    """Return the names of an object's file, and whether what is there is equal; None where nothing is.
+def _place(target: RestoreFolder, one: "Location") -> tuple[Sequence[str], IO[bytes] | None]:
+    """Return the names of an object's file, and the open file that is there; None where none is.
 
     Raises:
         NotRestored: neither of its two paths can have a file.
@@ -211,30 +213,26 @@ def _place(target: RestoreFolder, one: "Location") -> tuple[Sequence[str], bool 
     key, blocked = one.row.key, None
     for names in (path_of(key), path_of(key, escaped=True)):
         try:
-            file = target.open(key, _encoded(names))
+            return names, target.open(key, _encoded(names))
         except NotRestored as error:
             blocked = error
-            continue
-        if file is None:
-            return names, None
-        with file:
-            return names, _is_equal(file, one)
     assert blocked
     raise blocked
 
 
 def _is_equal(file: IO[bytes], one: "Location") -> bool:
-    """Compare a file with the SHA-256 of an object, of one in parts with that of each part."""
-    if os.fstat(file.fileno()).st_size != one.size_bytes:
-        return False
-    for each in one.ranges:
-        digest, left = hashlib.sha256(), each.end_byte - each.start_byte
-        while left and (piece := file.read(min(left, SMALL_BYTES))):
-            digest.update(piece)
-            left -= len(piece)
-        if digest.digest() != each.sha256:
+    """Compare a file, and close it, with the SHA-256 of an object, of one in parts with that of each part."""
+    with file:
+        if os.fstat(file.fileno()).st_size != one.size_bytes:
             return False
-    return True
+        for each in one.ranges:
+            digest, left = hashlib.sha256(), each.end_byte - each.start_byte
+            while left and (piece := file.read(min(left, SMALL_BYTES))):
+                digest.update(piece)
+                left -= len(piece)
+            if digest.digest() != each.sha256:
+                return False
+        return True
 
 
 def _write(body: bytes, file: IO[bytes]) -> None:
