@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.pairs import Command
 from benchmarks.server import S3Server, running
 
+CAF = str(Path(sys.executable).with_name("caf"))
+
 SCALES = ("full", "quick", "tiny")
 """Full: as the goals are stated. Quick: a tenth of it and less, for `make bench-quick`. Tiny: to see that it runs."""
 

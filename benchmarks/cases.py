@@ -7,7 +7,7 @@ from pathlib import Path
 from zipfile import ZIP_STORED, ZipFile
 
 from benchmarks import inputs, inventories
-from benchmarks.case import Bench, Case, ours, shell
+from benchmarks.case import CAF, Bench, Case, ours, shell
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
 from benchmarks.ledgers import load, look_up
@@ -16,7 +16,6 @@ from benchmarks.pipeline import whole_pipeline
 from benchmarks.reports import FILES, listing, report
 from caf_pipeline_tests.support.inventory_reports import FORMATS
 
-CAF = str(Path(sys.executable).with_name("caf"))
 KIB = 1 << 10
 GIB = 1 << 30
 

@@ -5,22 +5,19 @@ rows go into a table that is there: neither is timed.
 """
 
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from benchmarks import inputs
-from benchmarks.case import Bench
+from benchmarks.case import CAF, Bench
 from benchmarks.inputs import MIB
 from benchmarks.jackal import WORDS, curl, post
 from benchmarks.ledgers import verified
 from benchmarks.pairs import Command
-from benchmarks.server import BUCKET, KEY
+from benchmarks.server import BUCKET, KEY, SOURCE_KEYS
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
-CAF = str(Path(sys.executable).with_name("caf"))
 MEAN_OVER_MEDIAN = 3  # of the sizes: e to the half of sigma's square, which is 1.5
 STEPS = """rclone copy --transfers 16 "$1" "$2"; cd "$2"; export LC_ALL=C; find . -type f | sort | xargs cat > "$3"
 cd /; rm -r "$2"; sha256sum "$3"; shift 3"""
@@ -84,8 +81,12 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
             first = ["sh", "-ec", f'{STEPS}; {{ "$@"; }}; {{ {chunk.copy[-1]}; }}', "sh"]
             return [*first, f"bench:{BUCKET}/{prefix}", str(copies), str(whole), *sending]
 
-        keys = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
-        environment = {**keys, "CAF_CONFIG": str(ours / "caf.toml"), "CAF_HOME": str(ours / "home"), "JACKAL_MNEMONIC": WORDS}
+        environment = {
+            **SOURCE_KEYS,
+            "CAF_CONFIG": str(ours / "caf.toml"),
+            "CAF_HOME": str(ours / "home"),
+            "JACKAL_MNEMONIC": WORDS,
+        }
         yield (
             Command(our_arguments, environment=environment, removed=[copies, whole]),
             Command(their_arguments, environment=server.rclone(), removed=[copies, whole, ours]),

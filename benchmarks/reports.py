@@ -4,14 +4,13 @@ import random
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 from benchmarks import inputs
-from benchmarks.case import Bench, ours, shell
+from benchmarks.case import CAF, Bench, ours, shell
 from benchmarks.inputs import SEED
 from benchmarks.inventories import key
 from benchmarks.pairs import Command
-from benchmarks.server import BUCKET, KEY
+from benchmarks.server import BUCKET, SOURCE_KEYS
 from caf_pipeline_tests.support.inventory_reports import SCHEMA, SUFFIXES, WRITERS, ReportWriter, Row
 
 FILES = 8
@@ -84,11 +83,9 @@ def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
     server.fill(prefix, inputs.fixed(count, 16))
     settings = bench.folder / "listing.toml"
     settings.write_text(SETTINGS.format(bucket=BUCKET, prefix=prefix, endpoint=server.endpoint, folder=one), encoding="utf-8")
-    keys = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
-    caf = str(Path(sys.executable).with_name("caf"))
-    environment = {**keys, "CAF_CONFIG": str(settings), "CAF_HOME": str(one / "home")}
+    environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(one / "home")}
     yield (
-        Command([caf, "plan", "bench", "--dry-run", "--json"], environment=environment, removed=[one]),
+        Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment, removed=[one]),
         shell(
             'rclone lsf -R --files-only --format pst "$1" > "$2"', f"bench:{BUCKET}/{prefix}", names, environment=server.rclone()
         ),

@@ -23,6 +23,8 @@ from benchmarks.inputs import KEPT, bodies
 TOOLS = Path(".caf/tools")
 KEY = "bench"
 BUCKET = "bench"
+SOURCE_KEYS = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+"""The server's keys as the environment gives them to our source `bench`."""
 START_SECONDS = 60
 FILLERS = 8
 

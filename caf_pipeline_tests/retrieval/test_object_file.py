@@ -14,7 +14,7 @@ from caf_pipeline.retrieval import object_file
 from caf_pipeline.retrieval.object_file import ObjectFile
 from caf_pipeline.retrieval.reader import Found
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
@@ -292,11 +292,7 @@ def stored(network, tmp_path_factory):
     """A chunk with copies at three of the four providers: its posting, and their numbers."""
     path = tmp_path_factory.mktemp("objects") / "chunk.caf"
     path.write_bytes(CHUNK)
-    opened = open_store(network)
-    posting = opened.stored(path)
-    providers = sorted(opened.providers_of(posting))
-    opened.store.close()
-    return posting, providers
+    return store_once(network, path)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 
 MIB = 1 << 20
 DATA = os.urandom(3 * MIB)
@@ -18,11 +18,7 @@ def kept(network, tmp_path_factory):
     """A file with copies at three of the four providers: its posting, and their numbers, in order."""
     path = tmp_path_factory.mktemp("reading") / "chunk.caf"
     path.write_bytes(DATA)
-    opened = open_store(network)
-    posting = opened.stored(path)
-    providers = sorted(opened.providers_of(posting))
-    opened.store.close()
-    return posting, providers
+    return store_once(network, path)
 
 
 @pytest.fixture

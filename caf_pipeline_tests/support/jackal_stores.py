@@ -87,6 +87,15 @@ class Opened:
         return Counter({number: one["downloads"] for number, one in enumerate(self.network.state()["providers"])})
 
 
+def store_once(network, path) -> tuple[Posting, list[int]]:
+    """Store a file by a store of its own; return its posting, and the numbers of the providers that have it, in order."""
+    opened = open_store(network)
+    posting = opened.stored(path)
+    providers = sorted(opened.providers_of(posting))
+    opened.store.close()
+    return posting, providers
+
+
 def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Opened:
     """Open a store on the network, with settings changed."""
     settings = jackal_settings(network, **changes)
