@@ -12,6 +12,7 @@ from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
 from caf_pipeline.cli.rebuild import rebuild
 from caf_pipeline.cli.restore import restore
+from caf_pipeline.cli.runs import runs
 from caf_pipeline.cli.safe_to_delete import safe_to_delete
 from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
@@ -64,7 +65,9 @@ def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
 
 for _name, _command, _epilog in archives.COMMANDS:
     app.command(_name, epilog=_epilog)(_command)
-_add(app, pipeline.run, backfill, plans.plan, plans.plans, pipeline.get, pipeline.status, pipeline.unpark, pipeline.withdraw)
+_add(
+    app, pipeline.run, backfill, plans.plan, plans.plans, pipeline.get, pipeline.status, runs, pipeline.unpark, pipeline.withdraw
+)
 _add(app, listing.ls, listing.find, listing.du, restore, check, safe_to_delete, doctor, rebuild)
 _group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 _group.callback()(_jackal)

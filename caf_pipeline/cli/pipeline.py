@@ -129,6 +129,10 @@ def get(
 def status(
     source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every chunk, however many there are.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Say how far it is, again and again; Ctrl-C ends it.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=86_400, help="Between two looks of --watch.")
+    ] = 5,
     json: JsonOption = False,
 ) -> None:
     r"""Show each source and each of its chunks as the ledger has them.
@@ -139,14 +143,24 @@ def status(
     It also shows what live runs wait for, and what ends each wait. Works also while S3 and the store are away. With
     --json a line is {"source": …} or {"chunk": …}.
 
+    --watch says instead how many chunks, bytes and objects are located, at which rate, and how long the chunks under way take
+    at that rate. The rate is that of the chunks located in the last hour, from the first of them until now: "no rate yet" while
+    there are fewer than two. On a terminal the lines are replaced, elsewhere each look prints a line a source; with --json an
+    object.
+
     \b
     Examples:
       caf status
       caf status demo --json | jq 'select(.state == "parked")'
+      caf status demo --watch --interval 60 >> progress.log
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed.
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130 interrupted, which ends --watch.
     """
     settings = load_settings()
+    if watch:
+        from caf_pipeline.cli.watch import watch as watch_sources  # noqa: PLC0415  loaded by the command that uses it
+
+        watch_sources(settings, source, interval=interval, json=json)
     with opened_ledger(settings) as ledger:
         known = known_sources(settings, ledger)
         if source is not None and source not in known:

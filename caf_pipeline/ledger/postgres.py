@@ -40,6 +40,7 @@ from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
+from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
@@ -93,6 +94,7 @@ class Ledger(
     StrayRows,
     Lookups,
     LaunchableChunks,
+    Progress,
     ObjectLookups,
     ArchivedKeys,
     CurrentContent,

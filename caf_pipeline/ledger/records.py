@@ -1,13 +1,13 @@
 """What the ledger takes and gives. Ends are exclusive, times are aware and in UTC."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
@@ -527,3 +527,50 @@ class SourceAccount:
     skipped: Mapping[SkipReason, int]
     content: Content | None = None
     waiting: WaitingObjects | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSums:
+    """Chunks, their objects and the bytes of these. A part of an object that is larger than a chunk counts as one object."""
+
+    chunks: int = 0
+    objects: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceProgress:
+    """How far a source is, at one moment of the database's clock.
+
+    Attributes:
+        states: sums by state: of what is archived the members, of what is not what was planned. States without chunks are absent.
+        window_seconds: from the first chunk that was located in the last hour until `at`; 0 where none was.
+        recent: what was located in that time, after that first chunk.
+    """
+
+    source: str
+    at: datetime
+    states: Mapping[ChunkState, ChunkSums]
+    window_seconds: float
+    recent: ChunkSums
+
+    def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
+        """Return the sums over some states."""
+        found = [self.states[state] for state in states if state in self.states]
+        return ChunkSums(*(sum(each) for each in zip(*map(astuple, found), strict=True))) if found else ChunkSums()
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The rate of what was located; None where fewer than two chunks tell, or they have no bytes."""
+        if not self.recent.size_bytes or self.window_seconds <= 0:
+            return None
+        return self.recent.size_bytes / self.window_seconds
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long what is under way, which parked chunks are not, takes at that rate; None where no rate is known."""
+        under_way = self.sums(UNDER_WAY)
+        if not under_way.chunks:
+            return 0.0
+        rate = self.bytes_per_second
+        return None if rate is None else under_way.size_bytes / rate

@@ -24,6 +24,7 @@ COMMANDS = {
     "restore": ("restore", "src", "restored"),
     "check": ("check", "src", "--full"),
     "status": ("status",),
+    "runs": ("runs",),
     "unpark": ("unpark", "src-00000000-00001"),
     "withdraw": ("withdraw", "src-00000000-00001"),
     "safe-to-delete": ("safe-to-delete", "src"),
@@ -53,6 +54,7 @@ SAID = {
     "check": b"1 object of 1 read, 0 wrong",
     "jackal price": b"ujkl",
     "status": b"located",
+    "runs": b"success",
     "plans": b"located",
     "list": b"folder/file",
 }

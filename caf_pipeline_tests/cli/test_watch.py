@@ -1,0 +1,78 @@
+"""`caf status --watch`: a rate is of what was located, over the time that is named; Ctrl-C ends it without a traceback."""
+
+import json
+import signal
+
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    for number in range(5):
+        new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
+    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"})
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return caf
+
+
+def change(ledger, statement, **facts):
+    with ledger._database.transaction() as connection:
+        connection.execute(text(statement), facts)
+
+
+def locate(ledger, minutes_ago):
+    """Let chunks have been located so long ago, and the others be planned."""
+    names = sorted(chunk.name for chunk in ledger.chunks("src"))
+    change(ledger, "UPDATE caf_files SET state = 'planned', located_at = NULL")
+    for name, minutes in zip(names, minutes_ago, strict=False):
+        statement = "UPDATE caf_files SET state = 'located', located_at = now() - :m * interval '1 minute' WHERE name = :name"
+        change(ledger, statement, m=minutes, name=name)
+
+
+def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_two_chunks_were(caf, ledger):
+    archive_source(caf)
+
+    def seen():
+        return ledger.progress(["src"])[0]
+
+    locate(ledger, [])
+    assert (seen().bytes_per_second, seen().seconds_left) == (None, None)
+    locate(ledger, [90, 70, 40])  # one alone says nothing, and what was before the hour is over
+    assert (seen().recent.chunks, seen().bytes_per_second) == (0, None)
+    locate(ledger, [90, 40, 20])
+    assert seen().recent.chunks == 1
+    assert seen().bytes_per_second == pytest.approx(700_000 / (40 * 60), rel=0.01)  # until now, not until the last chunk
+    assert seen().seconds_left == pytest.approx(2 * 40 * 60, rel=0.01)
+    locate(ledger, [50, 40, 30, 20, 10])
+    assert seen().seconds_left == 0.0
+    change(ledger, "UPDATE caf_files SET attempts = 0")  # as a rebuild restores them: nothing was packed here
+    assert seen().recent.chunks == 0
+
+
+def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
+    archive_source(caf)
+    locate(ledger, [40, 20])
+    change(ledger, "UPDATE caf_files SET state = 'parked' WHERE caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
+    watching = caf.start("status", "src", "--watch", "--interval", "0.1")
+    lines = [watching.stdout.readline().decode() for _ in range(2)]
+    watching.send_signal(signal.SIGINT)
+    _, said = watching.communicate()
+    for line in lines:
+        assert "src: 2 of 5 chunks located, 1 parked; 1.3 MiB of 3.3 MiB, 2 of 5 objects; " in line
+        assert "a second (1 chunk in the last 0:40:0" in line
+        assert line.rstrip().endswith(" left")
+    assert watching.returncode == 130
+    assert said.decode() == "caf: interrupted; it only looked on, and what it looked at goes on\n"
+
+    watching = caf.start("status", "--watch", "--json")
+    seen = json.loads(watching.stdout.readline())
+    watching.send_signal(signal.SIGINT)
+    watching.communicate()
+    assert seen["chunks"] == {"located": 2, "planned": 2, "parked": 1}
+    assert (seen["window_chunks"], seen["window_bytes"]) == (1, 700_000)
+    assert caf("status", "other", "--watch").status == 3

@@ -1,0 +1,61 @@
+"""`caf runs`: what goes on and how the last runs ended, from Dagster's storage and the ledger."""
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from dagster import DagsterRunStatus
+
+from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.dagster_host.runs import find_runs, runs_command
+from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.waits import Wait
+from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, start_run
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipeline, capsys):
+    pipeline.put(25)
+    good, bad, waiting, dead, *_ = pipeline.plan()
+    pipeline.execute(ARCHIVE, partition_key=good)
+    shutil.rmtree(pipeline.ledger.chunk(bad).plan_folder)
+    pipeline.execute(ARCHIVE, partition_key=bad)
+    started = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": waiting})
+    wait = Wait("a provider's proof", "it comes", datetime.now(UTC), waiting)
+    pipeline.ledger.record_waits(this_process(started), SOURCE, [wait])
+    killed = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": dead})
+    pipeline.instance.add_run_tags(killed, process_tags(replace(this_process(killed), process_started=1.0)))
+
+    found = find_runs(pipeline.instance, pipeline.ledger, SOURCE, 20)
+    assert [run.run_id for run in found[:2]] == [killed, started]
+    by_chunk = {run.chunk: (run.status, run.chunk_state, run.result) for run in found}
+    assert by_chunk[dead] == ("started", "planned", "its process is dead; the daemon ends it")
+    status, state, result = by_chunk[waiting]
+    assert (status, state) == ("started", "planned")
+    assert "for a provider's proof; it comes" in result
+    status, state, result = by_chunk[bad]
+    assert status == "failure"
+    assert pipeline.ledger.chunk(bad).plan_folder in result
+    assert by_chunk[good] == ("success", "located", "")
+    assert by_chunk[""][0] == "success"  # the plan's own run
+
+    assert runs_command(SOURCE, settings=pipeline.settings, last=1, json=True) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["status"] for line in lines] == ["started", "started", "failure"]
+    assert (lines[2]["chunk"], lines[2]["source"], lines[2]["job"]) == (bad, SOURCE, ARCHIVE)
+    runs_command(None, settings=pipeline.settings, last=20, json=False)
+    shown = capsys.readouterr().out
+    assert all(run.run_id in shown for run in found)
+
+
+def test_where_no_dagster_ever_ran_there_are_no_runs_and_nothing_is_made(pipeline_settings, ledger, capsys):
+    assert runs_command(None, settings=pipeline_settings, last=20, json=False) == 0
+    assert capsys.readouterr().out == "no runs\n"
+    assert not dagster_home(pipeline_settings).exists()
+    with pytest.raises(SettingsError, match="there is no source 'other'"):
+        runs_command("other", settings=pipeline_settings, last=20, json=False)
