@@ -5,7 +5,7 @@ starts at once.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,13 +15,14 @@ from caf_pipeline.ledger.database import describe_database, open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline.settings import Settings
+from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.source.protocol import ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 
 if TYPE_CHECKING:
+    from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.store.jackal.store import JackalStore
 
 
@@ -79,15 +80,21 @@ def close_store(store: ChunkStore) -> None:
         close()
 
 
-@contextlib.contextmanager
-def open_to_read(settings: Settings) -> Iterator[tuple[Ledger, ChunkStore]]:
-    """Open the ledger and the store to read what is archived, while the context lasts: for programs beside `caf`."""
-    with contextlib.closing(open_ledger(settings)) as ledger:
+def open_archive(settings: Settings | None = None) -> "Archive":
+    """Open what is archived, for programs beside `caf`: by the settings, else by those that `caf` would take here.
+
+    Raises:
+        SettingsError: one of them cannot be used. LedgerUnreachable, LedgerError: the database cannot.
+    """
+    from caf_pipeline.retrieval.archive import Archive  # noqa: PLC0415 - loaded where it is asked for
+
+    settings = settings or load_settings()
+    with contextlib.ExitStack() as opened:
+        ledger = open_ledger(settings)
+        opened.callback(ledger.close)
         store = open_store(settings, ledger, this_process("reader"))
-        try:
-            yield ledger, store
-        finally:
-            close_store(store)
+        opened.callback(close_store, store)
+        return Archive(ledger, store, opened.pop_all().close)
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401

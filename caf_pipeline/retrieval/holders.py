@@ -124,3 +124,13 @@ def holders_of(location: Location, store: ChunkStore) -> list[RangeHolders]:
     if (found := sum(one.size_bytes for one in ranges)) != location.size_bytes:
         raise IntegrityError(f"the parts of '{key}' have {found} bytes of {location.size_bytes}")
     return ranges
+
+
+def pieces_between(ranges: Sequence[RangeHolders], start_byte: int, end_byte: int) -> Iterator[bytes]:
+    """Yield `[start_byte, end_byte)` of the object that the ranges make up; they are not compared. Raises as `pieces`."""
+    begin = 0
+    for one in ranges:
+        first, last = max(start_byte - begin, 0), min(end_byte - begin, one.size_bytes)
+        if first < last:
+            yield from one.pieces(first, last)
+        begin += one.size_bytes

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.errors import CafError, IntegrityError
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.holders import RangeHolders, holders_of
+from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
 from caf_pipeline.store.protocol import ChunkStore
 
 IN_MEMORY_BYTES: Final = 8 << 20
@@ -135,7 +135,8 @@ class ObjectFile(io.RawIOBase):
                 self._refused = error
                 raise
         else:
-            block = b"".join(self._between(at, min(at + max(wanted, BLOCK_BYTES), self.location.size_bytes)))
+            end = min(at + max(wanted, BLOCK_BYTES), self.location.size_bytes)
+            block = b"".join(pieces_between(self._ranges, at, end))
         self._block, self._block_at = memoryview(block), at
 
     def _pass(self, one: RangeHolders) -> Iterator[bytes]:
@@ -154,13 +155,6 @@ class ObjectFile(io.RawIOBase):
             )
         self._pending = pending
         yield held
-
-    def _between(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield bytes of the object, which are not compared."""
-        for one, begin in zip(self._ranges, self._starts, strict=False):
-            first, last = max(start_byte - begin, 0), min(end_byte - begin, one.size_bytes)
-            if first < last:
-                yield from one.pieces(first, last)
 
     def _stop_passing(self) -> None:
         """End the request for the range that passes."""

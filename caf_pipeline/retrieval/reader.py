@@ -120,11 +120,11 @@ def fetch(
     """
     location = ledger.locate(source, key, object_version)
     if location is None:
-        raise _not_located(ledger, source, key, object_version)
+        raise not_located(ledger, source, key, object_version)
     return Found(location, store, folder)
 
 
-def _not_located(ledger: "Ledger", source: str, key: str, object_version: str | None) -> NotLocated:
+def not_located(ledger: "Ledger", source: str, key: str, object_version: str | None = None) -> NotLocated:
     """Return the error of a key, or of a version of one, that has no location: it says what is known of it."""
     known = ledger.not_archived(source, key)
     of_version = [one for one in known if one.object_version == object_version]
@@ -139,11 +139,16 @@ def _not_located(ledger: "Ledger", source: str, key: str, object_version: str | 
     what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
     if known:
         return _why(min(of_version or known, key=_order), what, source)
-    if source not in (sources := ledger.sources()):
-        return NotLocated(f"the ledger has no source '{source}'", hint=f"it has {', '.join(sources) or 'none'}")
-    return NotLocated(
+    return no_source(ledger, source) or NotLocated(
         f"{what} is not archived", hint="no inventory that was planned had it, or a filter leaves it out: see 'caf status'"
     )
+
+
+def no_source(ledger: "Ledger", source: str) -> NotLocated | None:
+    """Return the error of a source that the ledger does not know; None where it does."""
+    if source in (sources := ledger.sources()):
+        return None
+    return NotLocated(f"the ledger has no source '{source}'", hint=f"it has {', '.join(sources) or 'none'}")
 
 
 def _order(one: NotArchived) -> int:

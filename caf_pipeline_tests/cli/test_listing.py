@@ -126,4 +126,5 @@ def test_the_program_of_the_page_runs(caf, capsys):
         exec(program.replace('"demo"', '"src"'), names)
     body = BODIES["packages/rich/py.typed"]
     assert (names["everything"], names["tail"]) == (body, body[-8:])
-    assert capsys.readouterr().out == f"packages/rich/py.typed {len(body)} current\n"
+    ranges = "packages/rich/py.typed 0 20\npackages/rich/py.typed 0 4\n"
+    assert capsys.readouterr().out == f"packages/rich/py.typed {len(body)} current\n{ranges}"

@@ -25,8 +25,9 @@ ANSWER_SECONDS: Final = 30.0
 MAX_ANSWER_BYTES: Final = 1 << 20
 """Of any answer but a download; a status has some 400 bytes."""
 
-MAX_IDLE: Final = 4
-"""Connections kept for the next range read: one object is one read, and a handshake costs more than it."""
+MAX_IDLE: Final = 8
+"""Connections kept for the next range read: one object is one read, and a handshake costs more than it. So many objects are read
+side by side (`retrieval.side_by_side`)."""
 
 
 class PrivateAddress(StoreUnreachable):

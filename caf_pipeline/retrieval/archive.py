@@ -1,0 +1,160 @@
+"""What is archived, for other programs: objects by source and key, as files, as bytes, listed, and many at once.
+
+`wiring.open_archive` opens it from the settings. Its pages are docs/retrieval.md.
+"""
+
+import io
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from caf_pipeline.errors import IntegrityError, StoreError
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
+from caf_pipeline.retrieval.listing import list_level, list_objects
+from caf_pipeline.retrieval.object_file import BLOCK_BYTES
+from caf_pipeline.retrieval.reader import Found, fetch, no_source, save
+from caf_pipeline.store.protocol import ChunkStore
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+
+LOOKUP_SECONDS: Final = 5.0
+"""How long a look-up is used again. Inventories, which alone change what is current, are minutes apart at least."""
+
+MAX_LOOKUPS: Final = 4096
+"""Of about 1 KB each."""
+
+
+class Archive:
+    """The objects that are archived. Safe for several threads; a process that is forked off opens its own.
+
+    Its methods raise:
+        NotLocated: the source, the key or its version is not archived; it says why, where that is known.
+        StoreUnreachable: no provider gives the bytes now. StoredChunkMissing: none has them.
+        IntegrityError: what providers give is not what was archived.
+        LedgerUnreachable, LedgerError: the database is away, or refuses.
+    """
+
+    def __init__(self, ledger: "Ledger", store: ChunkStore, *closing: Callable[[], object]) -> None:
+        """Read by an open ledger and an open store; `closing` is called when it is closed."""
+        self.ledger = ledger
+        self.store = store
+        self._closing = closing
+        self._lookups = _Lookups()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections, where it opened them; files that are open can be read no more."""
+        closing, self._closing = self._closing, ()
+        for each in closing:
+            each()
+
+    def sources(self) -> Sequence[str]:
+        """Return the names of the sources of which something was archived, or planned."""
+        return self.ledger.sources()
+
+    def find(self, source: str, key: str, version: str | None = None) -> Found:
+        """Look one object up, always in the ledger: its location, and what reads it.
+
+        Args:
+            source: the source's name.
+            key: the object's key.
+            version: the id of one version; the current one where None.
+        """
+        return fetch(self.ledger, self.store, source, key, version)
+
+    def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
+        """Return an object as a binary file that can be sought; what is compared when, its `raw` says (`ObjectFile`).
+
+        It is looked up now; nothing of it is read yet. Not for several threads at once.
+        """
+        return io.BufferedReader(self.find(source, key, version).open(), BLOCK_BYTES)
+
+    def read(self, source: str, key: str, version: str | None = None) -> bytes:
+        """Return an object's bytes, which were compared with its SHA-256.
+
+        Its location is remembered for `LOOKUP_SECONDS`, so that what the key had so long ago may be given, and nothing else:
+        bytes by a remembered location are compared, too, and where they cannot be had, the object is looked up again.
+        """
+        known = self._lookups.get(source, key) if version is None else None
+        if known:
+            try:
+                return _whole(Found(known, self.store))
+            except (StoreError, IntegrityError):
+                self._lookups.forget(source, key)
+                if (found := self.find(source, key)).location == known:
+                    raise
+        else:
+            found = self.find(source, key, version)
+        body = _whole(found)
+        if version is None:
+            self._lookups.remember(source, found.location)
+        return body
+
+    def save(self, source: str, key: str, path: Path, version: str | None = None) -> None:
+        """Write an object to a file, which appears when it is whole and was compared; memory is bounded.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        save(self.find(source, key, version), path)
+
+    def read_many(self, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
+        """Yield objects, or ranges `(key, start, end)` of them, as `bulk.read_many` reads them, by few requests.
+
+        They come in another order than they were asked for: `number` says which it is. One that cannot be read is yielded with
+        its `error`, which its `body` raises.
+        """
+        return read_many(self.ledger, self.store, source, wanted)
+
+    def ls(self, source: str, prefix: str = "", *, recursive: bool = False) -> Iterator[Location | str]:
+        """Yield what begins with a prefix, in the order of the bytes of keys: of each key what `read` gives, with its `status`.
+
+        Where not `recursive`, what has a further '/' behind the prefix is one text that ends in '/'. Memory is a page.
+        """
+        empty = True
+        for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix):
+            empty = False
+            yield entry
+        if empty and (unknown := no_source(self.ledger, source)):
+            raise unknown
+
+
+def _whole(found: Found) -> bytes:
+    whole = io.BytesIO()
+    found.write_to(whole)
+    return whole.getvalue()
+
+
+class _Lookups:
+    """Where objects were a moment ago; a key that was not archived is not remembered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[str, str], tuple[float, Location]] = OrderedDict()
+
+    def get(self, source: str, key: str) -> Location | None:
+        with self._lock:
+            since, location = self._known.get((source, key), (0.0, None))
+        return location if location and time.monotonic() - since < LOOKUP_SECONDS else None
+
+    def remember(self, source: str, location: Location) -> None:
+        with self._lock:
+            self._known[source, location.row.key] = time.monotonic(), location
+            self._known.move_to_end((source, location.row.key))
+            if len(self._known) > MAX_LOOKUPS:
+                self._known.popitem(last=False)
+
+    def forget(self, source: str, key: str) -> None:
+        with self._lock:
+            self._known.pop((source, key), None)

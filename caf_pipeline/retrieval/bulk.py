@@ -1,0 +1,224 @@
+"""Many objects, or ranges of them, by fewer requests than objects: what lies close together in a chunk is read at once.
+
+One object is `reader`; which keys there are is `listing`.
+"""
+
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice, zip_longest
+from typing import TYPE_CHECKING, Final
+
+from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
+from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
+from caf_pipeline.retrieval.reader import Found, not_located
+from caf_pipeline.retrieval.side_by_side import side_by_side
+from caf_pipeline.store.protocol import ChunkStore, Posting
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+
+MERGE_GAP_BYTES: Final = 256 << 10
+"""Between two ranges that are read by one request, and thrown away. A provider at 50 MB/s gives that in 5 ms, which is less than
+the way there and back to most of them."""
+
+REQUEST_BYTES: Final = IN_MEMORY_BYTES
+"""Of a request for several ranges; a range that is larger has a request of its own."""
+
+LOOKUP_KEYS: Final = 1000
+"""Of one look-up: a listing's page has as many."""
+
+Wanted = str | tuple[str, int | None, int | None]
+"""A key, or a key with the start and the end of a range, which mean what they mean in a slice of the object's bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRead:
+    """What came of one of the things that were asked for.
+
+    Attributes:
+        number: which of them, counted from 0.
+        key: the object's.
+        location: where it is; None where it is not archived.
+        start_byte: of the range, of the object's bytes.
+        end_byte: exclusive.
+        compared: whether these bytes were compared with the SHA-256 that was taken when the object was archived.
+        error: why there are no bytes; None where there are.
+    """
+
+    number: int
+    key: str
+    location: Location | None = None
+    start_byte: int = 0
+    end_byte: int = 0
+    compared: bool = False
+    error: CafError | None = None
+    given: bytes = b""
+
+    @property
+    def body(self) -> bytes:
+        """The bytes; raises `error` where there are none."""
+        if self.error:
+            raise self.error
+        return self.given
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the things asked for: `[start_byte, end_byte)` of an object."""
+
+    number: int
+    location: Location
+    start_byte: int
+    end_byte: int
+
+    @property
+    def is_whole(self) -> bool:
+        return self.end_byte - self.start_byte == self.location.size_bytes
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether all of the object is read for it, so that its SHA-256 tells whether it is right: as `ObjectFile` does."""
+        return self.is_whole or self.location.size_bytes <= IN_MEMORY_BYTES
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """What is read of the chunk."""
+        row = self.location.row
+        if self.is_compared:
+            return row.start_byte, row.end_byte
+        return row.start_byte + self.start_byte, row.start_byte + self.end_byte
+
+    def read(self, body: bytes, *, compared: bool) -> ObjectRead:
+        """Return it with the bytes of its range."""
+        key = self.location.row.key
+        return ObjectRead(self.number, key, self.location, self.start_byte, self.end_byte, compared, None, body)
+
+    def failed(self, error: CafError) -> ObjectRead:
+        """Return it without bytes."""
+        return ObjectRead(self.number, self.location.row.key, self.location, self.start_byte, self.end_byte, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Bytes of a stored chunk that are read at once, and what is made of them."""
+
+    start_byte: int
+    end_byte: int
+    parts: Sequence[_Part]
+
+
+def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
+    """Yield what comes of each thing that is asked for, in an order that is good for reading; its `number` says which it is.
+
+    A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are one request; requests go in the
+    order of their offsets, those of several chunks side by side. What is compared, and who is asked where a provider fails, is as
+    for a single object (`ObjectFile`, `Found`): also a range of an object of up to 8 MiB is compared. An object that cannot be
+    read keeps no other from being read.
+
+    Memory: 16 requests of 8 MiB and what was made of them, or the largest thing that is asked for.
+
+    Raises:
+        LedgerUnreachable, LedgerError. All else is the `error` of what it is about.
+    """
+    for request, done in side_by_side(_requests(ledger, source, wanted), partial(_try_small, store)):
+        if isinstance(request, ObjectRead):
+            yield request
+        else:
+            yield from done if done is not None else _get(store, request)
+
+
+def _requests(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
+    """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
+    numbered = enumerate(wanted)
+    while some := list(islice(numbered, LOOKUP_KEYS)):
+        asked = [(number, *((one, None, None) if isinstance(one, str) else one)) for number, one in some]
+        found = ledger.locate_many(source, {key for _, key, _, _ in asked})
+        by_chunk = defaultdict[Posting, list[_Part]](list)
+        for number, key, start, end in asked:
+            if (location := found.get(key)) is None:
+                yield ObjectRead(number, key, error=not_located(ledger, source, key))
+                continue
+            begin, stop, _ = slice(start, end).indices(location.size_bytes)
+            part = _Part(number, location, begin, max(begin, stop))
+            if part.start_byte == part.end_byte and not part.is_whole:
+                yield part.read(b"", compared=True)
+            elif location.parts or (part.is_whole and not location.size_bytes):
+                yield _Request(0, location.size_bytes, [part])
+            else:
+                by_chunk[location.posting].append(part)
+        merged = zip_longest(*(_merged(parts) for parts in by_chunk.values()))
+        yield from filter(None, chain.from_iterable(merged))
+
+
+def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
+    """Yield the requests for ranges of one chunk, in order."""
+    start_byte = end_byte = 0
+    taken: list[_Part] = []
+    for part in sorted(parts, key=lambda one: one.span):
+        begin, stop = part.span
+        if taken and (begin - end_byte > MERGE_GAP_BYTES or max(stop, end_byte) - start_byte > REQUEST_BYTES):
+            yield _Request(start_byte, end_byte, taken)
+            taken = []
+        if not taken:
+            start_byte, end_byte = begin, stop
+        taken.append(part)
+        end_byte = max(end_byte, stop)
+    if taken:
+        yield _Request(start_byte, end_byte, taken)
+
+
+def _try_small(store: ChunkStore, request: _Request | ObjectRead) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
+    """Return what a request gives; None where it is so large that memory would not hold several at once."""
+    if isinstance(request, ObjectRead) or request.end_byte - request.start_byte > REQUEST_BYTES:
+        return request, None
+    return request, _get(store, request)
+
+
+def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
+    if len(request.parts) == 1:
+        return [_alone(store, request.parts[0])]
+    first, last = request.parts[0].location, request.parts[-1].location
+    one = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
+    body, failed = bytearray(), None
+    holders = RangeHolders(one, store, f"{first.row.key}' to '{last.row.key}")
+    try:
+        for piece in holders.pieces(0, holders.size_bytes):
+            body += piece
+    except (StoreError, IntegrityError) as error:
+        failed = error
+    right: dict[tuple[int, int], bool] = {}
+    reads = []
+    for part in request.parts:
+        begin, stop = (at - request.start_byte for at in part.span)
+        if is_there := stop <= len(body):
+            if part.is_compared and part.span not in right:
+                right[part.span] = hashlib.sha256(memoryview(body)[begin:stop]).digest() == part.location.row.sha256
+            is_there = right.get(part.span, True)
+        if is_there:
+            at = begin + (part.start_byte if part.is_compared else 0)
+            given = bytes(memoryview(body)[at : at + part.end_byte - part.start_byte])
+            reads.append(part.read(given, compared=part.is_compared))
+        elif failed and not failed.permanent and stop > len(body):
+            reads.append(part.failed(failed))  # to ask again for each of a thousand objects would only take longer
+        else:
+            reads.append(_alone(store, part))
+    return reads
+
+
+def _alone(store: ChunkStore, part: _Part) -> ObjectRead:
+    """Read one object or range as if it alone were asked for."""
+    location, begin, end = part.location, part.start_byte, part.end_byte
+    try:
+        if part.is_compared:
+            whole = io.BytesIO()
+            Found(location, store).write_to(whole)
+            return part.read(whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]), compared=True)
+        return part.read(b"".join(pieces_between(holders_of(location, store), begin, end)), compared=False)
+    except (StoreError, IntegrityError) as error:
+        return part.failed(error)

@@ -1,0 +1,240 @@
+"""The archive as other programs read it: what is asked for, by how many requests, and what a remembered location can do."""
+
+import asyncio
+import contextlib
+import os
+import random
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import IntegrityError, LedgerError, NotLocated, StoreUnreachable
+from caf_pipeline.retrieval import bulk, object_file
+from caf_pipeline.retrieval.archive import Archive
+from caf_pipeline.retrieval.async_archive import AsyncArchive
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.contracts.ledger import end, skip
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+BODIES = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
+
+
+class CountingFolders(SeveralFolders):
+    """Providers that write down what they are asked for."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.asked = []
+
+    def read(self, posting, start_byte, end_byte, *, provider=None):
+        self.asked.append((posting, start_byte, end_byte))
+        return super().read(posting, start_byte, end_byte, provider=provider)
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=CountingFolders(tmp_path / "store"))
+    archive_everything(work)
+    work.store.asked.clear()
+    return work
+
+
+@pytest.fixture
+def archive(work):
+    return Archive(work.ledger, work.store)
+
+
+def put_at(work, archive, key, *providers, offset=0):
+    """Let providers give another byte of an object."""
+    location = archive.find("src", key).location
+    for provider in providers or work.store.folders:
+        corrupt(work.store.file(provider, location.posting), at=location.row.start_byte + offset)
+
+
+def test_one_object_is_one_request_and_all_of_a_chunk_are_one_too(work, archive):
+    assert archive.read("src", "dir/007") == BODIES["dir/007"]
+    assert len(work.store.asked) == 1
+    with archive.open("src", "dir/008") as file:
+        file.seek(100)
+        assert (file.read(), file.raw.compared) == (BODIES["dir/008"][100:], True)
+    assert len(work.store.asked) == 2
+    wanted = random.sample(sorted(BODIES), len(BODIES))
+    reads = list(archive.read_many("src", wanted))
+    assert {one.number: one.body for one in reads} == {number: BODIES[key] for number, key in enumerate(wanted)}
+    assert all(one.compared and one.key == wanted[one.number] for one in reads)
+    assert len(work.store.asked) == 3
+
+
+def test_what_is_far_apart_or_too_much_for_one_request_is_asked_for_in_the_order_of_offsets(work, archive, monkeypatch):
+    monkeypatch.setattr(bulk, "MERGE_GAP_BYTES", 1000)
+    monkeypatch.setattr(bulk, "REQUEST_BYTES", 4000)
+    keys = sorted(BODIES)
+    wanted = [*keys[:30], keys[100], keys[199]]
+    assert {one.key: one.body for one in archive.read_many("src", reversed(wanted))} == {key: BODIES[key] for key in wanted}
+    asked = sorted(work.store.asked, key=lambda one: one[1])
+    assert all(end - start <= 4000 for _, start, end in asked)
+    assert len(asked) < len(wanted) / 3
+    assert sum(end - start for _, start, end in asked) < sum(len(BODIES[key]) for key in wanted) + 30 * 1000
+
+
+@pytest.mark.parametrize("in_memory", [0, 600, 1 << 20])
+def test_any_ranges_are_what_slices_of_the_bytes_are(work, archive, monkeypatch, in_memory):
+    for module in (bulk, object_file):
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", in_memory)
+    monkeypatch.setattr(bulk, "REQUEST_BYTES", 5000)
+    dice = random.Random(5)
+    edges = [None, 0, 1, -1, 5, -5, 300, 10_000, -10_000]
+    wanted = [(dice.choice(sorted(BODIES)), dice.choice(edges), dice.choice(edges)) for _ in range(400)]
+    reads = sorted(archive.read_many("src", wanted), key=lambda one: one.number)
+    assert [one.body for one in reads] == [BODIES[key][start:end] for key, start, end in wanted]
+    for one in reads:
+        size = len(BODIES[one.key])
+        assert one.compared == (size <= in_memory or one.end_byte - one.start_byte in (0, size))
+    assert len(work.store.asked) < len(wanted) / 3
+
+
+def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_refused(work, archive):
+    put_at(work, archive, "dir/003", "anna")
+    put_at(work, archive, "dir/005", offset=1)
+    reads = {one.key: one for one in archive.read_many("src", BODIES)}
+    assert reads.keys() == BODIES.keys()
+    assert {key: one.body for key, one in reads.items() if not one.error} == {
+        key: body for key, body in BODIES.items() if key != "dir/005"
+    }
+    with pytest.raises(IntegrityError, match=r"'dir/005'.*anna: .*bert: .*carl: "):
+        _ = reads["dir/005"].body
+
+
+def test_providers_that_are_away_are_not_asked_for_each_object(work, archive):
+    work.store.away = set(work.store.folders)
+    reads = list(archive.read_many("src", BODIES))
+    assert {type(one.error) for one in reads} == {StoreUnreachable}
+    assert len(work.store.asked) == 3
+    work.store.away = {"anna", "bert"}
+    assert all(one.body == BODIES[one.key] for one in archive.read_many("src", BODIES))
+
+
+def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(work, archive):
+    work.ledger.record_skips("src", [skip("cold")])
+    reads = {one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])}
+    assert (reads["dir/001"].body, reads["dir/002"].body) == (BODIES["dir/001"], BODIES["dir/002"])
+    assert "it was skipped as cold_storage" in str(reads["cold"].error)
+    assert str(reads["never"].error) == "'never' of source src is not archived"
+    for asked in (lambda: archive.read("other", "a"), lambda: list(archive.ls("other"))):
+        with pytest.raises(NotLocated, match="no source 'other'"):
+            asked()
+    with pytest.raises(NotLocated, match="not archived as version 'v9'"):
+        archive.open("src", "dir/001", "v9")
+    assert list(archive.ls("src", "nothing")) == []
+
+
+def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monkeypatch):
+    monkeypatch.setattr(bulk, "LOOKUP_KEYS", 10)
+    taken = []
+    keys = (taken.append(key) or key for key in sorted(BODIES) * 10)
+    reads = archive.read_many("src", keys)
+    assert next(reads).body
+    assert len(taken) < 1000
+    reads.close()
+
+
+# --- what is remembered --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counted_look_ups(ledger, monkeypatch):
+    asked = []
+    locate = ledger.locate
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger, "locate", lambda *args: asked.append(args) or locate(*args))
+        yield asked
+
+
+def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(work, archive, monkeypatch):
+    with counted_look_ups(work.ledger, monkeypatch) as asked:
+        for _ in range(3):
+            assert archive.read("src", "dir/001") == BODIES["dir/001"]
+        assert len(asked) == 1
+        archive.open("src", "dir/001").close()
+        archive.find("src", "dir/001")
+        assert len(asked) == 3
+        monkeypatch.setattr("caf_pipeline.retrieval.archive.LOOKUP_SECONDS", 0)
+        archive.read("src", "dir/001")
+        assert len(asked) == 4
+
+
+def test_a_location_that_was_given_up_meanwhile_is_looked_up_again(work, archive):
+    before = archive.find("src", "dir/001").location
+    archive.read("src", "dir/001")
+    end(work.ledger, before.chunk, ChunkState.EXPIRED)
+    work.store.forget(before.posting)
+    with pytest.raises(NotLocated, match=f"was archived in chunk {before.chunk}, which is 'expired'"):
+        archive.read("src", "dir/001")
+    assert archive_everything(work)
+    assert archive.read("src", "dir/001") == BODIES["dir/001"]
+    assert archive.find("src", "dir/001").location.chunk != before.chunk
+
+
+def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(work, archive, monkeypatch):
+    archive.read("src", "dir/001")
+    put_at(work, archive, "dir/001")
+    work.store.asked.clear()
+    with pytest.raises(IntegrityError):
+        archive.read("src", "dir/001")
+    assert len(work.store.asked) == 3
+
+
+def test_few_look_ups_are_remembered(work, archive, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.retrieval.archive.MAX_LOOKUPS", 2)
+    with counted_look_ups(work.ledger, monkeypatch) as asked:
+        for number in (1, 2, 3, 1):
+            archive.read("src", f"dir/{number:03}")
+    assert len(asked) == 4
+
+
+def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(work, archive, database, postgres_url):
+    name = database.url.database
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        for ask in (lambda: archive.read("src", "dir/001"), lambda: list(archive.read_many("src", ["dir/001"]))):
+            with pytest.raises(LedgerError, match=name):
+                ask()
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    assert archive.read("src", "dir/001") == BODIES["dir/001"]
+
+
+# --- by await ------------------------------------------------------------------------------------------------------------
+
+
+def test_by_await_the_same_is_read(work, archive):
+    async def read():
+        async with AsyncArchive(archive) as awaited:
+            one, two = await asyncio.gather(awaited.read("src", "dir/001"), awaited.read("src", "dir/002"))
+            with await awaited.open("src", "dir/003") as file:
+                three = await asyncio.to_thread(file.read)
+            many = {read.key: read.body async for read in awaited.read_many("src", ["dir/004", "dir/005"])}
+            listed = [entry async for entry in awaited.ls("src")]
+            async for _ in awaited.read_many("src", BODIES):
+                break
+            return [one, two, three, *(many[key] for key in sorted(many))], listed
+
+    bodies, listed = asyncio.run(read())
+    assert bodies == [BODIES[key] for key in sorted(BODIES)[1:6]]
+    assert listed == ["dir/"]
+
+
+def test_a_read_that_is_cancelled_lets_the_next_one_go_on(work, archive):
+    async def read():
+        awaited = AsyncArchive(archive)
+        task = asyncio.create_task(anext(awaited.read_many("src", BODIES)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return await awaited.read("src", "dir/001")
+
+    assert asyncio.run(read()) == BODIES["dir/001"]
