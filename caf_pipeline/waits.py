@@ -20,6 +20,9 @@ UNANSWERED_SECONDS: Final = 4.0
 RENEW_SECONDS: Final = 10.0
 """How often listeners are told again of waits that go on, so that a process which died no longer seems to wait."""
 
+LINE_SECONDS: Final = 60.0
+"""Between two lines that say how far a command is, where there is no terminal."""
+
 _LOOK_SECONDS: Final = 0.25
 _IDLE_LOOKS: Final = 20  # after which the thread that looks ends; a fetch of many objects begins a wait a thousand times a second
 

@@ -5,9 +5,11 @@ starts at once.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, SettingsError
@@ -23,7 +25,10 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.retrieval.archive import Archive
+    from caf_pipeline.retrieval.restore import RestoreTarget
     from caf_pipeline.store.jackal.store import JackalStore
+
+BUCKET_SCHEME: Final = "s3://"
 
 
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
@@ -95,6 +100,59 @@ def open_archive(settings: Settings | None = None) -> "Archive":
         store = open_store(settings, ledger, this_process("reader"))
         opened.callback(close_store, store)
         return Archive(ledger, store, opened.pop_all().close)
+
+
+@contextlib.contextmanager
+def open_restore(
+    ledger: Ledger,
+    store: ChunkStore,
+    destination: str,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+    profile: str = "",
+    endpoint_url: str = "",
+    waits: Waits | None = None,
+) -> "Iterator[RestoreTarget]":
+    """Open what objects are restored to, while the context lasts.
+
+    Args:
+        ledger: has the chunks, whose manifests have the headers.
+        store: keeps them.
+        destination: a folder, or `s3://BUCKET/PREFIX`.
+        force: replace what is there and is not equal.
+        dry_run: write nothing.
+        profile: of a bucket; "": as the AWS tools find it.
+        endpoint_url: of a bucket's server; likewise.
+        waits: told while a bucket does not answer.
+
+    Raises:
+        UsageError, SettingsError: it names no place. StagingError: the folder cannot be written. HeldByOther: another process
+        restores into it.
+    """
+    with contextlib.ExitStack() as stack:
+        if not destination.startswith(BUCKET_SCHEME):
+            from caf_pipeline.retrieval.restore_folder import RestoreFolder  # noqa: PLC0415 - only one of the two is needed
+            from caf_pipeline.system.files_below import FilesBelow  # noqa: PLC0415
+
+            folder = Path(destination)
+            there = folder.exists() or not dry_run
+            files = stack.enter_context(FilesBelow(folder, force=force)) if there else None
+            if files and not dry_run:
+                files.own()
+            yield RestoreFolder(files, store, force=force, dry_run=dry_run)
+            return
+        from caf_pipeline.retrieval.manifests import Manifests  # noqa: PLC0415
+        from caf_pipeline.retrieval.restore_bucket import RestoreBucket  # noqa: PLC0415
+        from caf_pipeline.source.s3.target import open_bucket_target  # noqa: PLC0415
+
+        bucket = stack.enter_context(
+            contextlib.closing(
+                open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
+            )
+        )
+        manifests = Manifests(ledger, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="caf-manifests-"))))
+        yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401

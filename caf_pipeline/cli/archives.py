@@ -11,9 +11,9 @@ import typer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.cli import creating
-from caf_pipeline.cli.extracting import NotRestored, RestoreFolder
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
+from caf_pipeline.system.files_below import FilesBelow, NotRestored
 from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
@@ -183,7 +183,7 @@ def extract(
                 tell(error)
         asked = len(members) + len(problems)
         size_bytes = sum(member.size_bytes for member in members)
-        with RestoreFolder(folder, force=force) as target, progress("extracting", size_bytes) as advance:
+        with FilesBelow(folder, force=force) as target, progress("extracting", size_bytes) as advance:
             for member, body in reader.read_many(members):
                 try:
                     target.write(member.key, body, advance)

@@ -9,7 +9,7 @@ import typer
 
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
 from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import IntegrityError, StoreUnreachable, UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def check(  # noqa: PLR0917 - the command line's options
     with (
         opened_ledger(settings) as ledger,
         opened_archive(settings, ledger, source) as store,
-        progress("checking", None) as advance,
+        object_progress(f"checking {source}") as advance,
     ):
         listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
         for one in check_objects(sampled(listed, share), store):

@@ -4,6 +4,8 @@ import inspect
 import json
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ import typer
 from caf_pipeline.errors import UsageError, one_line
 from caf_pipeline.system.quantities import counted as counted  # noqa: PLC0414  what commands show comes from this module
 from caf_pipeline.system.quantities import show_size as show_size  # noqa: PLC0414
+from caf_pipeline.waits import LINE_SECONDS
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
@@ -67,6 +70,35 @@ def print_json(record: Mapping[str, object]) -> None:
 def note(text: str) -> None:
     """Tell on stderr what is no error."""
     print(f"caf: {one_line(text)}", file=sys.stderr)
+
+
+@contextmanager
+def object_progress(title: str) -> Iterator[Callable[[int], None]]:
+    """Show how far work on objects is, whose number is not known: a bar on a terminal, else a line a minute on stderr.
+
+    Yields a function that is told the bytes of each object.
+    """
+    if sys.stderr.isatty():
+        with progress(title, None) as advance:
+            yield advance
+        return
+    objects = size_bytes = 0
+    over, began = threading.Event(), time.monotonic()
+
+    def done(more_bytes: int) -> None:
+        nonlocal objects, size_bytes
+        objects, size_bytes = objects + 1, size_bytes + more_bytes
+
+    def say() -> None:
+        while not over.wait(LINE_SECONDS):
+            rate = show_size(round(size_bytes / (time.monotonic() - began)))
+            note(f"{title}: {counted(objects, 'object')}, {show_size(size_bytes)}, {rate}/s")
+
+    threading.Thread(target=say, name="progress", daemon=True).start()
+    try:
+        yield done
+    finally:
+        over.set()
 
 
 @contextmanager

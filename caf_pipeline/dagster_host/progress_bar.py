@@ -16,13 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from caf_pipeline.chunk_state import UNDER_WAY
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.system.quantities import show_size
-from caf_pipeline.waits import Wait
+from caf_pipeline.waits import LINE_SECONDS, Wait
 
 BAR_WIDTH: Final = 16
 """Columns: with all that is beside it, the line still fits into a terminal of 100."""
-
-LINE_SECONDS: Final = 60.0
-"""Between two lines where there is no terminal."""
 
 SHOWN_SECONDS: Final = 0.1
 """Between two changes of the bar: thousands of objects a second are told."""

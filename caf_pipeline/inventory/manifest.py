@@ -274,8 +274,12 @@ class OpenedManifest:
     row_count: int
     _parquet: pq.ParquetFile
 
-    def batches(self, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `ROWS_PER_GROUP` at a time. Columns that the manifest does not have are left out.
+
+        With `between`, row groups without a key from the first to the second, both included, are left out.
 
         Raises:
             MalformedArchive: a row cannot be read; those before it were yielded.
@@ -283,13 +287,19 @@ class OpenedManifest:
         present = self._parquet.schema_arrow.names
         names = [name for name in columns if name in present] if columns else None
         with _as_malformed():
-            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names):
+            groups = [number for number in range(self._parquet.num_row_groups) if between is None or self._has(number, *between)]
+            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names, row_groups=groups):
                 batch.validate(full=True)  # a Parquet reader takes any bytes for text
                 yield batch
 
-    def rows(self, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    def _has(self, number: int, first: str, last: str) -> bool:
+        """Tell whether a row group may have a key from the first to the last."""
+        keys = self._parquet.metadata.row_group(number).column(self._parquet.schema_arrow.get_field_index("key")).statistics
+        return keys is None or not keys.has_min_max or (keys.min <= last and first <= keys.max)
+
+    def rows(self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None) -> Iterator[dict[str, Any]]:
         """Yield the rows as dicts; as `batches`."""
-        for batch in self.batches(columns):
+        for batch in self.batches(columns, between=between):
             with _as_malformed():
                 rows = batch.to_pylist()
             yield from rows

@@ -8,6 +8,7 @@ from urllib.parse import quote_from_bytes
 
 from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.errors import StoredChunkMissing
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
@@ -164,6 +165,13 @@ class Chunk:
     part: int = 0
     part_count: int = 0
     part_abandoned: bool = False
+
+
+def posting_of(chunk: Chunk) -> Posting:
+    """Return where the store keeps a posted chunk."""
+    if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
+        raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
+    return Posting(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
 
 
 @dataclass(frozen=True, slots=True)

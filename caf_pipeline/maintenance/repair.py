@@ -14,13 +14,13 @@ from typing import Literal
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, LedgerError, NotProven, StagingError, StoreError, StoreUnreachable
-from caf_pipeline.ledger.records import Chunk, CopyCheck
+from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, located_or_damaged, look_at_copies, unverified_copies
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
 from caf_pipeline.packing.staging import download, let_go, staged_has_root, staged_path
-from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of, put_staged, repeat_packing, to_store
+from caf_pipeline.steps.chunk_steps import lease_chunk, put_staged, repeat_packing, to_store
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
 Origin = Literal["staging", "provider", "source", "none needed"]

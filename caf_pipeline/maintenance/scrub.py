@@ -16,10 +16,10 @@ from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
-from caf_pipeline.ledger.records import Chunk, CopyCheck
+from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
-from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
+from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 
 WINDOWS_BEHIND: Final = 2

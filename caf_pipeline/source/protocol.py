@@ -179,6 +179,81 @@ class ObjectSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectThere:
+    """An object that a bucket has already.
+
+    Attributes:
+        etag: which content it is; a read of it asks for this one.
+        sha256: S3's own, where it covers the whole object.
+    """
+
+    size_bytes: int
+    etag: str
+    headers: ObjectHeaders
+    sha256: bytes | None
+
+
+class KeyTaken(Exception):
+    """A bucket has an object of this key, which was not to be replaced."""
+
+
+class ObjectUpload(Protocol):
+    """An object that is written in parts. It appears with `complete`, and not before."""
+
+    def write(self, piece: bytes) -> None:
+        """Take further bytes; raises as `ObjectTarget.put`."""
+        ...
+
+    def mark(self) -> object:
+        """Return where it is."""
+        ...
+
+    def back_to(self, mark: object) -> None:
+        """Take back all bytes since a mark."""
+        ...
+
+    def complete(self, *, replace: bool) -> bool:
+        """Let the object appear; as `ObjectTarget.put`."""
+        ...
+
+    def abort(self) -> None:
+        """Let nothing of it be left, where the bucket can still be asked."""
+        ...
+
+
+class ObjectTarget(Protocol):
+    """A bucket, and what all keys begin with there, that objects are written to. Safe to call from several threads.
+
+    Every call raises SourceDenied, BucketMissing or SourceUnreachable where no other object could be written either, and
+    NotRestored where this one cannot be.
+    """
+
+    def place(self, key: str) -> str:
+        """Return the key's address in the bucket, for people."""
+        ...
+
+    def find(self, key: str) -> ObjectThere | None:
+        """Return the object that is there; None where none is."""
+        ...
+
+    def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
+        """Yield the bytes of what `find` found."""
+        ...
+
+    def put(self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool) -> bool:
+        """Write an object at once; tell whether the bucket compared its SHA-256 before the object appeared.
+
+        Raises:
+            KeyTaken: another object is there, which is not to be replaced. See the class.
+        """
+        ...
+
+    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> ObjectUpload:
+        """Begin an object that is too large to be held in memory."""
+        ...
+
+
 class UnaskedObjects:
     """The objects of a source that is not asked: S3 need not be there, and every method raises SourceUnreachable with `why`."""
 

@@ -15,10 +15,10 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.manifest import PartLocation
-from caf_pipeline.ledger.records import Chunk, Location, LocationRow
+from caf_pipeline.ledger.records import Chunk, Location, LocationRow, posting_of
 from caf_pipeline.retrieval.reader import Found, fetch
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, AccountOfChunk, ChunkAccount
-from caf_pipeline.steps.chunk_steps import open_chunk, posting_of
+from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.system.quantities import counted
 
 

@@ -23,12 +23,11 @@ from caf_pipeline.errors import (
     NotProven,
     RootRefused,
     StagingError,
-    StoredChunkMissing,
     StoreError,
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
-from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease
+from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import remove_staged
@@ -510,13 +509,6 @@ def _withdraw(work: Workplace, lease: Lease, chunk: Chunk, *, reason: str) -> No
 
 
 # --- what the steps share ------------------------------------------------------------------------------------------
-
-
-def posting_of(chunk: Chunk) -> Posting:
-    """Return where the store keeps a posted chunk."""
-    if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
-        raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
-    return Posting(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
 
 
 def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import queue
 
 import pytest
 
+from caf_pipeline.cli import terminal
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
@@ -64,6 +66,17 @@ def test_a_chunk_that_is_gone_is_said_to_be(caf):
     done = caf("check", "src", "a/", "--full")
     one_sentence(done, 9, "no provider gives 4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
+
+
+def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
+    said = queue.SimpleQueue()
+    monkeypatch.setattr(terminal, "note", said.put)
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.001)
+    with terminal.object_progress("checking src") as advance:
+        advance(1024)
+        advance(1024)
+        while "checking src: 2 objects, 2.0 KiB, " not in said.get():
+            pass
 
 
 def test_what_cannot_be_checked_is_said(caf):

@@ -20,14 +20,14 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy
+from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy, posting_of
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back, unread_copy
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
-from caf_pipeline.steps.chunk_steps import lease_chunk, posting_of
+from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
 

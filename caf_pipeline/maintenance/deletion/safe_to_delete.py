@@ -26,11 +26,10 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot
-from caf_pipeline.ledger.records import deletion_lease, plan_lease
+from caf_pipeline.ledger.records import deletion_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
-from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.steps.planning import state_current, take_inventory
 
 EXAMPLES: Final = 5

@@ -15,7 +15,7 @@ from typing import Final
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, StoreError
-from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease
+from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.doctor.findings import (
     NO_LONGER_THERE,
     Actor,
@@ -29,7 +29,6 @@ from caf_pipeline.maintenance.doctor.findings import (
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.steps.chunk_steps import posting_of
 from caf_pipeline.steps.planning import temporary_folder
 from caf_pipeline.store.protocol import SignedTransaction
 from caf_pipeline.system.quantities import counted

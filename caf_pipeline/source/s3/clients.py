@@ -1,5 +1,6 @@
 """boto3's client of a source, for listings, HEADs and control calls; that of the GETs is made of it."""
 
+import os
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ CONNECTIONS: Final = 64
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's own
+
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
 """The AWS tools' own variable: a file of certificates to trust."""
@@ -111,6 +114,11 @@ def _stay(context: dict[str, Any], **_: object) -> None:
 
 def _revealed(secret: SecretStr | None) -> str | None:
     return secret.get_secret_value() if secret else None
+
+
+def endpoint_of_environment() -> str:
+    """Return the endpoint that the AWS tools' own variables name, "" where they name none."""
+    return next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
 
 
 def is_aws(client: "S3Client") -> bool:

@@ -89,7 +89,17 @@ class BucketAddress:
         return f"sources.{self.source or '<name>'}.{name}"
 
     @property
-    def variable(self) -> str:
+    def credentials_hint(self) -> str:
+        """Where credentials come from."""
+        keys = f"{self._variable}ACCESS_KEY_ID and {self._variable}SECRET_ACCESS_KEY"
+        return f"set {keys}, or those of AWS, or {self.setting('profile')}, or anonymous = true for a public bucket"
+
+    def key_hint(self, name: str) -> str:
+        """Return where half a pair of keys comes from, e.g. `ACCESS_KEY_ID`."""
+        return f"{self._variable}{name}, or where that is not set AWS_{name} or the profile's"
+
+    @property
+    def _variable(self) -> str:
         """The beginning of the names of this source's environment variables."""
         return f"CAF_SOURCES__{(self.source or '<name>').upper()}__"
 
@@ -299,7 +309,7 @@ def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
             what = _PAGE if _is_page(error) else "it answers"
             return not_s3(f"{what} with HTTP status {status} and no error code of S3", at)
     if status == 404:
-        return _missing(at)
+        return missing_bucket(at)
     if code_of(error) in ("AccessDenied", "403"):
         return SourceDenied(
             f"{at} may not be listed with these credentials",
@@ -347,9 +357,9 @@ def concerns_all(error: Exception, at: BucketAddress) -> bool:
 def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
     """Return the error where listing and reading fail alike."""
     if isinstance(error, NoCredentialsError):
-        return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=_credentials(at))
+        return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=at.credentials_hint)
     if isinstance(error, _NO_CREDENTIALS):
-        return SourceDenied(f"there are no usable credentials for {at}: {first_line(error)}", hint=_credentials(at))
+        return SourceDenied(f"there are no usable credentials for {at}: {first_line(error)}", hint=at.credentials_hint)
     if isinstance(error, ParamValidationError):
         return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
     return _known_code(error, at) if isinstance(error, ClientError) else None
@@ -361,19 +371,19 @@ def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # no
         return SourceDenied(f"{at} refuses requests, since this machine's clock is wrong", hint="set the machine's clock right")
     if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
         return SourceDenied(
-            f"{at} refuses the access key: it does not know it ({code})", hint=f"check {_where(at, 'ACCESS_KEY_ID')}"
+            f"{at} refuses the access key: it does not know it ({code})", hint=f"check {at.key_hint('ACCESS_KEY_ID')}"
         )
     if code == "SignatureDoesNotMatch":
         return SourceDenied(
             f"{at} refuses the signature ({code}): the secret key does not belong to the access key",
-            hint=f"check {_where(at, 'SECRET_ACCESS_KEY')}; some servers say the same of a wrong {at.setting('region')}",
+            hint=f"check {at.key_hint('SECRET_ACCESS_KEY')}; some servers say the same of a wrong {at.setting('region')}",
         )
     if code == "AuthorizationHeaderMalformed" and region:
         return _elsewhere(region, at)
     if code in _CREDENTIALS:
-        return SourceDenied(f"{at} refuses the credentials ({code})", hint=_credentials(at))
+        return SourceDenied(f"{at} refuses the credentials ({code})", hint=at.credentials_hint)
     if code in ("NoSuchBucket", "InvalidBucketName"):
-        return _missing(at)
+        return missing_bucket(at)
     if code in _REDIRECTS and (region or "location" not in _headers(error)):
         return _elsewhere(region, at)
     return None
@@ -396,18 +406,9 @@ def _headers(error: ClientError) -> Mapping[str, str]:
     return error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
 
 
-def _missing(at: BucketAddress) -> BucketMissing:
+def missing_bucket(at: BucketAddress) -> BucketMissing:
+    """Return the error of a bucket that is not there."""
     return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and endpoint_url")
-
-
-def _credentials(at: BucketAddress) -> str:
-    keys = f"{at.variable}ACCESS_KEY_ID and {at.variable}SECRET_ACCESS_KEY"
-    return f"set {keys}, or those of AWS, or {at.setting('profile')}, or anonymous = true for a public bucket"
-
-
-def _where(at: BucketAddress, name: str) -> str:
-    """Say where a key comes from."""
-    return f"{at.variable}{name}, or where that is not set AWS_{name} or the profile's"
 
 
 _PAGE: Final = "it answers with a web page"

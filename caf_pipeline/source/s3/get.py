@@ -116,7 +116,7 @@ class ObjectReader:
         # To the second: HTTP tells no less of a time, and a listing may.
         if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
-        return _object_headers(answer["ResponseMetadata"]["HTTPHeaders"])
+        return headers_of(answer)
 
     def checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`; the key is text."""
@@ -222,6 +222,11 @@ def _size_of_range(headers: Mapping[str, str]) -> int:
     """Return the object's whole size as the answer to a ranged GET has it; -1 where it has none."""
     total = headers.get("content-range", "").rpartition("/")[2]
     return int(total) if total.isdecimal() else -1
+
+
+def headers_of(answer: Mapping[str, Any]) -> ObjectHeaders:
+    """Return an object's headers from botocore's answer to a HEAD, which takes an Expires that is no time out of the headers."""
+    return _object_headers({**answer["ResponseMetadata"]["HTTPHeaders"], "expires": answer.get("ExpiresString", "")})
 
 
 def _object_headers(headers: Mapping[str, str]) -> ObjectHeaders:

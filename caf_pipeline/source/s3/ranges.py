@@ -3,10 +3,9 @@
 Not `get`, which reads objects that a listing named; here nothing is known of the object but its name.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, Final
+from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -14,11 +13,9 @@ from pydantic import ValidationError
 
 from caf_pipeline.errors import BucketMissing, SourceUnreachable, UsageError
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.s3.clients import build_client
+from caf_pipeline.source.s3.clients import build_client, endpoint_of_environment
 from caf_pipeline.source.s3.errors import code_of, status_of
 from caf_pipeline.system.ranges import RangeAnswer, RemoteFile, parse_range, refused, unreachable
-
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class S3File(RemoteFile):
@@ -34,9 +31,8 @@ class S3File(RemoteFile):
         if not self._bucket or not self._key:
             raise UsageError(f"{url!r} names no object.", hint="Give s3://bucket/key.")
         super().__init__(url)
-        endpoint = next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
         try:
-            settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint)
+            settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint_of_environment())
         except ValidationError as error:
             raise UsageError(f"{self.name} cannot be asked for: {error.errors()[0]['msg']}.") from error
         anonymous = boto3.Session().get_credentials() is None

@@ -37,7 +37,7 @@ class NotRestored(CafError):
     """One member cannot be written here; others can."""
 
 
-class RestoreFolder:
+class FilesBelow:
     """A folder below which members are written, each under a temporary name until it is whole. A context manager."""
 
     def __init__(self, path: Path, *, force: bool) -> None:

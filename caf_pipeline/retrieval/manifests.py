@@ -1,0 +1,126 @@
+"""Manifests of located chunks, fetched when they are needed, for the headers of their objects: one download a chunk.
+
+Source: "A chunk" in docs/format.md.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
+from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainAnswer, StagingError, StoreError
+from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
+from caf_pipeline.ledger.records import Chunk, posting_of
+from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
+from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
+from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.store.protocol import ChunkStore
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+
+MANIFESTS_KEPT: Final = 64
+"""Manifests that are kept on the disk, each of some 100 bytes an object: objects come in the order of keys, and so do most chunks
+of one plan."""
+
+HEADERS: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
+"""What a manifest keeps of an object's headers, beside its user metadata.
+
+Until 0.3.0 Expires was not kept: an object that has one, is archived without it and was written again is archived once more."""
+
+
+class Manifests:
+    """Manifests of located chunks, downloaded to a folder when they are needed; only the manifest that was sealed is accepted."""
+
+    def __init__(
+        self, ledger: "Ledger", store: ChunkStore, folder: Path, *, staged: Callable[[Chunk], Path | None] = lambda chunk: None
+    ) -> None:
+        """Fetch nothing yet; `staged` returns the file of a chunk that is still here, where its manifest is right."""
+        self._ledger = ledger
+        self._store = store
+        self._folder = folder
+        self._staged = staged
+        self._kept: dict[str, Path] = {}
+
+    def headers(self, name: str, wanted: set[tuple[str, str]]) -> Mapping[tuple[str, str], ObjectHeaders] | CafError:
+        """Return the headers of these (key, object version) of a chunk, or why its manifest cannot be had.
+
+        Only the rows between the first and the last of the keys are read.
+
+        Raises:
+            NoChainAnswer. StagingError: the folder takes no more.
+        """
+        try:
+            path = self._kept.get(name) or self._fetch(name)
+            columns = ("key", *IDENTITY_COLUMNS, *HEADERS, "user_metadata")
+            keys = [key for key, _ in wanted]
+            rows = open_manifest(path).rows(columns, between=(min(keys), max(keys)))
+            named = (((row["key"], row_identity(row)), row) for row in rows)
+            return {one: _headers(row) for one, row in named if one in wanted}
+        except (NoChainAnswer, StagingError):
+            raise
+        except (StoreError, ArchiveError, IntegrityError) as error:
+            return error
+
+    def _fetch(self, name: str) -> Path:
+        chunk, path = self._ledger.chunk(name), self._folder / f"{name}.manifest"
+        while len(self._kept) >= MANIFESTS_KEPT:
+            self._kept.pop(next(iter(self._kept))).unlink(missing_ok=True)
+        try:
+            self._write(chunk, path)
+        except OSError as error:
+            raise StagingError(f"{path} cannot be written: {error.strerror}", hint="make room on that disk") from error
+        self._kept[name] = path
+        return path
+
+    def _write(self, chunk: Chunk, path: Path) -> None:
+        if staged := self._staged(chunk):
+            source = StagedSource(staged)
+            member = ChunkFile(source, chunk.name).manifest_member()
+            path.write_bytes(source.read(member.start_byte, member.end_byte))
+        elif chunk.tail_start is not None:
+            self._write_tail(chunk, chunk.tail_start, path)
+        else:
+            self._write_agreed(chunk, path)
+
+    def _write_tail(self, chunk: Chunk, start_byte: int, path: Path) -> None:
+        """Fetch manifest, index and footer from the first provider that gives them as they were sealed; keep the manifest."""
+        posting, said = posting_of(chunk), list[str]()
+        for provider in self._store.holders(posting):
+            digest = hashlib.sha256()
+            try:
+                with path.open("wb") as file:
+                    for piece in self._store.read(posting, start_byte, chunk.stored_size_bytes, provider=provider):
+                        digest.update(piece)
+                        file.write(piece)
+            except NoChainAnswer:
+                raise
+            except (StoreError, IntegrityError) as error:
+                said.append(f"{provider}: {error}")
+                continue
+            if digest.digest() == chunk.tail_sha256:
+                _cut_to_manifest(path)
+                return
+            said.append(f"{provider}: it gives another manifest than was sealed")
+        raise IntegrityError(f"no provider gives the manifest of chunk {chunk.name}: {'; '.join(said) or 'none is listed'}")
+
+    def _write_agreed(self, chunk: Chunk, path: Path) -> None:
+        """Fetch the manifest of a chunk whose seal did not keep its hash: as many copies as are required have to agree on it."""
+        posting = posting_of(chunk)
+        source = AgreedSource(self._store, posting, [copy.provider for copy in self._store.copies(posting)])
+        fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), path)
+        if len(source.providers) < self._store.required_copies:
+            given = f"{len(source.providers)} of {self._store.required_copies}"
+            raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest")
+
+
+def _cut_to_manifest(path: Path) -> None:
+    """Cut a file of manifest, index and footer behind the manifest."""
+    with path.open("r+b") as file:
+        size_bytes = file.seek(-FOOTER_SIZE_BYTES, 2)
+        file.truncate(size_bytes - parse_footer(file.read(FOOTER_SIZE_BYTES)))
+
+
+def _headers(row: Mapping[str, Any]) -> ObjectHeaders:
+    return ObjectHeaders(**{name: row[name] or "" for name in HEADERS}, user_metadata=dict(row["user_metadata"] or ()))

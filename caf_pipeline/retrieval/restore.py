@@ -1,0 +1,104 @@
+"""What a restore is, wherever it goes: objects written that are not there, and what became of each.
+
+The two places are `restore_folder` and `restore_bucket`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.system.quantities import counted
+
+SMALL_BYTES: Final = 1 << 20
+"""Of a file, read piece by piece to be compared; and an object up to this size goes into a file by way of the memory."""
+
+ERRORS_KEPT: Final = 1000
+_GOES_ON: Final = "the same command goes on, and leaves what is there"
+
+
+class Outcome(StrEnum):
+    """What became of an object; in a dry run, what would."""
+
+    RESTORED = "restored"
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredObject:
+    """An object, and what became of it.
+
+    Attributes:
+        location: which.
+        outcome: EQUAL and DIFFERENT say that something is there already, which was left as it is.
+        place: its path in the folder, or its key in the bucket.
+        error: why it failed.
+    """
+
+    location: Location
+    outcome: Outcome
+    place: str = ""
+    error: CafError | None = None
+
+
+class RestoreTarget(Protocol):
+    """A place that objects are restored to."""
+
+    def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
+        """Write objects that are not there, and yield what became of each, in any order. Memory does not grow with their number.
+
+        Raises:
+            StagingError, SourceError: the place takes no more, or is out of reach.
+        """
+        ...
+
+
+def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
+    """Restore objects, as `RestoreTarget.restore`.
+
+    Raises:
+        What that raises. StoreUnreachable: `UNREAD_IN_A_ROW` objects one after the other could not be read.
+    """
+    unread = 0
+    for one in target.restore(listed):
+        yield one
+        unread = unread + 1 if one.error and not one.error.permanent else 0
+        if unread == UNREAD_IN_A_ROW:
+            raise StoreUnreachable(f"the last {unread} objects could not be read: {one.error}", hint=_GOES_ON) from one.error
+
+
+@dataclass
+class RestoreSums:
+    """What became of all objects so far; `restored_bytes` of those restored, `errors` the first ones."""
+
+    listed: int = 0
+    restored: int = 0
+    restored_bytes: int = 0
+    equal: int = 0
+    different: int = 0
+    failed: int = 0
+    errors: list[CafError] = field(default_factory=list)
+
+    def add(self, one: RestoredObject) -> None:
+        """Count an object."""
+        self.listed += 1
+        setattr(self, one.outcome.value, getattr(self, one.outcome.value) + 1)
+        if one.outcome is Outcome.RESTORED:
+            self.restored_bytes += one.location.size_bytes
+        if one.error and len(self.errors) < ERRORS_KEPT:
+            self.errors.append(one.error)
+
+    @property
+    def failure(self) -> CafError | None:
+        """The error that says why not all is there; None where all is."""
+        if not self.failed and not self.different:
+            return None
+        kinds = (IntegrityError, StoreUnreachable, StoreError)
+        kind = next((kind for kind in kinds if any(isinstance(error, kind) for error in self.errors)), CafError)
+        hint = _GOES_ON if self.errors else "--force replaces what is different"
+        return kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} were not restored", hint=hint)

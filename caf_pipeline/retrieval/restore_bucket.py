@@ -1,0 +1,124 @@
+"""Archived objects as objects of a bucket, with their headers and user metadata.
+
+What writes them there is `source.protocol.ObjectTarget`.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Final
+
+from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.holders import holders_of
+from caf_pipeline.retrieval.manifests import Manifests
+from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
+from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.restore import Outcome, RestoredObject
+from caf_pipeline.retrieval.side_by_side import side_by_side
+from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
+from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.files_below import NotRestored
+
+OBJECTS_AT_ONCE: Final = 2_000
+"""Objects whose headers are read at once from the manifests of their chunks: half a row group."""
+
+
+class RestoreBucket:
+    """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
+
+    def __init__(self, bucket: ObjectTarget, store: ChunkStore, manifests: Manifests, *, force: bool, dry_run: bool) -> None:
+        self._bucket = bucket
+        self._store = store
+        self._manifests = manifests
+        self._force = force
+        self._dry_run = dry_run
+
+    def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
+        """See `RestoreTarget.restore`."""
+        yield from side_by_side(self._with_headers(listed), self._restore)
+
+    def _with_headers(self, listed: Iterable[Location]) -> Iterator[tuple[Location, ObjectHeaders | CafError]]:
+        """Yield each object with its headers, or why they are not had. A manifest is fetched once for many objects."""
+        locations = iter(listed)
+        while some := list(islice(locations, OBJECTS_AT_ONCE)):
+            by_chunk = defaultdict(set)
+            for one in some:
+                by_chunk[one.chunk].add((one.row.key, one.row.object_version))
+            headers = {chunk: self._manifests.headers(chunk, wanted) for chunk, wanted in by_chunk.items()}
+            for one in some:
+                known = headers[one.chunk]
+                found = known if isinstance(known, CafError) else known.get((one.row.key, one.row.object_version))
+                yield one, found or IntegrityError(f"the manifest of chunk {one.chunk} does not have {one.row.key!r}")
+
+    def _restore(self, given: tuple[Location, ObjectHeaders | CafError]) -> RestoredObject:
+        one, headers = given
+        place = self._bucket.place(one.row.key)
+        try:
+            if isinstance(headers, CafError):
+                raise headers
+            return RestoredObject(one, self._outcome(one, headers), place)
+        except (NotRestored, StoreError, IntegrityError) as error:
+            return RestoredObject(one, Outcome.FAILED, place, error)
+
+    def _outcome(self, one: Location, headers: ObjectHeaders) -> Outcome:
+        """Write an object that is not there; where another is written meanwhile, look again."""
+        for _ in range(2):
+            there = self._bucket.find(one.row.key)
+            if there and self._is_equal(one, headers, there):
+                return Outcome.EQUAL
+            if there and not self._force:
+                return Outcome.DIFFERENT
+            if self._dry_run:
+                return Outcome.RESTORED
+            try:
+                checked = self._write(one, headers, replace=there is not None)
+            except KeyTaken:
+                continue
+            if not checked:  # a server that knows no SHA-256
+                self._compare(one, headers)
+            return Outcome.RESTORED
+        raise NotRestored(f"{self._bucket.place(one.row.key)} was not written: others write it, too")
+
+    def _is_equal(self, one: Location, headers: ObjectHeaders, there: ObjectThere) -> bool:
+        """Compare size and headers, and then the bytes: by S3's SHA-256 of all of them, else they are read."""
+        expected = headers if headers.content_type else replace(headers, content_type=there.headers.content_type)
+        if there.size_bytes != one.size_bytes or there.headers != expected:
+            return False
+        if there.sha256 and there.sha256 == one.row.sha256:
+            return True
+        pieces, rest = self._bucket.read(one.row.key, there), b""
+        for each in one.ranges:
+            digest, left = hashlib.sha256(), each.end_byte - each.start_byte
+            while left and (piece := rest or next(pieces, b"")):
+                digest.update(piece[:left])
+                left, rest = left - len(piece[:left]), piece[left:]
+            if digest.digest() != each.sha256:
+                return False
+        return True
+
+    def _write(self, one: Location, headers: ObjectHeaders, *, replace: bool) -> bool:
+        """Write an object; tell whether the bucket compared it. Raises KeyTaken."""
+        key = one.row.key
+        if one.size_bytes <= IN_MEMORY_BYTES:
+            body = Found(one, self._store).open().read()
+            sha256 = hashlib.sha256(body).digest() if one.parts else one.row.sha256
+            return self._bucket.put(key, body, sha256, headers, replace=replace)
+        upload = self._bucket.upload(key, one.size_bytes, headers)
+        try:
+            for each in holders_of(one, self._store):
+                each.copy(upload.write, partial(upload.back_to, upload.mark()))
+            return upload.complete(replace=replace)
+        except BaseException:
+            upload.abort()
+            raise
+
+    def _compare(self, one: Location, headers: ObjectHeaders) -> None:
+        there = self._bucket.find(one.row.key)
+        if not there or not self._is_equal(one, headers, there):
+            raise IntegrityError(
+                f"{self._bucket.place(one.row.key)} is not what was sent", hint="look at the server: it does not check SHA-256"
+            )

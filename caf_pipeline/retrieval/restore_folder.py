@@ -1,0 +1,118 @@
+"""Archived objects as files below a folder, each at its key; what becomes of the key's name is `file_names`."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import IO
+
+from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.file_names import path_of
+from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, RestoredObject
+from caf_pipeline.retrieval.side_by_side import side_by_side
+from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.files_below import FilesBelow, NotRestored
+
+
+class RestoreFolder:
+    """A `RestoreTarget`: each file appears when it is whole and compared, with the object's LastModified as its mtime."""
+
+    def __init__(self, files: FilesBelow | None, store: ChunkStore, *, force: bool, dry_run: bool) -> None:
+        """Take the folder, which no other process restores into; None in a dry run where there is no such folder."""
+        self._files = files
+        self._store = store
+        self._force = force
+        self._dry_run = dry_run
+
+    def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
+        """See `RestoreTarget.restore`. In the order of the listing: which of two keys has a name does not change by itself."""
+        begun = ((one, self._begin(one)) for one in listed)
+        for one, known, body in side_by_side(begun, self._read):
+            yield known or self._write(one, body)
+
+    def _begin(self, one: Location) -> RestoredObject | None:
+        """Return what is known already of an object; None of one that is to be written."""
+        try:
+            names, file = _place(self._files, one) if self._files else (path_of(one.row.key), None)
+        except NotRestored as error:
+            return RestoredObject(one, Outcome.FAILED, error=error)
+        place = "/".join(names)
+        if file and _is_equal(file, one):
+            return RestoredObject(one, Outcome.EQUAL, place)
+        if file and not self._force:
+            return RestoredObject(one, Outcome.DIFFERENT, place)
+        return RestoredObject(one, Outcome.RESTORED, place) if self._dry_run else None
+
+    def _read(
+        self, begun: tuple[Location, RestoredObject | None]
+    ) -> tuple[Location, RestoredObject | None, bytes | CafError | None]:
+        """Return also a small object's bytes, or why they are not had; None of a large one. In another thread."""
+        one, known = begun
+        if known or one.size_bytes > SMALL_BYTES:
+            return one, known, None
+        try:
+            return one, None, Found(one, self._store).open().read()
+        except (StoreError, IntegrityError) as error:
+            return one, None, error
+
+    def _write(self, one: Location, body: bytes | CafError | None) -> RestoredObject:
+        assert self._files
+        try:
+            if isinstance(body, CafError):
+                raise body
+            names, file = _place(self._files, one)  # again: another key may have its name by now
+            if file:
+                file.close()
+            fill = Found(one, self._store).write_to if body is None else partial(_write, body)
+            self._files.fill(one.row.key, _encoded(names), fill, _mtime_ns(one))
+        except (NotRestored, StoreError, IntegrityError) as error:
+            return RestoredObject(one, Outcome.FAILED, error=error)
+        return RestoredObject(one, Outcome.RESTORED, "/".join(names))
+
+
+def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] | None]:
+    """Return the names of an object's file, and the open file that is there; None where none is.
+
+    Raises:
+        NotRestored: neither of its two paths can have a file.
+    """
+    key, blocked = one.row.key, None
+    for names in (path_of(key), path_of(key, escaped=True)):
+        try:
+            return names, files.open(key, _encoded(names))
+        except NotRestored as error:
+            blocked = error
+    assert blocked
+    raise blocked
+
+
+def _is_equal(file: IO[bytes], one: Location) -> bool:
+    """Compare a file, and close it, with the SHA-256 of an object, of one in parts with that of each part."""
+    with contextlib.closing(file):
+        if os.fstat(file.fileno()).st_size != one.size_bytes:
+            return False
+        for each in one.ranges:
+            digest, left = hashlib.sha256(), each.end_byte - each.start_byte
+            while left and (piece := file.read(min(left, SMALL_BYTES))):
+                digest.update(piece)
+                left -= len(piece)
+            if digest.digest() != each.sha256:
+                return False
+        return True
+
+
+def _write(body: bytes, file: IO[bytes]) -> None:
+    file.write(body)
+
+
+def _mtime_ns(one: Location) -> int:
+    since = one.row.last_modified - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since // timedelta(microseconds=1)) * 1000
+
+
+def _encoded(names: Sequence[str]) -> list[bytes]:
+    return [name.encode() for name in names]

@@ -1,0 +1,344 @@
+"""`ObjectTarget` on S3: a bucket that objects are restored to.
+
+An object is written with its SHA-256, which S3 compares before the object appears, and on the condition that no other object
+has its key. Source: "Checking object integrity" and "Conditional writes" in the Amazon S3 User Guide.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+from botocore.exceptions import ClientError, ParamValidationError
+from pydantic import ValidationError
+
+from caf_pipeline.errors import CafError, SourceDenied, SourceError, UsageError
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectThere
+from caf_pipeline.source.s3.clients import build_client, endpoint_of_environment
+from caf_pipeline.source.s3.errors import (
+    ASKING_FAILED,
+    Asking,
+    BucketAddress,
+    code_of,
+    concerns_all,
+    is_transient,
+    missing_bucket,
+    source_error,
+    status_of,
+)
+from caf_pipeline.source.s3.get import FULL_OBJECT, headers_of
+from caf_pipeline.system.files_below import NotRestored
+from caf_pipeline.waits import Waits
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+ATTEMPTS: Final = 6
+"""Of one request, as by default of those to a source."""
+
+PART_BYTES: Final = 8 << 20
+"""Of an object that is written in parts: two are in memory, and S3 takes at least 5 MiB."""
+
+MAX_PARTS: Final = 10_000
+"""Of one object: "Amazon S3 multipart upload limits"."""
+
+MAX_KEY_BYTES: Final = 1024
+
+_READ_BYTES: Final = 1 << 20
+_ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep a checksum only where this names it, too
+_TAKEN: Final = (409, 412)  # a write of the same key was under way; there is an object
+_PARAMETERS: Final = {
+    "content_type": "ContentType",
+    "content_encoding": "ContentEncoding",
+    "content_language": "ContentLanguage",
+    "content_disposition": "ContentDisposition",
+    "cache_control": "CacheControl",
+    "expires": "Expires",
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetAddress(BucketAddress):
+    """A bucket that a command names; what hints say is where that command and the AWS tools look."""
+
+    def setting(self, name: str) -> str:
+        """Return what gives a setting."""
+        given = {"endpoint_url": "--endpoint-url or AWS_ENDPOINT_URL", "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
+        return given.get(name, f"s3://{self.bucket}")
+
+    @property
+    def credentials_hint(self) -> str:
+        """Where credentials come from."""
+        return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with --profile"
+
+    def key_hint(self, name: str) -> str:
+        """Return where half a pair of keys comes from."""
+        return f"AWS_{name}, or where that is not set the profile's"
+
+
+class BucketTarget:
+    """A bucket, and what its keys begin with. Safe for several threads, as its client is."""
+
+    def __init__(self, client: "S3Client", bucket: str, prefix: str = "", waits: Waits | None = None) -> None:
+        """Take a client of its own, with no retries."""
+        self._client: Any = client  # its methods take what is put together here by name
+        self._bucket = bucket
+        self._prefix = prefix
+        self._at = TargetAddress("", bucket, client.meta.endpoint_url)
+        self._asking = Asking(self._at, ATTEMPTS, waits or Waits())
+        self._has_bucket = False
+        for name in ("PutObject", "CreateMultipartUpload"):
+            client.meta.events.register(f"before-parameter-build.s3.{name}", _take_expires)
+            client.meta.events.register(f"before-call.s3.{name}", _give_expires)
+
+    def place(self, key: str) -> str:
+        """See `ObjectTarget.place`."""
+        return self._at.of((self._prefix + key).encode())
+
+    def find(self, key: str) -> ObjectThere | None:
+        """See `ObjectTarget.find`."""
+        try:
+            answer = self._asking.attempt(lambda: self._client.head_object(**self._named(key), ChecksumMode="ENABLED"))
+        except ASKING_FAILED as error:
+            if isinstance(error, ClientError) and status_of(error) == 404 and not concerns_all(error, self._at):
+                self._require_bucket(key)
+                return None
+            self._refuse(error, key, "read")
+        whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
+        sha256 = _digest(answer.get("ChecksumSHA256", "")) if whole else None
+        return ObjectThere(answer["ContentLength"], answer["ETag"], headers_of(answer), sha256)
+
+    def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
+        """See `ObjectTarget.read`."""
+        try:
+            answer = self._asking.attempt(lambda: self._client.get_object(**self._named(key), IfMatch=there.etag))
+            with closing(answer["Body"]) as body:
+                yield from body.iter_chunks(_READ_BYTES)
+        except ASKING_FAILED as error:
+            self._refuse(error, key, "read")
+
+    def put(self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool) -> bool:
+        """See `ObjectTarget.put`."""
+        checksum = _encoded(sha256)
+        answer = self._write(
+            key,
+            lambda: self._client.put_object(
+                **self._named(key),
+                **_parameters(headers),
+                **_condition(replace),
+                Body=body,
+                **_ALGORITHM,
+                ChecksumSHA256=checksum,
+            ),
+        )
+        return bool(answer.get("ChecksumSHA256") == checksum)
+
+    def upload(self, key: str, size_bytes: int, headers: ObjectHeaders) -> "PartsUpload":
+        """See `ObjectTarget.upload`."""
+        answer = self._write(
+            key,
+            lambda: self._client.create_multipart_upload(**self._named(key), **_parameters(headers), **_ALGORITHM),
+        )
+        named = {**self._named(key), "UploadId": answer["UploadId"]}
+        return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._client.close()
+
+    def _named(self, key: str) -> dict[str, str]:
+        whole = self._prefix + key
+        if len(whole.encode()) > MAX_KEY_BYTES:
+            raise NotRestored(f"{key!r} was not written: with what its key begins with there, it is longer than 1,024 bytes")
+        return {"Bucket": self._bucket, "Key": whole}
+
+    def _require_bucket(self, key: str) -> None:
+        """Raise BucketMissing where there is no bucket: a HEAD of an object says 404 of both."""
+        if self._has_bucket:
+            return
+        try:
+            self._asking.attempt(lambda: self._client.head_bucket(Bucket=self._bucket))
+        except ASKING_FAILED as error:
+            if isinstance(error, ClientError) and status_of(error) == 403:
+                return  # the listing of a bucket may be forbidden, and the write of an object allowed
+            self._refuse(error, key, "read")
+        self._has_bucket = True
+
+    def _write(self, key: str, call: Callable[[], T]) -> T:
+        try:
+            return self._asking.attempt(call)
+        except ASKING_FAILED as error:
+            if isinstance(error, ClientError) and (status_of(error) in _TAKEN or code_of(error) == "NoSuchUpload"):
+                raise KeyTaken from error  # the last is what the second answer to one request says
+            self._refuse(error, key, "written")
+
+    def _refuse(self, error: Exception, key: str, done: str) -> NoReturn:
+        raise _translated(error, self._at, (self._prefix + key).encode(), done) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PartsMark:
+    """Where an upload is: how many parts were sent, and the bytes behind them."""
+
+    parts: int
+    filled: bytes
+
+
+class PartsUpload:
+    """See `ObjectUpload`: an upload in parts, of which one is sent while the next one is filled. Not for several threads."""
+
+    def __init__(
+        self,
+        client: Any,  # noqa: ANN401
+        named: Mapping[str, str],
+        size_bytes: int,
+        write: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        """Take the upload that was begun, the size of its parts, and what asks and translates."""
+        self._client = client
+        self._named = named
+        self._part_bytes = size_bytes
+        self._write = write
+        self._parts: list[dict[str, Any]] = []
+        self._filled = bytearray()
+        self._thread = ThreadPoolExecutor(1, "part")
+        self._sending: Future[dict[str, Any]] | None = None
+        self._checked = True
+
+    def write(self, piece: bytes) -> None:
+        """See `ObjectUpload.write`."""
+        self._filled += piece
+        while len(self._filled) >= self._part_bytes:
+            self._send(bytes(self._filled[: self._part_bytes]))
+            del self._filled[: self._part_bytes]
+
+    def mark(self) -> PartsMark:
+        """See `ObjectUpload.mark`."""
+        self._take_sent()
+        return PartsMark(len(self._parts), bytes(self._filled))
+
+    def back_to(self, mark: object) -> None:
+        """See `ObjectUpload.back_to`. A part that is sent again replaces the one of its number."""
+        self._take_sent()
+        assert isinstance(mark, PartsMark)
+        del self._parts[mark.parts :]
+        self._filled = bytearray(mark.filled)
+
+    def complete(self, *, replace: bool) -> bool:
+        """See `ObjectUpload.complete`."""
+        if self._filled or not (self._parts or self._sending):
+            self._send(bytes(self._filled))
+        self._take_sent()
+        self._write(
+            lambda: self._client.complete_multipart_upload(
+                **self._named, **_condition(replace), MultipartUpload={"Parts": self._parts}
+            )
+        )
+        self._thread.shutdown()
+        return self._checked
+
+    def abort(self) -> None:
+        """See `ObjectUpload.abort`."""
+        self._thread.shutdown()
+        with suppress(CafError, KeyTaken):
+            self._write(lambda: self._client.abort_multipart_upload(**self._named))
+
+    def _send(self, body: bytes) -> None:
+        self._take_sent()
+        number, checksum = len(self._parts) + 1, _encoded(hashlib.sha256(body).digest())
+
+        def send() -> dict[str, Any]:
+            answer = self._write(
+                lambda: self._client.upload_part(
+                    **self._named, PartNumber=number, Body=body, **_ALGORITHM, ChecksumSHA256=checksum
+                )
+            )
+            self._checked = self._checked and answer.get("ChecksumSHA256") == checksum
+            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
+
+        self._sending = self._thread.submit(send)
+
+    def _take_sent(self) -> None:
+        if self._sending:
+            sending, self._sending = self._sending, None
+            self._parts.append(sending.result())
+
+
+def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: Waits) -> BucketTarget:
+    """Return the target of an address `s3://BUCKET/PREFIX`; `/` is put behind a prefix that does not end so.
+
+    Endpoint, region and credentials are looked for where the AWS tools do. Nothing is asked of the network.
+
+    Raises:
+        UsageError: the address names no bucket. SettingsError: the environment is of no use.
+    """
+    bucket, _, prefix = address.removeprefix("s3://").partition("/")
+    try:
+        settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
+    except ValidationError as error:
+        raise UsageError(
+            f"{address!r} cannot be restored to: {error.errors()[0]['msg']}", hint="give s3://BUCKET or s3://BUCKET/PREFIX"
+        ) from error
+    return BucketTarget(build_client(settings), bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
+
+
+def part_bytes(size_bytes: int) -> int:
+    """Return the size of the parts of an object of so many bytes: S3 takes 10,000 of them."""
+    return max(PART_BYTES, -(-size_bytes // MAX_PARTS))
+
+
+def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> CafError:
+    """Return what a failure is to the user: NotRestored where it is this object's alone."""
+    if isinstance(error, ParamValidationError):
+        return NotRestored(f"{at.of(key)} was not written: {str(error).splitlines()[-1]}")
+    if not isinstance(error, ClientError) or concerns_all(error, at) or is_transient(error):
+        return source_error(error, at)
+    said, status = f"{code_of(error)} (HTTP status {status_of(error)})", status_of(error)
+    if status == 403:
+        return SourceDenied(
+            f"{at.of(key)} may not be {done} with these credentials: {said}",
+            hint=f"grant s3:ListBucket, s3:GetObject and s3:PutObject on '{at.bucket}', or check the credentials",
+        )
+    if status == 404 and code_of(error) != "NoSuchKey":
+        return missing_bucket(at)
+    if 400 <= status < 500:
+        return NotRestored(f"{at.of(key)} was not {done}: the server answers {said}")
+    return SourceError(f"{at} takes no more: the server answers {said}", hint="look at the server; the same command goes on")
+
+
+def _parameters(headers: ObjectHeaders) -> dict[str, Any]:
+    given = {parameter: getattr(headers, name) for name, parameter in _PARAMETERS.items()}
+    return {name: value for name, value in given.items() if value} | {"Metadata": dict(headers.user_metadata)}
+
+
+def _take_expires(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    """Keep the text of Expires from botocore, which takes times only and writes them in its own way."""
+    context["caf_expires"] = params.pop("Expires", "")
+
+
+def _give_expires(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    if expires := context.get("caf_expires"):
+        params["headers"]["Expires"] = expires
+
+
+def _condition(replace: bool) -> dict[str, str]:
+    return {} if replace else {"IfNoneMatch": "*"}
+
+
+def _encoded(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
+
+
+def _digest(encoded: str) -> bytes | None:
+    """Return the SHA-256 that S3 says, None where it says none of the whole object."""
+    with suppress(binascii.Error):
+        digest = base64.b64decode(encoded, validate=True)
+        return digest if len(digest) == hashlib.sha256().digest_size else None
+    return None

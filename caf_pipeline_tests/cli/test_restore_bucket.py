@@ -1,0 +1,229 @@
+"""`caf restore` into a bucket: what is there afterwards, after kills and lost answers, and what is never done."""
+
+import base64
+import hashlib
+import json
+import os
+import signal
+
+import pytest
+
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.settings import load_settings
+from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.wiring import open_workplace
+from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.unruly_s3 import with_header
+from caf_pipeline_tests.support.workplaces import archive_everything
+
+PREFIX = "back/"
+BODIES = {
+    **{f"some/key-{number:02}": os.urandom(1_000 + number) for number in range(20)},
+    "large": os.urandom(17 << 20),  # three parts
+    "empty": b"",
+    "a": b"1",
+    "a/b": b"2",
+    "folder/": b"",
+    "/absolute": b"3",
+    "x//y": b"4",
+    "../../outside": b"5",
+    "ü+ %\t&": b"6",
+    "n" * 1024: b"7",
+}
+FULL = ObjectHeaders(
+    "text/x-odd; charset=klingon",
+    "gzip",
+    "de",
+    'attachment; filename="a b.txt"',
+    "max-age=7",
+    "whenever it is done",
+    {"owner": "team a", "odd-name": "=?UTF-8?B?w7w=?="},
+)
+HEADERS = {"some/key-03": FULL, "large": FULL, "a": ObjectHeaders("text/plain")}
+FITTING = {key: body for key, body in BODIES.items() if len(key) < 1000}
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory):
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS)
+    caf.settings(source_text("http://127.0.0.1:9", "b", target_size="12MiB"))
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES, HEADERS)))
+    return caf
+
+
+@pytest.fixture
+def restore(archived, new_bucket):
+    """Restores into the new bucket, by this server, with these options."""
+
+    def run(*options, prefix="", endpoint=new_bucket.endpoint, to=f"s3://{new_bucket.name}/{PREFIX}"):
+        return archived("restore", "src", prefix, to, "--endpoint-url", endpoint, *options)
+
+    return run
+
+
+def objects(bucket):
+    """Return the bodies that a bucket has below the prefix, by what follows it."""
+    pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name)
+    keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+    assert all(key.startswith(PREFIX) for key in keys)
+    return {key.removeprefix(PREFIX): bucket.client.get_object(Bucket=bucket.name, Key=key)["Body"].read() for key in keys}
+
+
+def sums(done):
+    return json.loads(done.out.splitlines()[-1])
+
+
+def uploads(bucket):
+    return bucket.client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", [])
+
+
+def test_every_object_comes_back_with_its_headers_whatever_its_key(restore, new_bucket):
+    one_sentence(restore(), 1, "longer than 1,024 bytes", f"1 object of {len(BODIES)}")
+    assert objects(new_bucket) == FITTING
+    for key in ("some/key-03", "large"):
+        head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=PREFIX + key)
+        assert head["Metadata"] == FULL.user_metadata
+        assert (head["ContentType"], head["ContentEncoding"]) == (FULL.content_type, FULL.content_encoding)
+        assert (head["ContentLanguage"], head["CacheControl"]) == (FULL.content_language, FULL.cache_control)
+        assert (head["ContentDisposition"], head["ExpiresString"]) == (FULL.content_disposition, FULL.expires)
+
+
+def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(restore, new_bucket):
+    assert restore(prefix="some/").status == 0
+    before = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"]
+    new_bucket.delete(f"{PREFIX}some/key-07")
+    done = sums(restore("--json", prefix="some/"))
+    assert (done["restored"], done["equal"], done["different"], done["failed"]) == (1, 19, 0, 0)
+    assert new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"] == before
+
+
+def test_an_object_of_parts_is_read_to_be_compared(restore, new_bucket, unruly_s3):
+    assert restore(prefix="large").status == 0
+    assert sums(restore("--json", prefix="large"))["equal"] == 1
+    unruly_s3.other_bytes(kind="object")
+    assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["different"] == 1
+
+
+@pytest.mark.parametrize("key", ["some/key-03", "large"])
+def test_what_is_different_is_never_replaced_unless_it_is_told_to(restore, new_bucket, key):
+    mine, same_bytes = bytes(len(BODIES[key])), {"ContentType": "text/mine"}
+    for body, options in ((mine, {}), (BODIES[key], same_bytes)):
+        new_bucket.put(PREFIX + key, body, **options)
+        one_sentence(restore(prefix=key), 1, "1 object of 1 were not restored", "--force")
+        assert objects(new_bucket) == {key: body}
+    assert restore("--force", prefix=key).status == 0
+    assert objects(new_bucket) == {key: BODIES[key]}
+    assert sums(restore("--json", prefix=key))["equal"] == 1
+
+
+def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, unruly_s3):
+    """Between the look and the write."""
+
+    def appears(asked, answer):
+        new_bucket.put(f"{PREFIX}a", b"another's")
+        return answer
+
+    unruly_s3.order(appears, kind="head", key=f"{PREFIX}a", times=1)
+    one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 were not restored")
+    assert objects(new_bucket) == {"a": b"another's", "a/b": b"2"}
+
+
+def test_a_dry_run_writes_nothing(restore, new_bucket):
+    done = restore("--dry-run")
+    assert (done.status, objects(new_bucket), len(done.out.splitlines())) == (1, {}, len(FITTING))
+    assert f"{len(FITTING)} would be written" in done.err
+
+
+def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, restore, new_bucket):
+    to = ("restore", "src", f"s3://{new_bucket.name}/{PREFIX}", "--json", "--endpoint-url", new_bucket.endpoint)
+    for at_least in (1, 12):
+        with archived.start(*to) as process:
+            for _ in range(at_least):
+                if not process.stdout.readline():
+                    break
+            process.send_signal(signal.SIGKILL)
+        assert all(BODIES[key] == body for key, body in objects(new_bucket).items())
+    assert sums(restore("--json"))["failed"] == 1  # the key that is too long here
+    assert objects(new_bucket) == FITTING
+
+
+@pytest.mark.parametrize("key", ["some/key-03", "large"])
+def test_a_write_whose_answer_was_lost_is_found_to_be_done(restore, new_bucket, unruly_s3, key):
+    finishes = {"some/key-03": lambda asked: "x-amz-checksum-sha256" in map(str.lower, asked.headers)}
+    completes = lambda asked: "uploadId" in asked.query and "partNumber" not in asked.query  # noqa: E731
+    unruly_s3.fail(500, kind="object", times=1, when=finishes.get(key, completes))
+    assert restore(prefix=key, endpoint=unruly_s3.endpoint).status == 0
+    assert unruly_s3.struck == 1
+    assert objects(new_bucket) == {key: BODIES[key]}
+
+
+def test_a_server_that_compares_no_checksum_is_read_back(restore, new_bucket, unruly_s3):
+    def without_checksum(asked, answer):
+        return with_header(answer, "x-amz-checksum-sha256", "")
+
+    unruly_s3.order(without_checksum, kind="head")
+    unruly_s3.order(without_checksum, kind="object", times=1)
+    assert restore(prefix="some/key-03", endpoint=unruly_s3.endpoint).status == 0
+    new_bucket.delete(f"{PREFIX}some/key-03")
+    unruly_s3.well_behaved()
+    unruly_s3.order(without_checksum, kind="head")
+    unruly_s3.order(without_checksum, kind="object", times=1)
+    unruly_s3.other_bytes(kind="object")
+    one_sentence(restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "is not what was sent")
+
+
+def test_wrong_bytes_never_become_an_object(archived, restore, new_bucket):
+    spoilt = {}
+    wrong = {"some/key-03", "large"}
+    for file in archived.folder.glob(".caf/store/chunks/*.caf"):
+        data = spoilt[file] = file.read_bytes()
+        for key in wrong:
+            data = data.replace(BODIES[key][-1000:], BODIES[key][-1000:][::-1])
+        file.write_bytes(data)
+    try:
+        one_sentence(restore(), 9, f"3 objects of {len(BODIES)} were not restored")
+    finally:
+        for file, data in spoilt.items():
+            file.write_bytes(data)
+    assert objects(new_bucket) == {key: body for key, body in FITTING.items() if key not in wrong}
+    assert uploads(new_bucket) == []
+
+
+def test_a_manifest_that_no_provider_gives_lets_nothing_of_its_chunk_be_written(archived, restore, new_bucket):
+    kept = {file: file.read_bytes() for file in archived.folder.glob(".caf/store/chunks/*.caf")}
+    for file, data in kept.items():
+        file.write_bytes(data[:-3000] + bytes(2980) + data[-20:])
+    try:
+        one_sentence(restore(prefix="a"), 9, "2 objects of 2 were not restored", "manifest")
+    finally:
+        for file, data in kept.items():
+            file.write_bytes(data)
+    assert objects(new_bucket) == {}
+
+
+def test_what_cannot_be_restored_to_is_said(archived, restore, new_bucket, unruly_s3):
+    one_sentence(restore(to="s3://no-such-bucket-here/x"), 5, "there is no bucket 'no-such-bucket-here'")
+    one_sentence(restore(endpoint="http://127.0.0.1:1"), 5, "connection refused", "--endpoint-url")
+    one_sentence(restore(to="s3:///x"), 2, "s3://BUCKET")
+    one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'")
+    one_sentence(archived("restore", "src", "folder", "--profile", "p"), 2, "are for a bucket")
+    for kind, done in (("head", "read"), ("object", "written")):
+        unruly_s3.well_behaved()
+        unruly_s3.fail(403, "AccessDenied", kind=kind)
+        one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 5, f"may not be {done}", "grant s3:ListBucket")
+    unruly_s3.well_behaved()
+    unruly_s3.fail(507, "XMinioStorageFull", kind="object")
+    one_sentence(restore(prefix="x", endpoint=unruly_s3.endpoint), 5, "takes no more", "XMinioStorageFull")
+
+
+def test_the_environment_names_the_server_as_for_the_aws_tools(archived, new_bucket):
+    to = f"s3://{new_bucket.name}/back"
+    assert archived("restore", "src", "x", to, AWS_ENDPOINT_URL=new_bucket.endpoint).status == 0
+    assert objects(new_bucket) == {"x//y": b"4"}
+    head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}x//y", ChecksumMode="ENABLED")
+    assert base64.b64decode(head["ChecksumSHA256"]) == hashlib.sha256(b"4").digest()
