@@ -1,0 +1,269 @@
+"""`caf://SOURCE/KEY` for fsspec, and so for pandas, polars, pyarrow, DuckDB and dask: what is archived, to be read.
+
+A directory is what keys have in common up to a '/'. As in other object stores' file systems a key that ends in '/' has no path,
+and where a key is also the beginning of others (`a` and `a/b`), `info` says that it is a file, and `ls` what is below it. A part
+of a key that is empty (`a//b`) is no directory: `find` and `open` know such keys, `ls` and `walk` do not.
+
+Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError, and the OSError of a file
+system that is read-only. All other errors are those of `Archive`.
+"""
+
+import atexit
+import errno
+import io
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import isfilelike
+
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.archive import Archive
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.wiring import open_archive
+
+Info = dict[str, Any]
+
+
+class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """What is archived, as a file system that is read-only.
+
+    fsspec makes one for each thread. All with the same settings share an archive, which is opened when it is first asked; a
+    forked process opens its own.
+    """
+
+    protocol = "caf"
+    root_marker = ""
+
+    _lock: ClassVar = threading.Lock()
+    _archives: ClassVar[list[tuple[int, Settings, Archive]]] = []
+    _archive: tuple[int, Archive] | None = None
+
+    def __init__(self, config: str | os.PathLike[str] | None = None, **options: Any) -> None:  # noqa: ANN401 - fsspec's own
+        """Take the settings of this file, or of those that `caf` would take here."""
+        super().__init__(config=config, **options)
+        self.config = config
+
+    @property
+    def archive(self) -> Archive:
+        """What is read."""
+        if self._archive is None or self._archive[0] != os.getpid():
+            self._archive = os.getpid(), self._shared(load_settings(Path(self.config) if self.config is not None else None))
+        return self._archive[1]
+
+    @classmethod
+    def _shared(cls, settings: Settings) -> Archive:
+        with cls._lock:
+            for pid, known, archive in cls._archives:
+                if (pid, known) == (os.getpid(), settings):
+                    return archive
+            archive = open_archive(settings)
+            cls._archives.append((os.getpid(), settings, archive))
+            atexit.register(_close, os.getpid(), archive)
+            return archive
+
+    # --- what there is ---------------------------------------------------------------------------------------------------
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: ANN401
+        """List a directory; of a file, itself. Keys come in the order of their bytes."""
+        path = self._strip_protocol(path)
+        source, key = _split(path)
+        if not source:
+            found = [_directory(name) for name in self.archive.sources()]
+        else:
+            prefix = f"{key}/" if key else ""
+            with _not_found(path):
+                entries = self.archive.ls(source, prefix)
+                named = (entry for entry in entries if not (entry if isinstance(entry, str) else entry.row.key).endswith("//"))
+                found = [_directory(f"{source}/{one[:-1]}") if isinstance(one, str) else _file(source, one) for one in named]
+            found = [one for one in found if not one["name"].endswith("/")]
+            if not found and key:
+                found = [one for one in [self.info(path)] if one["type"] == "file"]
+        return found if detail else [one["name"] for one in found]
+
+    def info(self, path: str, **_: Any) -> Info:  # noqa: ANN401
+        """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and status, too, by one look-up.
+
+        Raises:
+            FileNotFoundError: it says why the key is not archived, where that is known.
+        """
+        path = self._strip_protocol(path)
+        source, key = _split(path)
+        if not source or (not key and source in self.archive.sources()):
+            return _directory(path)
+        with _not_found(path):
+            try:
+                return _file(source, self.archive.find(source, key).location)
+            except NotLocated:
+                if next(self.archive.ls(source, f"{key}/"), None) is None:
+                    raise
+                return _directory(path)
+
+    def exists(self, path: str, **_: Any) -> bool:  # noqa: ANN401
+        """Return whether there is such a file or directory; an archive that cannot be asked is an error, and no False."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def isfile(self, path: str) -> bool:
+        """Return whether it is a file; errors as `exists`."""
+        return self.exists(path) and self.info(path)["type"] == "file"
+
+    def modified(self, path: str) -> datetime:
+        """Return a file's LastModified in S3."""
+        with _not_found(path):
+            return self.archive.find(*_split(self._strip_protocol(path))).location.row.last_modified
+
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> list[str] | dict[str, Info]:
+        """Return all files below a path, by a page of keys at a time instead of a question for each directory."""
+        path = self._strip_protocol(path)
+        source, key = _split(path)
+        if maxdepth is not None or not source:
+            below: list[str] | dict[str, Info] = super().find(path, maxdepth, withdirs, detail, **options)
+            return below
+        found: dict[str, Info] = {}
+        try:
+            for one in self.archive.ls(source, f"{key}/" if key else "", recursive=True):
+                assert isinstance(one, Location)
+                info = _file(source, one)
+                if not info["name"].endswith("/"):
+                    found[info["name"]] = info
+                at = len(info["name"])
+                while withdirs and (at := info["name"].rfind("/", 0, at)) >= len(path):
+                    found.setdefault(info["name"][:at], _directory(info["name"][:at]))
+        except NotLocated:  # no such source: nothing is found, as by any other file system
+            return {} if detail else []
+        if not found and self.isfile(path):
+            found[path] = self.info(path)
+        names = sorted(name for name in found if not name.endswith("/"))
+        return {name: found[name] for name in names} if detail else names
+
+    # --- bytes -----------------------------------------------------------------------------------------------------------
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:  # noqa: ANN401
+        """Open a file; `object_version` names one version. What is compared when is as `Archive.open` says."""
+        if mode != "rb":
+            self._refuse(path)
+        with _not_found(path):
+            return self.archive.open(*_split(self._strip_protocol(path)), options.get("object_version"))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:  # noqa: ANN401
+        """Return a file's bytes, or a slice of them."""
+        source, key = _split(self._strip_protocol(path))
+        with _not_found(path):
+            if start is None and end is None:
+                return self.archive.read(source, key)
+            (one,) = self.archive.read_many(source, [(key, start, end)])
+            return one.body
+
+    def cat_ranges(
+        self,
+        paths: list[str],
+        starts: int | Sequence[int | None] | None,
+        ends: int | Sequence[int | None] | None,
+        max_gap: int | None = None,
+        on_error: str = "return",
+        **_: Any,  # noqa: ANN401
+    ) -> list[bytes | Exception]:
+        """Return slices of files; those that lie close in a chunk are one request, and `max_gap` is not asked."""
+        if not isinstance(paths, list):
+            raise TypeError("paths is a list")
+        begins = [starts] * len(paths) if starts is None or isinstance(starts, int) else list(starts)
+        stops = [ends] * len(paths) if ends is None or isinstance(ends, int) else list(ends)
+        if not len(paths) == len(begins) == len(stops):
+            raise ValueError("there are not as many starts and ends as paths")
+        by_source = defaultdict[str, list[tuple[int, str]]](list)
+        for number, path in enumerate(paths):
+            source, key = _split(self._strip_protocol(path))
+            by_source[source].append((number, key))
+        given: list[bytes | Exception] = [b""] * len(paths)
+        for source, asked in by_source.items():
+            for one in self.archive.read_many(source, [(key, begins[number], stops[number]) for number, key in asked]):
+                number = asked[one.number][0]
+                try:
+                    with _not_found(paths[number]):
+                        given[number] = one.body
+                except Exception as error:
+                    if on_error != "return":
+                        raise
+                    given[number] = error
+        return given
+
+    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:  # noqa: ANN401
+        """Return files' bytes, by few requests where a list names them."""
+        if recursive or not isinstance(path, list):
+            return super().cat(path, recursive, on_error, **options)
+        paths = self.expand_path(path)
+        found = zip(paths, self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return"), strict=True)
+        return {name: body for name, body in found if on_error != "omit" or isinstance(body, bytes)}
+
+    def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **options: Any) -> None:  # noqa: ANN401
+        """Write a file; it appears when it is whole and was compared."""
+        if outfile is not None or isfilelike(lpath):
+            super().get_file(rpath, lpath, outfile=outfile, **({"callback": callback} if callback else {}), **options)
+        elif self.isdir(rpath):
+            os.makedirs(lpath, exist_ok=True)
+        else:
+            Path(lpath).parent.mkdir(parents=True, exist_ok=True)
+            with _not_found(rpath):
+                self.archive.save(*_split(self._strip_protocol(rpath)), Path(lpath))
+
+    # --- what is refused -------------------------------------------------------------------------------------------------
+
+    def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
+        raise OSError(errno.EROFS, "what is archived can be read, and not written, here", path)
+
+    mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = cp_file = copy = touch = pipe_file = put_file = put = _refuse
+
+
+def _close(pid: int, archive: Archive) -> None:
+    """Close what this process opened; a child that was forked would end its parent's connections."""
+    if pid == os.getpid():
+        archive.close()
+
+
+def _split(path: str) -> tuple[str, str]:
+    source, _, key = path.partition("/")
+    return source, key
+
+
+def _directory(path: str) -> Info:
+    return {"name": path, "size": 0, "type": "directory"}
+
+
+def _file(source: str, one: Location) -> Info:
+    return {
+        "name": f"{source}/{one.row.key}",
+        "size": one.size_bytes,
+        "type": "file",
+        "LastModified": one.row.last_modified,
+        "ETag": one.row.etag,
+        "sha256": one.row.sha256.hex() or None,
+        "object_version": one.row.object_version,
+        "status": one.status,
+    }
+
+
+@contextmanager
+def _not_found(path: str) -> Iterator[None]:
+    """Say it in Python's own error where something is not archived."""
+    try:
+        yield
+    except NotLocated as error:
+        raise FileNotFoundError(errno.ENOENT, f"{error}{f' ({error.hint})' if error.hint else ''}", path) from error

@@ -1,0 +1,263 @@
+"""`caf://`: fsspec's own tests of reading, and the libraries that people read with."""
+
+import errno
+import io
+import os
+
+import duckdb
+import fsspec
+import pandas as pd
+import polars as pl
+import psycopg
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
+
+from caf_pipeline.errors import LedgerError
+from caf_pipeline.filesystem import CafFileSystem
+from caf_pipeline.ledger.database import parse_url
+from caf_pipeline.retrieval import bulk
+from caf_pipeline.retrieval.archive import Archive
+from caf_pipeline_tests.cli.test_pipeline import KEYS
+from caf_pipeline_tests.retrieval.test_archive import CountingFolders
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import copy_template
+from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+TABLE = pa.table({"number": range(50_000), "text": [f"row {number}" for number in range(50_000)]})
+
+
+class FilledFileSystem(CafFileSystem):
+    """What a test writes is in a source, which is archived before anything is read."""
+
+    cachable = False
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+        self.written = 0
+        self.reading = Archive(work.ledger, work.store)
+
+    @property
+    def archive(self):
+        if len(self.work.objects.bodies) > self.written:
+            self.written = len(self.work.objects.bodies)
+            archive_everything(self.work)
+        return self.reading
+
+    def pipe_file(self, path, value, **_):
+        self.work.objects.bodies[path.removeprefix("src/")] = value
+
+    pipe = pipe_file
+
+    def touch(self, path, **_):
+        self.pipe_file(path, b"")
+
+    def mkdir(self, path, **_):
+        """Make nothing: keys make directories."""
+
+    makedirs = rm = mkdir
+
+
+@pytest.fixture
+def fs(tmp_path, ledger):
+    store = CountingFolders(tmp_path / "store")
+    return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger, store=store))
+
+
+class TestReading(AbstractFixtures, AbstractGetTests):
+    @pytest.fixture
+    def fs(self, tmp_path, ledger):
+        return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger))
+
+    @pytest.fixture
+    def fs_path(self):
+        return "src/top"
+
+    @pytest.fixture
+    def fs_join(self):
+        return lambda *names: "/".join(names)
+
+    @pytest.fixture
+    def supports_empty_directories(self):
+        return False
+
+
+@pytest.fixture
+def filled(fs):
+    for key, body in {"a": b"file", "a/b": b"below", "a/c/d": b"deep", "a//odd": b"odd", "dir/": b"", "é ü": b"utf"}.items():
+        fs.pipe_file(key, body)
+    return fs
+
+
+def test_directories_are_what_keys_have_in_common(filled):
+    assert filled.ls("caf://", detail=False) == ["src"]
+    assert filled.ls("src", detail=False) == ["src/a", "src/a", "src/dir", "src/é ü"]
+    assert filled.ls("src/a", detail=False) == ["src/a/b", "src/a/c"]
+    assert filled.ls("src/a/b", detail=False) == ["src/a/b"]
+    assert filled.ls("src/dir") == []
+    assert filled.find("caf://src") == ["src/a", "src/a//odd", "src/a/b", "src/a/c/d", "src/é ü"]
+    assert filled.find("src/a", withdirs=True) == ["src/a", "src/a//odd", "src/a/b", "src/a/c", "src/a/c/d"]
+    assert filled.find("src/a", maxdepth=1) == ["src/a/b"]
+    assert filled.glob("caf://src/a/*") == ["src/a/b", "src/a/c"]
+    assert filled.glob("src/**/d") == ["src/a/c/d"]
+    assert filled.glob("*") == ["src"]
+    assert filled.find("nothing") == filled.find("src/nothing") == filled.glob("src/x*") == []
+    for path in ("nothing", "src/nothing", "src/nothing/"):
+        with pytest.raises(FileNotFoundError):
+            filled.ls(path)
+
+
+def test_a_file_says_what_is_known_of_it(filled):
+    info = filled.info("caf://src/a/b")
+    assert (info["name"], info["size"], info["type"], info["status"]) == ("src/a/b", 5, "file", "current")
+    assert info in filled.ls("src/a")
+    assert filled.find("src/a", detail=True)["src/a/b"] == info
+    assert filled.modified("src/a/b") == info["LastModified"]
+    assert (filled.isfile("src/a"), filled.isdir("src/a/c"), filled.isdir(""), filled.isdir("src")) == (True,) * 4
+    assert [filled.exists(path) for path in ("src/a/b", "src/a/c", "src/a/x", "else", "src")] == [True, True, False, False, True]
+
+
+def test_bytes_and_slices_of_them_are_read(filled):
+    assert filled.cat_file("src/a/b") == b"below"
+    assert [filled.cat_file("src/a/b", *edges) for edges in ((1, 3), (-2, None), (None, -1), (9, None))] == [
+        b"el",
+        b"ow",
+        b"belo",
+        b"",
+    ]
+    assert filled.cat(["src/a", "src/a/b"]) == {"src/a": b"file", "src/a/b": b"below"}
+    assert filled.cat("src/a/*", on_error="omit") == {"src/a/b": b"below"}
+    with filled.open("src/é ü", "r") as file:
+        assert file.read() == "utf"
+    with pytest.raises(FileNotFoundError, match="'x' of source src is not archived"):
+        filled.open("src/x")
+
+
+def test_ranges_are_read_by_few_requests(fs):
+    bodies = {f"k{number:02}": os.urandom(2000) for number in range(50)}
+    for key, body in bodies.items():
+        fs.pipe_file(key, body)
+    paths = [f"caf://src/{key}" for key in bodies for _ in range(2)] + ["src/none", "other/none"]
+    starts, ends = [0, 1000] * 50 + [0, 0], [10, 2000] * 50 + [1, 1]
+    assert fs.archive
+    fs.work.store.asked.clear()
+    *given, missing, unknown = fs.cat_ranges(paths, starts, ends)
+    assert given == [body[start:end] for body in bodies.values() for start, end in ((0, 10), (1000, 2000))]
+    assert (type(missing), type(unknown)) == (FileNotFoundError, FileNotFoundError)
+    assert len(fs.work.store.asked) == 1
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(paths, starts, ends, on_error="raise")
+    with pytest.raises(ValueError, match="as many"):
+        fs.cat_ranges(paths, [0], ends)
+
+
+def test_nothing_is_written(tmp_path):
+    fs = fsspec.filesystem("caf", config=tmp_path / "no.toml", skip_instance_cache=True)
+    (tmp_path / "x").write_bytes(b"x")
+    for write in (
+        lambda: fs.open("src/a", "wb"),
+        lambda: fs.write_text("src/a", "text"),
+        lambda: fs.pipe({"src/a": b"x"}),
+        lambda: fs.put(str(tmp_path / "x"), "src/a"),
+        lambda: fs.rm("src/a", recursive=True),
+        lambda: fs.mkdir("src/a"),
+        lambda: fs.makedirs("src/a", exist_ok=True),
+        lambda: fs.touch("src/a"),
+        lambda: fs.mv("src/a", "src/b"),
+        lambda: fs.cp("src/a", "src/b"),
+    ):
+        with pytest.raises(OSError, match="not written") as refused:
+            write()
+        assert refused.value.errno == errno.EROFS
+
+
+def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
+    assert filled.archive
+    location = filled.archive.find("src", "a/b").location
+    for provider in filled.work.store.folders:
+        path = filled.work.store.file(provider, location.posting)
+        body = bytearray(path.read_bytes())
+        body[location.row.end_byte - 1] ^= 1
+        path.write_bytes(body)
+    with pytest.raises(Exception, match="SHA-256"):
+        filled.get_file("src/a/b", str(tmp_path / "out" / "b"))
+    assert list((tmp_path / "out").iterdir()) == []
+    filled.get("src/a/c", str(tmp_path / "out"), recursive=True)
+    assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
+
+
+def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_url):
+    assert filled.exists("src/a")
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"DROP DATABASE {database.url.database} WITH (FORCE)")
+        for ask in (filled.exists, filled.isfile, filled.isdir, filled.cat_file):
+            with pytest.raises(LedgerError):
+                ask("src/a/b")
+        admin.execute(f"CREATE DATABASE {database.url.database}")
+
+
+# --- the libraries -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def caf(tmp_path_factory, s3_server, postgres_url, template_database):
+    """A folder whose caf.toml has a source with tables."""
+    copy_template(postgres_url, template_database, "read_by_libraries")
+    url = parse_url(postgres_url).set(drivername="postgresql", database="read_by_libraries")
+    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": url.render_as_string(hide_password=False)})
+    bucket = make_bucket(s3_server)
+    for number in range(2):
+        buffer = io.BytesIO()
+        pq.write_table(TABLE.slice(number * 25_000, 25_000), buffer, row_group_size=5000)
+        bucket.put(f"tables/part-{number}.parquet", buffer.getvalue())
+    bucket.put("numbers.csv", TABLE.slice(0, 100).to_pandas().to_csv(index=False).encode())
+    caf.settings(source_text(s3_server, bucket.name))
+    archive_source(caf)
+    return caf
+
+
+@pytest.fixture
+def registered(caf):
+    """The file system, as its protocol's name gives it."""
+    with caf.surroundings():
+        fs = fsspec.filesystem("caf", skip_instance_cache=True)
+        yield fs
+        assert type(fs) is CafFileSystem
+
+
+@pytest.mark.parametrize("in_memory", [bulk.IN_MEMORY_BYTES, 1000], ids=["compared", "by ranges"])
+@pytest.mark.usefixtures("registered")
+def test_pandas_reads_tables(monkeypatch, in_memory):
+    monkeypatch.setattr("caf_pipeline.retrieval.object_file.IN_MEMORY_BYTES", in_memory)
+    assert pd.read_parquet("caf://src/tables/part-0.parquet").equals(TABLE.slice(0, 25_000).to_pandas())
+    assert list(pd.read_parquet("caf://src/tables/part-1.parquet", columns=["number"])["number"])[-1] == 49_999
+    assert len(pd.read_csv("caf://src/numbers.csv")) == 100
+
+
+def test_pyarrow_reads_tables_and_datasets(registered):
+    assert pq.read_table("src/tables/part-0.parquet", filesystem=registered) == TABLE.slice(0, 25_000)
+    dataset = pa.dataset.dataset("src/tables", filesystem=registered, format="parquet")
+    assert dataset.to_table(filter=pa.dataset.field("number") >= 49_990).num_rows == 10
+
+
+def test_polars_reads_tables(registered):
+    for name in ("part-0.parquet", "part-1.parquet"):
+        with registered.open(f"src/tables/{name}") as file:
+            assert pl.read_parquet(file, columns=["number"]).height == 25_000
+    with registered.open("src/numbers.csv") as file:
+        assert pl.read_csv(file).height == 100
+    dataset = pa.dataset.dataset("src/tables", filesystem=registered, format="parquet")
+    assert pl.scan_pyarrow_dataset(dataset).filter(pl.col("number") >= 49_990).collect().height == 10
+
+
+def test_duckdb_reads_tables(registered):
+    with duckdb.connect(":memory:", config={}) as connection:
+        connection.register_filesystem(registered)
+        assert connection.sql("SELECT sum(number) FROM 'caf://src/tables/*.parquet'").fetchall() == [(sum(range(50_000)),)]
+        assert connection.sql("SELECT count(*) FROM 'caf://src/numbers.csv'").fetchall() == [(100,)]
+        connection.unregister_filesystem("caf")
