@@ -12,6 +12,7 @@ from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
 from caf_pipeline.defs.resources import build_resources
+from caf_pipeline.defs.restoring import restore_job
 from caf_pipeline.defs.schedules import source_schedules
 from caf_pipeline.defs.sensors import TICK_SECONDS, launching_sensor, new_objects_sensor
 from caf_pipeline.defs.watching import watching_jobs
@@ -34,6 +35,7 @@ def build_defs(
         jobs=[
             *(each for its in jobs.values() for each in its),
             *(each for source, _ in sources for each in watching_jobs(source)),
+            restore_job(),
         ],
         sensors=[
             *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),

@@ -1,0 +1,127 @@
+"""The job that restores: archived objects of any source, below a folder or into a bucket, as `caf restore` does."""
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from dagster import (
+    Config,
+    Failure,
+    GraphDefinition,
+    IntMetadataValue,
+    JobDefinition,
+    MetadataValue,
+    Nothing,
+    OpExecutionContext,
+    Out,
+    Output,
+    op,
+)
+from pydantic import Field
+
+from caf_pipeline import wiring
+from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
+from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE
+from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.retrieval.listing import every, is_current, list_objects
+from caf_pipeline.retrieval.reader import no_source
+from caf_pipeline.retrieval.restore import RestoreSums, restore_objects
+from caf_pipeline.system.quantities import counted, show_size
+from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
+
+RESTORE_JOB: Final = "restore"
+
+MOST_TOLD: Final = 20
+"""Errors of objects in the log of a run, each an event in Dagster's storage; all are counted."""
+
+
+class Restore(Config):
+    """What a run restores, and where to."""
+
+    source: str = Field(description="The source's name.")
+    destination: str = Field(description="A folder of the machine that the run is on, or s3://BUCKET/PREFIX.")
+    prefix: str = Field(default="", description="What the keys begin with, as in S3; all by default.")
+    force: bool = Field(default=False, description="Replace what is there and is not equal.")
+    current: bool = Field(default=False, description="Only objects that S3 had at the last inventory.")
+    profile: str = Field(default="", description="The AWS profile for the bucket.")
+    endpoint_url: str = Field(default="", description="The bucket's server, where that is not AWS.")
+
+
+def restore_job() -> JobDefinition:
+    """Return the job; there is one for all sources."""
+    return GraphDefinition(name=RESTORE_JOB, node_defs=[_restore_objects]).to_job(
+        description="Write archived objects of a source below a folder, or into a bucket: give `source` and `destination`. "
+        "What is there and equal is left, so that the same run goes on after a failure; what is not equal is replaced only with "
+        "`force`."
+    )
+
+
+@op(
+    name="restore_objects",
+    description="Write the objects that are not there, each compared with its SHA-256.",
+    out=Out(Nothing),
+    retry_policy=RETRY_TRANSIENT,
+    required_resource_keys={LEDGER, STORE, RUN},
+)
+def _restore_objects(context: OpExecutionContext, config: Restore) -> Output[None]:
+    context.instance.add_run_tags(context.run_id, {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))})
+    sums = RestoreSums()
+    try:
+        attempt(context, lambda: _restore(context, config, sums), context.resources.run.on_error)
+    except Failure as failure:
+        failure.metadata = {**failure.metadata, **_shown(sums)}
+        raise
+    return Output(None, metadata=_shown(sums))
+
+
+def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
+    """Restore, and count into the sums.
+
+    Raises:
+        CafError: nothing more can be restored, or not all was.
+    """
+    ledger, waits = context.resources.ledger.get(), Waits(Announcer(context.log.info), context.resources.run.waiting)
+    if unknown := no_source(ledger, config.source):
+        raise unknown
+    store = context.resources.store.open(ledger, this_process(context.run_id), waits)
+    told_at = time.monotonic()
+    try:
+        with wiring.open_restore(
+            ledger,
+            store,
+            config.destination,
+            force=config.force,
+            profile=config.profile,
+            endpoint_url=config.endpoint_url,
+            waits=waits,
+        ) as target:
+            wanted = is_current if config.current else every
+            for one in restore_objects(list_objects(ledger, config.source, config.prefix, wanted=wanted), target):
+                sums.add(one)
+                if one.error and len(sums.errors) <= MOST_TOLD:
+                    context.log.error(f"{one.error} {one.error.hint}".rstrip())
+                if time.monotonic() - told_at >= LINE_SECONDS:
+                    told_at = time.monotonic()
+                    size = show_size(sums.restored_bytes)
+                    context.log.info(
+                        f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
+                    )
+    except HeldByOther as held:
+        raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure
+    if not sums.listed:
+        raise NotLocated(f"no key of source '{config.source}' is archived and begins with '{config.prefix}'")
+    if sums.failure:
+        raise sums.failure
+
+
+def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
+    shown = {
+        "objects": sums.restored,
+        "bytes": sums.restored_bytes,
+        "skipped": sums.equal,
+        "different": sums.different,
+        "failed": sums.failed,
+    }
+    return {name: MetadataValue.int(count) for name, count in shown.items()}

@@ -1,0 +1,72 @@
+"""What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
+
+import pytest
+from dagster import Definitions, asset, define_asset_job
+
+from caf_pipeline.defs.object_reader import ObjectReader
+from caf_pipeline_tests.support.command_line import source_text
+from caf_pipeline_tests.support.workplaces import archive_everything
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+
+
+@pytest.fixture
+def archived(pipeline):
+    pipeline.put(9)
+    archive_everything(pipeline.workplace())
+    return pipeline
+
+
+def restore(pipeline, **config):
+    """Execute the job, and return the result and the metadata of its op."""
+    run_config = {"ops": {"restore_objects": {"config": {"source": SOURCE, **config}}}}
+    result = pipeline.execute("restore", run_config=run_config)
+    step = [event for event in result.all_events if event.is_step_failure or event.is_successful_output]
+    data = step[0].step_failure_data.user_failure_data if step[0].is_step_failure else step[0].step_output_data
+    return result, {name: value.value for name, value in data.metadata.items()}, getattr(data, "description", "")
+
+
+def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
+    result, shown, _ = restore(archived, prefix="key-00", destination=str(tmp_path / "out"))
+    assert result.success
+    assert shown == {"objects": 9, "bytes": 27_000, "skipped": 0, "different": 0, "failed": 0}
+    assert (tmp_path / "out" / "key-003").read_bytes().startswith(b"key-3.")
+    (tmp_path / "out" / "key-003").unlink()
+    result, shown, _ = restore(archived, destination=str(tmp_path / "out"))
+    assert (shown["objects"], shown["skipped"]) == (1, 8)
+
+
+def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
+    (tmp_path / "key-003").write_text("mine")
+    result, shown, said = restore(archived, destination=str(tmp_path))
+    assert not result.success
+    assert said == "1 object of 9 were not restored"
+    assert (shown["objects"], shown["different"], shown["exit_code"]) == (8, 1, 1)
+    assert restore(archived, destination=str(tmp_path), force=True)[0].success
+    result, _, said = restore(archived, prefix="none/", destination=str(tmp_path))
+    assert said == f"no key of source '{SOURCE}' is archived and begins with 'none/'"
+    result, _, said = restore(archived, source="other", destination=str(tmp_path))
+    assert said == "the ledger has no source 'other'"
+
+
+def test_an_asset_of_another_project_reads_archived_objects(archived, tmp_path, database_url, monkeypatch):
+    for name, value in (("CAF_DATABASE_URL", database_url), ("CAF_STORE__KIND", "directory")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CAF_STORE__FOLDER", str(archived.settings.store.folder))
+    settings = tmp_path / "caf.toml"
+    settings.write_text(source_text("http://127.0.0.1:1", "b").replace("sources.src", f"sources.{SOURCE}"))
+
+    @asset
+    def report(archive: ObjectReader) -> None:
+        with archive.open(SOURCE, "key-003") as file:
+            file.seek(4)
+            tail = file.read(2)
+        assert (archive.read(SOURCE, "key-007")[:6], tail) == (b"key-7.", b"3.")
+        (tmp_path / "report").write_text("\n".join(one.row.key for one in archive.archive.ls(SOURCE)))
+
+    theirs = Definitions(assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()})
+    run_config = {"resources": {"archive": {"config": {"settings_file": str(settings)}}}}
+    assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
+    assert len((tmp_path / "report").read_text().splitlines()) == 9
