@@ -84,6 +84,12 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _queue(text: str) -> str:
+    if text and len([part for part in urlsplit(_server(text)).path.split("/") if part]) < 2:
+        raise ValueError("must be a queue's URL such as https://sqs.eu-central-1.amazonaws.com/111122223333/photos")
+    return text
+
+
 def _region(name: str) -> str:
     if name and not _REGION.fullmatch(name):
         raise ValueError("must be a region's name such as eu-central-1: letters, digits and '-'")
@@ -173,6 +179,7 @@ KeyPrefix = Annotated[str, AfterValidator(_prefix)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
 StorageClass = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]  # as listings have it: STANDARD, GLACIER_IR
 ReportFolder = Annotated[str, AfterValidator(_report_folder)]
+QueueUrl = Annotated[str, AfterValidator(_queue)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 RegionName = Annotated[str, AfterValidator(_region)]
 OwnerName = Annotated[str, AfterValidator(_owner)]

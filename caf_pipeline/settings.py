@@ -32,6 +32,7 @@ from caf_pipeline.setting_values import (
     OwnerName,
     Pattern,
     ProofType,
+    QueueUrl,
     RegionName,
     ReportFolder,
     Size,
@@ -69,6 +70,7 @@ class SourceSettings(_Section):
         min_age: seconds since an archived object was last modified, at least, when the inventory is taken.
         versions: `all`: each version of a key is an object to archive; `current`: only what a key has now.
         inventory: the folder of S3 Inventory's reports of the bucket, `s3://…/`; the bucket is listed where empty.
+        queue: the URL of an SQS queue with S3's event notifications of the bucket; the bucket is looked through where empty.
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
         public: the operator's word that every byte of this source may be read by anybody.
@@ -95,6 +97,7 @@ class SourceSettings(_Section):
     min_age: Duration = 0
     versions: Literal["current", "all"] = "current"
     inventory: ReportFolder = ""
+    queue: QueueUrl = ""
     endpoint_url: Endpoint = ""
     region: RegionName = ""
     profile: str = ""
@@ -129,6 +132,12 @@ class SourceSettings(_Section):
             raise ValueError(
                 f"inventory, {self.inventory}, must end in SOURCE-BUCKET/CONFIG-ID/, and this source's bucket is '{self.bucket}'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _queue_needs_credentials(self) -> "SourceSettings":
+        if self.queue and self.anonymous:
+            raise ValueError("queue and anonymous exclude each other: a queue is never read without credentials")
         return self
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.source.protocol import ObjectSource
+from caf_pipeline.source.protocol import EventQueue, ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
@@ -168,6 +168,13 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
         client=client,
         waits=waits,
     )
+
+
+def open_queue(settings: Settings, source: str) -> EventQueue:
+    """Open the queue of a source's event notifications."""
+    from caf_pipeline.source.s3.queue import open_event_queue  # noqa: PLC0415 - as above
+
+    return open_event_queue(source, settings.source(source))
 
 
 def open_workplace(

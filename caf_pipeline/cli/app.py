@@ -10,6 +10,7 @@ from caf_pipeline.cli import archives, controls, jackal, listing, pipeline, plan
 from caf_pipeline.cli.backfill import backfill
 from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
+from caf_pipeline.cli.queue import queue
 from caf_pipeline.cli.rebuild import rebuild
 from caf_pipeline.cli.restore import restore
 from caf_pipeline.cli.runs import runs
@@ -66,7 +67,17 @@ def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
 for _name, _command, _epilog in archives.COMMANDS:
     app.command(_name, epilog=_epilog)(_command)
 _add(
-    app, pipeline.run, backfill, plans.plan, plans.plans, pipeline.get, pipeline.status, runs, pipeline.unpark, pipeline.withdraw
+    app,
+    pipeline.run,
+    backfill,
+    plans.plan,
+    plans.plans,
+    pipeline.get,
+    pipeline.status,
+    runs,
+    queue,
+    pipeline.unpark,
+    pipeline.withdraw,
 )
 _add(app, listing.ls, listing.find, listing.du, restore, check, safe_to_delete, doctor, rebuild)
 _group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)

@@ -9,12 +9,12 @@ import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, note, print_json, printable, show_size, show_time
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import SkipReason, versions_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from caf_pipeline.ledger.records import Chunk, Location, RunWait, SourceAccount
 
@@ -170,10 +170,14 @@ def status(
             account = ledger.account(name) if registered else None
             chunks = ledger.chunks(source=name) if registered else ()
             waits = [wait for wait in ledger.waits() if wait.source == name]
+            noticed, apart = ledger.count_noticed([name]).get(name, (0, 0))
             if json:
-                _print_status_json(name, account, list(chunks), waits)
-            else:
-                _print_status(name, account, list(chunks), waits, everything)
+                _print_status_json(name, account, list(chunks), waits, {"noticed_keys": noticed, "messages_set_apart": apart})
+                continue
+            _print_status(name, account, list(chunks), waits, everything)
+            if noticed or apart:
+                said = f"{name}: events name {counted(noticed, 'key')} that no inventory has listed since"
+                typer.echo(f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said)
 
 
 def unpark(chunk: ChunkArgument) -> None:
@@ -218,7 +222,13 @@ def _not_current(key: str, location: "Location") -> str:
     return f"'{printable(key)}' has other content in S3 now, which {why}; {written}"
 
 
-def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list[Chunk]", waits: "Sequence[RunWait]") -> None:
+def _print_status_json(
+    name: str,
+    account: "SourceAccount | None",
+    chunks: "list[Chunk]",
+    waits: "Sequence[RunWait]",
+    of_queue: "Mapping[str, int]",
+) -> None:
     content = account.content if account else None
     print_json(
         {
@@ -236,6 +246,7 @@ def _print_status_json(name: str, account: "SourceAccount | None", chunks: "list
             "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
             "waiting_objects": account.waiting.as_json() if account and account.waiting else None,
             "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
+            **of_queue,
             "waiting": [
                 {
                     "run": one.run,

@@ -5,32 +5,18 @@ time. Their cursors are small, and to lose one loses nothing: the look begins ag
 deadline: Dagster's daemon ends a tick after 60 s, without a word of what it waited for.
 """
 
-import json
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
-from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from dagster import (
-    DefaultSensorStatus,
-    RunRequest,
-    RunsFilter,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SensorResult,
-    SkipReason,
-    sensor,
-)
+from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationContext, SkipReason, sensor
 
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
-from caf_pipeline.defs.launch_look import ENOUGH, LaunchLook, Tick, pause_reason
-from caf_pipeline.defs.launching import UNFINISHED
-from caf_pipeline.defs.naming import LAUNCH_SENSOR, identifier, job_name, op_name, s3_key
-from caf_pipeline.defs.resources import EVERY_STEP, ask_in_time, open_work
+from caf_pipeline.defs.launch_look import LaunchLook, Tick
+from caf_pipeline.defs.naming import LAUNCH_SENSOR, identifier, job_name, s3_key
+from caf_pipeline.defs.new_objects_look import NewObjectsLook
+from caf_pipeline.defs.resources import EVERY_STEP
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.settings import Settings, SourceSettings
-from caf_pipeline.steps import planning
 from caf_pipeline.system.deadline import Deadline, Overdue
 
 LAUNCH_SECONDS: Final = 30
@@ -62,7 +48,6 @@ def new_objects_sensor(settings: Settings, source: str, tick_seconds: float = TI
     """Return the sensor that looks for new objects of one source."""
     its = settings.sources[source]
     watched = its.watch_interval_seconds > 0
-    afterwards = "Nothing is planned by this look; the next one begins at the same key."
 
     @sensor(
         name=f"new_objects_{identifier(source)}",
@@ -70,48 +55,26 @@ def new_objects_sensor(settings: Settings, source: str, tick_seconds: float = TI
         minimum_interval_seconds=its.watch_interval_seconds or None,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
         default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
-        description=(
-            f"Lists at most {its.watch_pages:,} pages of 1,000 keys at a time, going round the bucket, and plans the part "
-            "of it that has objects which no chunk has."
-        ),
+        description=_described(its),
     )
     def new_objects(context: SensorEvaluationContext) -> Tick:
-        deadline = Deadline(tick_seconds)
-        busy = context.instance.get_runs(RunsFilter(job_name=job_name(source, "plan"), statuses=UNFINISHED), limit=1)
-        if busy:
-            return SkipReason(f"Run {busy[0].run_id} is planning this source already.")
-
-        def look() -> Tick:
-            ask = partial(ask_in_time, context, deadline)
-            if paused := ask(describe_database(settings), lambda: pause_reason(context.resources.ledger.get())):
-                return SkipReason(paused)
-            after = unquote_to_bytes(json.loads(context.cursor)["after"]) if context.cursor else b""
-            seen = ask(
-                f"bucket '{its.bucket}' at {its.endpoint_url or 'AWS'}, or the ledger,",
-                lambda: planning.look_for_new(
-                    open_work(context, source),
-                    after=after,
-                    max_pages=its.watch_pages,
-                    enough=lambda: deadline.left() < tick_seconds * ENOUGH,
-                ),
-            )
-            cursor = json.dumps({"after": quote_from_bytes(seen.next_after or b"")})  # None: again from the start
-            if not seen.new_objects:
-                return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
-            return SensorResult([RunRequest(run_config=_window(source, after, seen.next_after, its))], cursor=cursor)
-
-        return _told(look, afterwards)
+        look = NewObjectsLook(context, settings, source, Deadline(tick_seconds))
+        return _told(look.tick, "Nothing is planned by this look; the next one begins at the same key.")
 
     return new_objects
 
 
-def _window(source: str, after: bytes, until: bytes | None, settings: SourceSettings) -> dict[str, object]:
-    window: dict[str, object] = {"after": quote_from_bytes(after)}
-    if until is not None:
-        window["until"] = quote_from_bytes(until)
-    if settings.inventory:  # a window of the whole bucket would be taken for no window, and a report is older than what was seen
-        window["list_bucket"] = True
-    return {"ops": {op_name(source, "s3_inventory"): {"config": window}}}
+def _described(its: SourceSettings) -> str:
+    if its.queue:
+        return (
+            f"Takes event notifications from the queue {its.queue} and keeps the keys that they name in the ledger, then lists "
+            f"the part of the bucket that has the first of them, {its.watch_pages:,} pages of 1,000 keys at most, and plans it "
+            "where it has objects which no chunk has. A message is deleted once the ledger has its keys."
+        )
+    return (
+        f"Lists at most {its.watch_pages:,} pages of 1,000 keys at a time, going round the bucket, and plans the part "
+        "of it that has objects which no chunk has."
+    )
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

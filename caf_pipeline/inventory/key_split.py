@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from os.path import commonprefix
 from typing import Final
 
+from caf_pipeline.inventory.objects import MAX_KEY_BYTES
+
 LAST: Final = "\U0010fffd"
 """Greater than any character of nearly every key; the two after it are no characters, which a server may refuse."""
 
@@ -22,6 +24,18 @@ def text_of(key: bytes) -> str:
         return key.decode()
     except UnicodeDecodeError as error:
         return key[: error.start].decode()
+
+
+def just_before(key: bytes) -> bytes:
+    """Return a key, or what a listing takes for one, that is less than this key, with hardly any other between the two."""
+    text = text_of(key)
+    if text.encode() != key:
+        return text.encode()  # what a key begins with is less than the key
+    if text[-1:] <= _FIRST_ASKABLE:
+        return text[:-1].encode()
+    before = "\ud7ff" if text[-1] == "\ue000" else chr(ord(text[-1]) - 1)  # between them are code points of no character
+    found = (text[:-1] + ("\ufffd" if before in _UNASKABLE else before) + LAST).encode()
+    return found if len(found) <= MAX_KEY_BYTES else text[:-1].encode()
 
 
 def split_key(

@@ -39,6 +39,7 @@ from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
+from caf_pipeline.ledger.notices import Notices
 from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
@@ -95,6 +96,7 @@ class Ledger(
     Lookups,
     LaunchableChunks,
     Progress,
+    Notices,
     ObjectLookups,
     ArchivedKeys,
     CurrentContent,

@@ -582,3 +582,13 @@ class SourceProgress:
             return 0.0
         rate = self.bytes_per_second
         return None if rate is None else under_way.size_bytes / rate
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSetApart:
+    """A message of a source's queue that is no event of its bucket, or has one beside others, and why."""
+
+    message_id: str
+    body: bytes
+    reason: str
+    set_apart_at: datetime

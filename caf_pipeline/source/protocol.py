@@ -254,6 +254,58 @@ class ObjectTarget(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectEvent:
+    """Something happened to a key. What the bucket has of it now, only the bucket says.
+
+    Attributes:
+        key: as bytes.
+        sequencer: orders the events of one key, upper-case hexadecimal; "" where there is none.
+    """
+
+    key: bytes
+    sequencer: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMessage:
+    """A message that was received and not deleted yet.
+
+    Attributes:
+        message_id: the same each time that it is received.
+        receipt: by which it is deleted.
+        body: as it came.
+        events: of the source's keys; none where it is a test, or is about other keys of the bucket.
+        wrong: why it, or a part of it, is no event notification of the source's bucket; "" where it is one.
+    """
+
+    message_id: str
+    receipt: str
+    body: bytes
+    events: Sequence[ObjectEvent]
+    wrong: str
+
+
+class EventQueue(Protocol):
+    """A queue of S3's event notifications: any may come twice, late, and in any order. Safe to call from several threads."""
+
+    def receive(self) -> Sequence[QueueMessage]:
+        """Return some messages, which come again after a minute unless they are deleted; none where there are none.
+
+        Raises:
+            SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
+        """
+        ...
+
+    def delete(self, messages: Sequence[QueueMessage]) -> None:
+        """Delete messages that are durable elsewhere. One that could not be deleted comes again.
+
+        Raises:
+            As `receive`.
+        """
+        ...
+
+
 class UnaskedObjects:
     """The objects of a source that is not asked: S3 need not be there, and every method raises SourceUnreachable with `why`."""
 

@@ -158,7 +158,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
         if folder.begun is None:
-            folder.begin(_begin(work))
+            folder.begin(_begin(work, after, until))
         try:
             ParallelListing(work, folder, after, until, work.source_settings.listing_threads).run()
             with _listed_into(work, folder.begun, after, until) as writer:
@@ -167,7 +167,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
                 writer.leave_out(folder.left_out())
                 snapshot = writer.finish()
         except ListingUnordered:
-            with _listed_into(work, _begin(work), after, until) as writer:
+            with _listed_into(work, _begin(work, after, until), after, until) as writer:
                 for page in work.objects.list_pages(after=after, versions=True):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
                     kept, left_out = kept_of(within, all_versions=work.all_versions)
@@ -178,9 +178,11 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     return snapshot
 
 
-def _begin(work: Workplace) -> Begun:
+def _begin(work: Workplace, after: bytes, until: bytes | None) -> Begun:
     """Return the time before the first page: what a listing says was so at this time or later."""
-    return Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
+    begun = Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
+    work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
+    return begun
 
 
 def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: bytes | None) -> SnapshotWriter:
@@ -323,13 +325,18 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Calla
             continue
         pages += 1
         last = page[-1].key
-        objects = [obj for obj in page if not obj.is_delete_marker]
-        settled = work.ledger.settled_objects(work.source, objects)
-        unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
-        new_objects += sum(not is_supported(obj.key) or filters.left_out_by(obj) is None for obj in unsettled)
+        new_objects += len(unsettled_objects(work, page, filters))
         if enough():
             return Look(new_objects, last)
     return Look(new_objects, last if pages >= max_pages else None)
+
+
+def unsettled_objects(work: Workplace, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
+    """Return what a plan would take of what is listed."""
+    objects = [obj for obj in listed if not obj.is_delete_marker]
+    settled = work.ledger.settled_objects(work.source, objects)
+    unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
+    return [obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None]
 
 
 # --- what is current -----------------------------------------------------------------------------------------------
@@ -450,6 +457,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         export_standing(work, current.standing)  # with what was just claimed
                     else:
                         waiting = _let_wait(work, snapshot, plan)
+        work.ledger.forget_noticed(work.source, snapshot.name)
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))

@@ -25,6 +25,7 @@ COMMANDS = {
     "check": ("check", "src", "--full"),
     "status": ("status",),
     "runs": ("runs",),
+    "queue": ("queue", "src"),
     "unpark": ("unpark", "src-00000000-00001"),
     "withdraw": ("withdraw", "src-00000000-00001"),
     "safe-to-delete": ("safe-to-delete", "src"),
@@ -55,6 +56,7 @@ SAID = {
     "jackal price": b"ujkl",
     "status": b"located",
     "runs": b"success",
+    "queue": b"no message",
     "plans": b"located",
     "list": b"folder/file",
 }

@@ -8,6 +8,7 @@ import tempfile
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,10 +28,12 @@ from caf_pipeline_tests.contracts.object_source import KEYS
 from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
 from caf_pipeline_tests.support.s3_server import s3_error
 
+NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
+
 
 def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return Workplace("src", described, objects, None, None, this_process("run-1"), waits=waits or Waits())
+    return Workplace("src", described, objects, None, NO_LEDGER, this_process("run-1"), waits=waits or Waits())
 
 
 def keys_of(snapshot) -> list[bytes]:

@@ -1,6 +1,9 @@
 """boto3's client of a source, for listings, HEADs and control calls; that of the GETs is made of it."""
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +35,11 @@ READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's 
 
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
+QUEUE_ATTEMPTS: Final = 2
+"""Of one request to a queue, the first included: the next tick asks again."""
+
+_QUEUE_HOST: Final = re.compile(r"(?:sqs|queue)[.]([a-z0-9-]+)[.](?:amazonaws[.]com|api[.]aws)(?:[.]cn)?")
+
 CA_BUNDLE: Final = "AWS_CA_BUNDLE"
 """The AWS tools' own variable: a file of certificates to trust."""
 
@@ -55,15 +63,49 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
     )
-    try:
-        session = boto3.Session(
-            botocore_session=_botocore_session(settings.profile or None),
-            region_name=settings.region or None,
-            aws_access_key_id=_revealed(settings.access_key_id),
-            aws_secret_access_key=_revealed(settings.secret_access_key),
-        )
+    with _configured():
+        session = _session(settings)
         region = session.region_name or DEFAULT_REGION
         client = session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
+    if settings.endpoint_url:
+        client.meta.events.register("before-parameter-build.s3", _stay)
+    return client
+
+
+@cache
+def build_queue_client(settings: SourceSettings) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
+    """Return a client for the source's queue, at the address that the queue's URL has; nothing is asked of the network.
+
+    Raises:
+        SettingsError: a setting is of no use.
+    """
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": QUEUE_ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT.total_seconds(),
+        read_timeout=CONNECT_TIMEOUT.total_seconds(),  # within a tick's deadline, or nothing is known of the answer
+    )
+    url = urlsplit(settings.queue)
+    of_aws = _QUEUE_HOST.fullmatch(url.hostname or "")
+    with _configured():
+        session = _session(settings)
+        region = of_aws[1] if of_aws else session.region_name or DEFAULT_REGION
+        return session.client("sqs", region_name=region, endpoint_url=f"{url.scheme}://{url.netloc}", config=config)
+
+
+def _session(settings: SourceSettings) -> boto3.Session:
+    return boto3.Session(
+        botocore_session=_botocore_session(settings.profile or None),
+        region_name=settings.region or None,
+        aws_access_key_id=_revealed(settings.access_key_id),
+        aws_secret_access_key=_revealed(settings.secret_access_key),
+    )
+
+
+@contextmanager
+def _configured() -> Iterator[None]:
+    """Raise SettingsError for what boto3 says of a configuration that is of no use."""
+    try:
+        yield
     except ProfileNotFound as error:
         raise SettingsError(
             f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
@@ -80,9 +122,6 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
             f"the AWS configuration cannot be used: {str(error).rstrip('.')}",
             hint="check AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION and the files in ~/.aws",
         ) from error
-    if settings.endpoint_url:
-        client.meta.events.register("before-parameter-build.s3", _stay)
-    return client
 
 
 def _botocore_session(profile: str | None) -> botocore.session.Session:

@@ -1,0 +1,131 @@
+"""One look of a sensor for new objects: round the bucket part by part, or where events of the source's queue say."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResult, SkipReason
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
+from caf_pipeline.defs.launching import UNFINISHED
+from caf_pipeline.defs.naming import job_name, op_name
+from caf_pipeline.defs.resources import ask_in_time, open_work
+from caf_pipeline.ledger.database import describe_database
+from caf_pipeline.settings import Settings, SourceSettings
+from caf_pipeline.steps import notices, planning
+from caf_pipeline.system.deadline import Deadline
+from caf_pipeline.system.quantities import counted
+from caf_pipeline.wiring import open_queue
+
+ENOUGH_FOR_EVENTS: Final = 0.2
+"""As `ENOUGH`, of a look that has asked the queue before the bucket."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class NewObjectsLook:
+    """One look at one source.
+
+    Attributes:
+        context: of the tick.
+        settings: all.
+        source: its name.
+        deadline: for all questions to servers.
+        notes: sentences on the queue.
+    """
+
+    context: SensorEvaluationContext
+    settings: Settings
+    source: str
+    deadline: Deadline
+    notes: list[str] = field(default_factory=list)
+
+    def tick(self) -> Tick:
+        """Ask for a plan of what is new.
+
+        Raises:
+            Overdue: the ledger, the queue or the bucket did not answer in time.
+        """
+        database = describe_database(self.settings)
+        if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
+            return SkipReason(paused)
+        if self._its.queue:
+            self._ask(f"queue {self._its.queue}, or the ledger,", self._drain)
+        planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
+        if busy := self.context.instance.get_runs(planning_runs, limit=1):
+            return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
+        after = unquote_to_bytes(json.loads(self.context.cursor)["after"]) if self.context.cursor else b""
+        return self._where_events_say(after) if self._its.queue else self._round(after)
+
+    @property
+    def _its(self) -> SourceSettings:
+        return self.settings.sources[self.source]
+
+    def _ask(self, whom: str, question: Callable[[], T]) -> T:
+        return ask_in_time(self.context, self.deadline, whom, question)
+
+    def _ask_bucket(self, look: Callable[[Workplace], T]) -> T:
+        whom = f"bucket '{self._its.bucket}' at {self._its.endpoint_url or 'AWS'}, or the ledger,"
+        return self._ask(whom, lambda: look(open_work(self.context, self.source)))
+
+    def _is_enough(self, share: float) -> bool:
+        return self.deadline.left() < self.deadline.seconds * share
+
+    def _said(self, sentence: str) -> str:
+        return " ".join([sentence, *self.notes])
+
+    def _round(self, after: bytes) -> Tick:
+        look = partial(
+            planning.look_for_new, after=after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
+        )
+        seen = self._ask_bucket(look)
+        cursor = _cursor(seen.next_after or b"")  # None: again from the start
+        if not seen.new_objects:
+            return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
+        return SensorResult([RunRequest(run_config=self._window(after, seen.next_after))], cursor=cursor)
+
+    def _where_events_say(self, after: bytes) -> Tick:
+        """Look at one part of the bucket after another that has keys which events named, up to one that is to be planned."""
+        enough = partial(self._is_enough, ENOUGH_FOR_EVENTS)
+        while not enough():
+            look = partial(notices.look_at_noticed, after=after, max_pages=self._its.watch_pages, enough=enough)
+            seen = self._ask_bucket(look)
+            if seen is None:
+                return SensorResult(skip_reason=self._said("Nothing new: no event names a key that is to be looked for."))
+            after = seen.until or b""
+            if seen.to_plan:
+                for note in self.notes:
+                    self.context.log.warning(note)
+                return SensorResult([RunRequest(run_config=self._window(seen.after, seen.until))], cursor=_cursor(after))
+        return SensorResult(skip_reason=self._said("Nothing new so far; the next look goes on."), cursor=_cursor(after))
+
+    def _drain(self) -> None:
+        """Take what the source's queue has into the ledger, and note what is to be said of it."""
+        work, queue = open_work(self.context, self.source), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(work, queue, enough=partial(self._is_enough, ENOUGH))
+        _, apart = work.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        if drained.taken:
+            self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
+        if apart:
+            self.notes.append(f"{counted(apart, 'message')} of the queue set apart: `caf queue {self.source}` shows why.")
+        if drained.left:
+            self.notes.append(f"{counted(drained.left, 'message')} left in the queue: too many are set apart already.")
+
+    def _window(self, after: bytes, until: bytes | None) -> dict[str, object]:
+        window: dict[str, object] = {"after": quote_from_bytes(after)}
+        if until is not None:
+            window["until"] = quote_from_bytes(until)
+        if (
+            self._its.inventory
+        ):  # a window of the whole bucket would be taken for no window, and a report is older than what was seen
+            window["list_bucket"] = True
+        return {"ops": {op_name(self.source, "s3_inventory"): {"config": window}}}
+
+
+def _cursor(after: bytes) -> str:
+    return json.dumps({"after": quote_from_bytes(after)})

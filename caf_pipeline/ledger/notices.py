@@ -1,0 +1,131 @@
+"""Keys that S3's event notifications named, until they are listed; and messages that are no such notification.
+
+A key is noticed until a listing ends well that began after its latest event: `mark_noticed` when a listing begins,
+`forget_noticed` when all that it has is planned or found to be known. In between a later event takes the mark away again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import text
+
+from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.records import MessageSetApart
+from caf_pipeline.source.protocol import QueueMessage
+
+MOST_SET_APART: Final = 1_000
+"""Messages of one source; more stay in the queue. A stranger who may send there must not fill the ledger."""
+
+# A key's events are ordered by their sequencers where these have one length: S3's documentation has said of others that the
+# shorter is padded at the left, and at the right. Where the order is not known, the key is listed once more.
+_NOTICE: Final = text(
+    """
+    INSERT INTO noticed_keys AS old (source_id, file_path, sequencer)
+    SELECT :source_id, * FROM unnest(CAST(:keys AS bytea[]), CAST(:sequencers AS text[]))
+    ON CONFLICT (source_id, file_path) DO UPDATE SET (sequencer, listing) = (SELECT
+        CASE WHEN known THEN old.sequencer ELSE excluded.sequencer END, CASE WHEN known THEN old.listing END
+        FROM (SELECT length(old.sequencer) = length(excluded.sequencer) AND old.sequencer >= excluded.sequencer
+            AND excluded.sequencer <> '' AS known) AS compared)
+    """
+)
+_MARK: Final = text(
+    """
+    UPDATE noticed_keys SET listing = :listing FROM sources
+    WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source
+        AND file_path > :after AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
+    """
+)
+_FORGET: Final = text(
+    """
+    DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source
+        AND listing = :listing AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
+    """
+)
+_SET_APART: Final = text(
+    """
+    INSERT INTO messages_set_apart (source_id, message_id, body, reason) VALUES (:source_id, :message_id, :body, :reason)
+    ON CONFLICT (source_id, message_id) DO NOTHING
+    """
+)
+
+
+class Notices(LedgerPart):
+    """What queues said."""
+
+    def take_messages(self, source: str, messages: Sequence[QueueMessage]) -> set[str]:
+        """Write the keys that messages name, and set apart what is no event of the source, at once.
+
+        Returns the ids of the messages that are durable now: not of what would be set apart, where there is no more room.
+        """
+        events: dict[bytes, str] = {}
+        for event in (each for message in messages for each in message.events):
+            events[event.key] = _later(events.get(event.key, event.sequencer), event.sequencer)
+        keys = sorted(events)  # two writers that take their rows in one order do not wait for each other
+        with self._of_source(source) as (connection, source_id):
+            if keys:
+                facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
+                connection.execute(_NOTICE, facts)
+            count = text("SELECT count(*) FROM messages_set_apart WHERE source_id = :source_id")
+            room = MOST_SET_APART - connection.execute(count, {"source_id": source_id}).scalar_one()
+            wrong = [message for message in messages if message.wrong]
+            for message in wrong[: max(room, 0)]:
+                facts = {"message_id": message.message_id, "body": message.body, "reason": message.wrong}
+                connection.execute(_SET_APART, {"source_id": source_id, **facts})
+        left = {message.message_id for message in wrong[max(room, 0) :]}
+        return {message.message_id for message in messages} - left
+
+    def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
+        """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.
+
+        Does nothing where the ledger does not have the source.
+        """
+        with self._database.transaction() as connection:
+            connection.execute(_MARK, {"source": source, "listing": listing, "after": after, "until": until})
+
+    def forget_noticed(self, source: str, listing: str, until: bytes | None = None) -> None:
+        """Forget the keys, up to and including `until`, of which no event came since this listing began."""
+        with self._database.transaction() as connection:
+            connection.execute(_FORGET, {"source": source, "listing": listing, "until": until})
+
+    def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
+        """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
+        statement = text(
+            "SELECT file_path FROM noticed_keys WHERE source_id = :source_id AND file_path > :after"
+            " ORDER BY file_path LIMIT :limit"
+        )
+        with self._of_source(source) as (connection, source_id):
+            facts = {"source_id": source_id, "after": after, "limit": limit}
+            return [bytes(key) for key in connection.execute(statement, facts).scalars()]
+
+    def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
+        """Return how many keys are noticed and how many messages are set apart, of each of these sources that has any."""
+        statement = text(
+            """
+            SELECT name, (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS keys,
+                (SELECT count(*) FROM messages_set_apart WHERE messages_set_apart.source_id = sources.source_id) AS messages
+            FROM sources WHERE name = ANY(:sources)
+            """
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(statement, {"sources": list(sources)}).all()
+        return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
+
+    def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
+        """Return the messages of a source's queue that were set apart, the oldest first."""
+        statement = text(
+            "SELECT message_id, body, reason, set_apart_at FROM messages_set_apart WHERE source_id = :source_id"
+            " ORDER BY set_apart_at, message_id"
+        )
+        with self._of_source(source) as (connection, source_id):
+            return [MessageSetApart(**row._asdict()) for row in connection.execute(statement, {"source_id": source_id})]
+
+    def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
+        """Remove messages that were set apart."""
+        statement = text("DELETE FROM messages_set_apart WHERE source_id = :source_id AND message_id = ANY(:ids)")
+        with self._of_source(source) as (connection, source_id):
+            connection.execute(statement, {"source_id": source_id, "ids": list(message_ids)})
+
+
+def _later(one: str, other: str) -> str:
+    """Return the later one of two sequencers of a key, "" where their order is not known."""
+    return max(one, other) if len(one) == len(other) else ""

@@ -1,0 +1,90 @@
+"""What S3's event notifications name: taken from a source's queue into the ledger, and looked for in the bucket."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from uuid import uuid4
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import ListingUnordered
+from caf_pipeline.inventory.filters import ObjectFilter
+from caf_pipeline.inventory.key_split import just_before
+from caf_pipeline.source.protocol import EventQueue
+from caf_pipeline.steps.planning import unsettled_objects
+
+KEYS_LOOKED_FOR: Final = 10_000
+"""Of one look: what lies between the first and the last of them is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What was taken from a queue: messages that are durable and deleted, and those that stay there for want of room."""
+
+    taken: int = 0
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NoticedLook:
+    """A look at a part of the bucket that has keys which events named.
+
+    Attributes:
+        to_plan: whether it has what a plan would take, or lacks a key of which there was an event.
+        after, until: the part: keys greater than, up to and including; `until` None: to the end.
+    """
+
+    to_plan: bool
+    after: bytes
+    until: bytes | None
+
+
+def drain_queue(work: Workplace, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
+    """Take messages until there are none, or `enough` says so. A message is deleted once the ledger has what it says."""
+    taken = left = 0
+    while not enough():
+        messages = queue.receive()
+        if not messages:
+            break
+        durable = work.ledger.take_messages(work.source, messages)
+        queue.delete([message for message in messages if message.message_id in durable])
+        taken += len(durable)
+        left += len(messages) - len(durable)
+    return Drained(taken, left)
+
+
+def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool]) -> NoticedLook | None:
+    """List at most `max_pages` pages, from the first noticed key after `after` on; None where no key is noticed.
+
+    After the last one it begins again from the first. Where there is nothing to plan, the keys that it came to are forgotten.
+    It ends after a page where `enough` says so.
+    """
+    noticed = work.ledger.noticed_keys(work.source, after, KEYS_LOOKED_FOR)
+    noticed = noticed or work.ledger.noticed_keys(work.source, b"", KEYS_LOOKED_FOR)
+    if not noticed:
+        return None
+    start, end, listing = just_before(noticed[0]), noticed[-1], f"look {uuid4().hex}"
+    work.ledger.mark_noticed(work.source, listing, start, end)
+    there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
+    filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
+    try:
+        for page in work.objects.list_pages(after=start, max_pages=max_pages, in_order=True, versions=work.all_versions):
+            there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
+            unsettled += [obj.key for obj in unsettled_objects(work, page, filters)]
+            reached, pages = page[-1].key, pages + 1
+            if reached > end or enough():
+                break
+        else:
+            if pages < max_pages:  # the listing's end
+                reached = end + b"\0"
+    except ListingUnordered:  # no part of such a bucket can be listed
+        return NoticedLook(to_plan=True, after=b"", until=None)
+    # Of the last key that was listed, the next page may have further versions.
+    come_to = [key for key in noticed if key < reached]
+    if not come_to:
+        return NoticedLook(to_plan=True, after=start, until=noticed[0])
+    until = come_to[-1]
+    to_plan = any(key <= until for key in unsettled) or not there.issuperset(come_to)
+    if not to_plan:
+        work.ledger.forget_noticed(work.source, listing, until)
+    return NoticedLook(to_plan, start, until)

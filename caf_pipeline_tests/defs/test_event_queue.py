@@ -1,0 +1,269 @@
+"""New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change nothing of what is archived."""
+
+import json
+from dataclasses import replace
+from urllib.parse import unquote_to_bytes
+
+import boto3
+import pytest
+
+from caf_pipeline.errors import SourceError
+from caf_pipeline.inventory.key_split import just_before
+from caf_pipeline.ledger import notices as ledger_notices
+from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
+from caf_pipeline.source.s3 import queue as s3_queue
+from caf_pipeline.source.s3.queue import events_of
+from caf_pipeline.steps import planning
+from caf_pipeline.steps.notices import drain_queue, look_at_noticed
+from caf_pipeline.wiring import open_queue
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
+from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+SENSOR = "new_objects_my_source"
+INVENTORY = "my_source__s3_inventory"
+
+
+class Queue:
+    """A queue on the S3 server, to which the bucket sends its events."""
+
+    def __init__(self, pipeline):
+        self.bucket = pipeline.bucket
+        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        self.client = boto3.client("sqs", endpoint_url=pipeline.bucket.endpoint, **keys)
+        self.url = self.client.create_queue(QueueName=pipeline.bucket.name)["QueueUrl"]
+        its = pipeline.settings.sources[SOURCE].model_copy(update={"queue": self.url, "prefix": ""})
+        self.pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        self.work = self.pipeline.workplace()
+        self.queue = open_queue(self.pipeline.settings, SOURCE)
+
+    def notify(self) -> None:
+        """Let the bucket send its events from now on."""
+        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        wanted = {"QueueConfigurations": [{"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}]}
+        self.bucket.client.put_bucket_notification_configuration(Bucket=self.bucket.name, NotificationConfiguration=wanted)
+
+    def send(self, *keys: str, name: str = "ObjectCreated:Put", sequencer: str | None = None, bucket: str | None = None) -> None:
+        for key in keys:
+            its = {"key": key} | ({"sequencer": sequencer} if sequencer else {})
+            record = {"eventName": name, "s3": {"bucket": {"name": bucket or self.bucket.name}, "object": its}}
+            self.send_text(json.dumps({"Records": [record]}))
+
+    def send_text(self, text: str) -> None:
+        self.client.send_message(QueueUrl=self.url, MessageBody=text)
+
+    def left(self) -> int:
+        """How many messages there are, those included that somebody has received."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        return sum(
+            int(one) for one in self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"].values()
+        )
+
+    def noticed(self) -> list[bytes]:
+        return list(self.work.ledger.noticed_keys(SOURCE, b"", 1000))
+
+    def tick(self, cursor: str | None = None):
+        return evaluate_tick(self.pipeline, SENSOR, cursor)
+
+    def drain(self) -> None:
+        drain_queue(self.work, self.queue, enough=lambda: False)
+
+    def plan(self, request=None) -> None:
+        options = {"run_config": dict(request.run_config)} if request else {}
+        assert self.pipeline.execute("plan_my_source", **options).success
+
+
+@pytest.fixture
+def queue(pipeline):
+    return Queue(pipeline)
+
+
+def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_has_it(queue):
+    queue.bucket.put("aaa/before-the-queue", b"1")
+    queue.plan()
+    queue.notify()
+    for key in ("new/a b+ü.txt", "new/c", "new/d"):
+        queue.bucket.put(key, b"2")
+    tick = queue.tick()
+    (request,) = tick.run_requests
+    window = request.run_config["ops"][INVENTORY]["config"]
+    assert window["until"] == "new/d"
+    assert b"new/a b" < unquote_to_bytes(window["after"]) < "new/a b+ü.txt".encode()
+    assert queue.left() == 0
+    assert len(queue.noticed()) == 3  # until a listing has them
+    queue.plan(request)
+    assert queue.noticed() == []
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 4
+
+    for chunk in queue.pipeline.chunks():
+        archive_chunk(queue.work, chunk)
+    queue.bucket.delete("new/c")
+    (request,) = queue.tick(tick.cursor).run_requests
+    queue.plan(request)
+    assert queue.work.ledger.locate(SOURCE, "new/c").status == "gone"
+    tick = queue.tick()
+    assert (tick.run_requests, tick.skip_message) == ([], "Nothing new: no event names a key that is to be looked for.")
+
+
+def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
+    queue.bucket.put("k", b"1")
+    queue.send("k", sequencer="0A")
+    queue.plan(queue.tick().run_requests[0])
+    queue.send("k", sequencer="0A")
+    queue.send("k", name="ObjectRemoved:Delete", sequencer="09")
+    tick = queue.tick()
+    assert tick.run_requests == []
+    assert tick.skip_message.endswith("2 messages taken from the queue.")
+    assert queue.noticed() == []
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+
+
+@pytest.mark.parametrize(
+    ("sequencer", "stays"),
+    [("0A", False), ("09", False), ("0B", True), ("9", True), ("", True)],
+    ids=["the same again", "an older one", "a later one", "of another length", "without a sequencer"],
+)
+def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_older(queue, sequencer, stays):
+    queue.bucket.put("k", b"1")
+    queue.send("k", sequencer="0A")
+    queue.drain()
+    snapshot = planning.take_inventory(queue.work)
+    queue.send("k", sequencer=sequencer or None)
+    queue.drain()
+    planning.cut_plan(queue.work, snapshot, second_copy=True)
+    assert queue.noticed() == ([b"k"] if stays else [])
+
+
+def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(queue, monkeypatch):
+    monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
+    queue.bucket.put("k", b"1")
+    queue.send("k")
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(type(queue.queue), "delete", die)
+        with pytest.raises(KeyboardInterrupt):
+            queue.drain()
+    assert (queue.noticed(), queue.left()) == ([b"k"], 1)
+    (request,) = queue.tick().run_requests
+    assert queue.left() == 0
+    queue.plan(request)
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+
+
+def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
+    queue.bucket.put("told", b"1")
+    queue.bucket.put("dropped", b"2")
+    queue.send("told")
+    queue.plan(queue.tick().run_requests[0])
+    assert queue.tick().run_requests == []
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+    queue.send("told")
+    queue.drain()
+    queue.plan()  # what the schedule runs
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 2
+    assert queue.noticed() == []
+
+
+def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypatch):
+    queue.send_text(json.dumps({"Event": "s3:TestEvent", "Bucket": queue.bucket.name}))
+    queue.send_text("{ no JSON")
+    queue.send("k", bucket="another-bucket")
+    good = {"s3": {"bucket": {"name": queue.bucket.name}, "object": {"key": "good"}}}
+    queue.send_text(json.dumps({"Records": [good, {"s3": {}}]}))
+    queue.bucket.put("good", b"1")
+    tick = queue.tick()
+    assert len(tick.run_requests) == 1
+    assert queue.left() == 0
+    assert queue.noticed() == [b"good"]
+    apart = queue.work.ledger.messages_set_apart(SOURCE)
+    assert {one.reason for one in apart} == {
+        "it is not JSON",
+        f"it has an event of another bucket than '{queue.bucket.name}'",
+        "it has an event without 'bucket'",
+    }
+    assert b"{ no JSON" in [one.body for one in apart]
+    assert queue.work.ledger.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
+
+    monkeypatch.setattr(ledger_notices, "MOST_SET_APART", 4)
+    for text in ("one", "too many"):
+        queue.send_text(text)
+    queue.plan(tick.run_requests[0])
+    tick = queue.tick()
+    assert "4 messages of the queue set apart: `caf queue my-source` shows why. 1 message left in the queue" in tick.skip_message
+    assert queue.left() == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "[]",
+        "null",
+        '"x"',
+        '{"Records": []}',
+        '{"Records": {"s3": 1}}',
+        '{"Records": [null]}',
+        '{"Type": "Notification"}',
+        "[" * 10**5,
+    ]
+    + [
+        json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]})
+        for its in ({}, {"key": 1}, {"key": "x" * 1025}, None)
+    ],
+)
+def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
+    events, wrong = events_of(body, "b")
+    assert list(events) == []
+    assert wrong
+
+
+def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
+    record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2B%FF%00", "sequencer": "no hex"}}}
+    assert events_of(json.dumps({"Records": [record]}), "b") == ([ObjectEvent(b"a b+\xff\0", "")], "")
+
+
+def test_a_queue_that_is_gone_fails_the_tick_and_one_that_hangs_ends_it_with_its_name(queue):
+    queue.client.delete_queue(QueueUrl=queue.url)
+    with pytest.raises(SourceError, match="there is no queue"):
+        queue.tick()
+    with silent_server() as server:
+        its = queue.pipeline.settings.sources[SOURCE].model_copy(update={"queue": f"{server.url}/1/q"})
+        silent = replace(queue.pipeline, settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        tick = evaluate_tick(silent, SENSOR, tick_seconds=3)
+    assert f"queue {server.url}/1/q, or the ledger, did not answer within 3 s" in tick.skip_message
+
+
+def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(tmp_path, ledger):
+    objects = MemorySource({f"k{number:04}": b"x" for number in range(2_500)})
+    work = a_workplace(tmp_path, objects, ledger)
+    named = ["k0000", "k0999", "k1500", "k2499", "k9"]
+    ledger.take_messages("src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")])
+
+    def look(after, max_pages):
+        found = look_at_noticed(work, after=after, max_pages=max_pages, enough=lambda: False)
+        return found and (found.to_plan, found.until)
+
+    assert look(b"", 1) == (True, b"k0000")  # of k0999, which ends the page, the next page might have more
+    assert look(b"k0000", 1) == (True, b"k1500")
+    assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
+    planning.cut_plan(work, planning.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), second_copy=True)
+    assert ledger.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
+    assert look(b"k9", 20) == (True, b"k9")  # again from the first
+    planning.cut_plan(work, planning.take_inventory(work, after=just_before(b"k2499")), second_copy=True)
+    assert look(b"", 20) is None
+
+
+@pytest.mark.parametrize("key", ["k", "k ", "\x01", "a/", "ü", "\ue000", "\U00010000", "x" * 1024, "ü" * 512])
+def test_a_listing_that_begins_just_before_a_key_has_the_key_and_leaves_out_what_comes_before(key):
+    before = just_before(key.encode())
+    assert before < key.encode()
+    assert len(before.decode()) <= 1024
+    assert just_before(b"k\xff") == b"k"
+    assert b"kz" < just_before(b"k{") < b"k{"
