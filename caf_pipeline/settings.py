@@ -247,7 +247,8 @@ class ChunkRunSettings(_Section):
 
     Attributes:
         max_in_flight: chunk runs of one source that the sensor keeps going at once.
-        attempts: runs of one chunk that may fail before it is parked.
+        attempts: runs of one chunk that may fail before it is parked. Those do not count that ended since S3, the chain with its
+            providers, or the database gave no answer.
     """
 
     max_in_flight: Whole = Field(default=4, ge=1, le=10_000)

@@ -178,7 +178,7 @@ def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *,
                 chosen.held.append(chunk.name)
             elif chunk.state is ChunkState.PARKED and not failed:
                 chosen.parked += 1
-            elif not failed or chunk.state is ChunkState.PARKED or failed_runs(its, 1):
+            elif not failed or chunk.state is ChunkState.PARKED or failed_runs(its):
                 chosen.chunks.append(chunk)
     return chosen
 

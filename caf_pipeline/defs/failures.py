@@ -1,7 +1,8 @@
 """How a step's failure is reported to Dagster, and which of Dagster's retry mechanisms may act on it.
 
 Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error skips the first; run
-retries are for crashes only (dagster.yaml); the sensor counts failed runs. An interrupt ends the run: nothing may retry it.
+retries are for crashes only (dagster.yaml); the sensor counts failed runs, but for those that an outage ended. An interrupt ends
+the run: nothing may retry it.
 Source: the error tree in `errors`.
 """
 
@@ -20,15 +21,18 @@ from dagster import (
     RetryPolicy,
 )
 
-from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG
+from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 from caf_pipeline.errors import (
     CafError,
     EmptyWallet,
     HeldByOther,
+    LedgerUnreachable,
     NoStoragePlan,
     NotPublic,
     SettingsError,
+    SourceUnreachable,
     SpendCapReached,
+    StoreUnreachable,
     UploadsRefused,
 )
 
@@ -40,6 +44,10 @@ RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXP
 
 HITS_EVERY_CHUNK: Final = (SettingsError, NotPublic, NoStoragePlan, EmptyWallet, SpendCapReached, UploadsRefused)
 """What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
+
+
+OUTAGES: Final = (SourceUnreachable, LedgerUnreachable, StoreUnreachable)
+"""A server that all chunks need gave no answer. That says nothing of the chunk, so that a run that ends by it is no attempt."""
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
@@ -67,6 +75,9 @@ def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafErro
         return None
     except CafError as error:
         on_error(error)
+        # Each error of a run is in the place of the one before. With the run's id, since a re-execution inherits all tags.
+        outage = context.run.run_id if isinstance(error, OUTAGES) else "none"
+        context.instance.add_run_tags(context.run.run_id, {OUTAGE_TAG: outage})
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
         if context.run.tags.get(COMMAND_TAG):  # the user's Ctrl-C is a request to cancel; a server that ends is not

@@ -23,6 +23,7 @@ from caf_pipeline.defs.dagster_private import (
 from caf_pipeline.defs.naming import (
     ASSETS,
     OLD_PARKED_TAG,
+    OUTAGE_TAG,
     PARKED_TAG,
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
@@ -45,7 +46,7 @@ UNFINISHED: Final = [
 
 FIRST_WAIT_SECONDS: Final = 60
 LONGEST_WAIT_SECONDS: Final = 3_600
-"""After a failed run the next waits a minute, then two, four … an hour: an outage must not use up a chunk's attempts."""
+"""After a failed run the next waits a minute, then two, four … an hour. Runs that an outage ended make the pause longer, too."""
 
 PAGE: Final = 100
 """Chunks of one source that a look takes; the next goes on after them where none of them could be launched."""
@@ -103,9 +104,9 @@ def choose_chunks(
             continue
         if len(choice.launch) >= room:
             return choice
-        failed = failed_runs(of_chunk, settings.attempts)
-        if chunk.state in UNDER_WAY and failed and max(chunk.attempts, len(failed)) >= settings.attempts:
-            choice.give_up.append((chunk, failed[0]))
+        failed = failed_runs(of_chunk)
+        if chunk.state in UNDER_WAY and len(attempts := [run for run in failed if not _by_outage(run)]) >= settings.attempts:
+            choice.give_up.append((chunk, attempts[0]))
         elif _due_at(failed) > time.time():
             choice.waiting += 1
         else:
@@ -124,17 +125,22 @@ def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Se
     return found
 
 
-def failed_runs(records: Iterable[RunRecord], limit: int) -> list[RunRecord]:
-    """Return the failed runs of a chunk since it last succeeded or was parked, at most `limit`, latest first."""
+def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the failed runs of a chunk since it last succeeded or was parked, latest first."""
     failed: list[RunRecord] = []
     for record in records:
         run = record.dagster_run
         parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
-        if run.status is DagsterRunStatus.SUCCESS or parked or len(failed) >= limit:
+        if run.status is DagsterRunStatus.SUCCESS or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:
             failed.append(record)
     return failed
+
+
+def _by_outage(record: RunRecord) -> bool:
+    """Tell whether a run failed since a server that all chunks need gave no answer."""
+    return record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
 
 
 def _due_at(failed: Sequence[RunRecord]) -> float:

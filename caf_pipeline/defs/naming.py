@@ -29,7 +29,8 @@ COMMAND: Final = "caf run"
 
 PROCESS_TAG: Final = ".dagster/caf/process"
 PARKED_TAG: Final = ".dagster/caf/parked"
-"""Only machines read these two. The UI shows no tag that begins with `.dagster/`."""
+OUTAGE_TAG: Final = ".dagster/caf/outage"
+"""Only machines read these. The UI shows no tag that begins with `.dagster/`."""
 
 OLD_PROCESS_TAGS: Final = ("caf/boot_id", "caf/pid", "caf/process_started")
 OLD_PARKED_TAG: Final = "caf/parked"

@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 
-_COLUMNS: Final = """sources.name AS source, sources.address, found.caf_file_id, found.name, found.state, found.attempts,
+_COLUMNS: Final = """sources.name AS source, sources.address, found.caf_file_id, found.name, found.state,
     CASE WHEN found.stored_size_bytes > 0 THEN found.stored_size_bytes ELSE found.expected_size_bytes END AS size_bytes,
     EXISTS (SELECT FROM leases WHERE leases.name = :prefix || found.name AND expires_at > clock_timestamp()) AS held"""
 

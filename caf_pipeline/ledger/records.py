@@ -180,7 +180,6 @@ class LaunchableChunk:
 
     Attributes:
         address: its source's, as the ledger has it.
-        attempts: times that packing was begun.
         size_bytes: its stored size, or what is expected.
         held: whether a lease on it has not run out: something works on it, or did within the last half minute.
     """
@@ -190,7 +189,6 @@ class LaunchableChunk:
     caf_file_id: int
     name: str
     state: ChunkState
-    attempts: int
     size_bytes: int
     held: bool
 

@@ -4,7 +4,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op
 
 from caf_pipeline.defs.failures import attempt
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceDenied
+from caf_pipeline.defs.naming import OUTAGE_TAG
+from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceDenied, StoreUnreachable
 
 TWICE = RetryPolicy(max_retries=2)
 
@@ -49,6 +50,14 @@ def test_a_permanent_error_is_not_retried(ephemeral):
 def test_the_failure_shows_kind_exit_code_and_hint(ephemeral):
     _, _, shown = execute(ephemeral, SourceDenied("no entry", hint="ask for the keys"))
     assert shown == {"error": "SourceDenied", "exit_code": 5, "hint": "ask for the keys"}
+
+
+def test_a_run_is_marked_as_ended_by_an_outage_only_where_its_last_error_is_one(ephemeral):
+    execute(ephemeral, StoreUnreachable("no answer"))
+    execute(ephemeral, SourceDenied("no entry"))
+    denied, unreachable = ephemeral.get_runs()
+    assert unreachable.tags[OUTAGE_TAG] == unreachable.run_id
+    assert denied.tags[OUTAGE_TAG] == "none"
 
 
 def test_held_by_another_run_is_an_outcome_and_no_failure(ephemeral):

@@ -1,7 +1,9 @@
 """The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
 
+from dataclasses import replace
+
 import pytest
-from dagster import DagsterRunStatus
+from dagster import DagsterRunStatus, RetryPolicy
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching
@@ -164,6 +166,37 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     unpark(pipeline.workplace(), chunk)
     requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
+
+
+def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(pipeline, monkeypatch, unruly_s3):
+    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})
+    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: its}, "packing": packing})
+    pipeline = replace(pipeline, settings=settings)
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda *_: 0.0)
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    unruly_s3.fail(503, "SlowDown", kind=None)
+    for _ in range(settings.runs.attempts + 1):
+        assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
+    runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
+    assert len(runs) == settings.runs.attempts + 1
+    assert launching._due_at(runs) - runs[0].end_time == 32 * 60  # the pause grows all the same
+    assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith("0 under way, 1 waiting, 0 parked now")
+
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    for _ in range(settings.runs.attempts - 1):
+        fail_run(pipeline, chunk)  # killed, as it were
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.partition_key == chunk
+    fail_run(pipeline, chunk)
+    assert "1 parked now" in evaluate_tick(pipeline, "launch_chunks").skip_message
+
+    chunk_steps.unpark(pipeline.workplace(), chunk)
+    unruly_s3.well_behaved()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED
+    assert pipeline.ledger.account(SOURCE).skipped == {}
 
 
 def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline, tick):

@@ -287,7 +287,7 @@ class NarrowStore:
 
 
 def chunks_of(*sizes: int) -> list[LaunchableChunk]:
-    return [LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, 0, size, held=False) for size in sizes]
+    return [LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False) for size in sizes]
 
 
 @pytest.mark.parametrize(
