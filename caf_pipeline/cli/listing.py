@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger, require_archived
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, parse_size, print_json, printable, show_size
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, parse_size, print_json, printable, show_size, show_time
 from caf_pipeline.errors import NotLocated, UsageError
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ CurrentOption = Annotated[
     bool, typer.Option("--current", help="Only objects that S3 had at the last inventory: none that are gone or older.")
 ]
 
+AsOfOption = Annotated[
+    str,
+    typer.Option(
+        "--as-of", metavar="TIME", help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00."
+    ),
+]
+
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
 
@@ -32,6 +39,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")] = False,
     current: CurrentOption = False,
+    as_of: AsOfOption = "",
     json: JsonOption = False,
 ) -> None:
     r"""List what is archived: for each key, the object that `caf get` gives.
@@ -42,6 +50,11 @@ def ls(  # noqa: PLR0917 - the command line's options
     The status of an object is `current` where S3 had it at the last inventory; `gone` where that no longer listed its key, e.g.
     since it was deleted after it was archived; `older` where the key has other content in S3, which is not archived yet.
 
+    With --as-of it is, for each key, what is archived of it that was last modified latest up to TIME, or that an inventory up to
+    TIME found current. The status is then `archived`; `gone` where an inventory up to TIME no longer listed the key; or `older`
+    where something later, up to TIME, was skipped or is still to be archived. What was in S3 and was never archived, and when
+    between two inventories a key was deleted, is not known.
+
     The ledger is read in pages: each is of one moment. Keys come in the order of their bytes; control characters in them are
     escaped, and so is '\', but not with --json.
 
@@ -49,20 +62,25 @@ def ls(  # noqa: PLR0917 - the command line's options
     Examples:
       caf ls demo
       caf ls demo packages/rich/ -l
+      caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
+    Exit status: 0; 2 TIME is none; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key
+    begins with PREFIX.
     """
     from caf_pipeline.retrieval.listing import list_level, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
+    if as_of and current:
+        raise UsageError("--as-of and --current exclude each other.")
+    moment = parse_time(as_of) if as_of else None
     listed = list_objects if recursive else list_level
     empty = True
     with _opened(source) as ledger:
-        for entry in listed(ledger, source, prefix, wanted=wanted_status(current)):
+        for entry in listed(ledger, source, prefix, wanted=wanted_status(current), as_of=moment):
             empty = False
             _print_entry(entry, long, json)
     if empty:
-        raise nothing_listed(source, prefix, current)
+        raise nothing_listed(source, prefix, current, moment)
 
 
 def find(  # noqa: PLR0917 - the command line's options
@@ -97,7 +115,7 @@ def find(  # noqa: PLR0917 - the command line's options
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
 
     least, most = (parse_size(one) if one else None for one in (larger, smaller))
-    after, before = (_parse_time(one) if one else None for one in (newer, older))
+    after, before = (parse_time(one) if one else None for one in (newer, older))
     matches = re.compile(regex_of((pattern,))).fullmatch
     is_wanted = wanted_status(current)
 
@@ -167,16 +185,17 @@ def wanted_status(current: bool) -> "Callable[[Location], bool]":
     return is_current if current else every
 
 
-def nothing_listed(source: str, prefix: str, current: bool) -> NotLocated:
+def nothing_listed(source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
     """Return the error of a listing that has nothing."""
-    what = "is current and" if current else "is archived and"
+    then = f" as of {show_time(as_of)}" if as_of else ""
+    what = "is current and" if current else f"is archived{then} and"
     if not prefix:
         what = what.removesuffix(" and")
         return NotLocated(f"no object of source '{source}' {what}", hint=f"'caf status {source}' shows what is")
     return NotLocated(f"no key of source '{source}' {what} begins with '{prefix}'", hint=f"'caf ls {source}' shows what there is")
 
 
-def _parse_time(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """Read a date, or a date and a time, in UTC where it names no zone."""
     try:
         moment = datetime.fromisoformat(text)
@@ -193,9 +212,9 @@ def _print_entry(entry: "Location | str", long: bool, json: bool) -> None:
     if not long:
         shown = ""
     elif isinstance(entry, str):
-        shown = f"{'':>19}  {'':>19}  {'':7}  "
+        shown = f"{'':>19}  {'':>19}  {'':8}  "
     else:
-        shown = f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  {entry.status:7}  "
+        shown = f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  {entry.status:8}  "
     sys.stdout.write(f"{shown}{printable(key)}\n")
 
 

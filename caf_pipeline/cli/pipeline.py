@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
+from caf_pipeline.cli.listing import AsOfOption, parse_time
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, show_size, show_time
 from caf_pipeline.errors import UsageError
@@ -93,6 +94,7 @@ def get(
     version: Annotated[
         str | None, typer.Option("--object-version", metavar="V", help="A version id, instead of the current one.")
     ] = None,
+    as_of: AsOfOption = "",
 ) -> None:
     r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
 
@@ -103,19 +105,25 @@ def get(
     given, and a line on standard error says so. Of a key that is not archived it says why: a chunk under way has it, it was
     skipped, or its chunk is lost.
 
+    With --as-of it is what is archived of the key that was last modified latest up to TIME, or that an inventory up to TIME found
+    current; a line on standard error says where it is known that S3 had something else then, or nothing.
+
     \b
     Examples:
       caf get demo packages/rich/py.typed -o py.typed
       caf get demo python/python3.11/this.py | python3
+      caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
 
-    Exit status: 0 verified; 2 FILE cannot be written; 3 a setting is wrong or there is no such source; 6 the database or 7
-    the store failed; 9 all that is to be had has other bytes; 11 the object, or this version of it, is not archived.
+    Exit status: 0 verified; 2 FILE cannot be written, or TIME is none; 3 a setting is wrong or there is no such source; 6 the
+    database or 7 the store failed; 9 all that is to be had has other bytes; 11 the object, or this version of it, is not
+    archived.
     """
     from caf_pipeline.retrieval.reader import fetch, save  # noqa: PLC0415  loaded by the commands that use it
 
+    moment = parse_time(as_of) if as_of else None
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
-        found = fetch(ledger, store, source, key, version)
+        found = fetch(ledger, store, source, key, version, as_of=moment)
         if said := _not_current(key, found.location):
             note(said)
         if output:
@@ -206,20 +214,22 @@ def withdraw(chunk: ChunkArgument) -> None:
 
 
 def _not_current(key: str, location: "Location") -> str:
-    """Return a warning where the object is not what S3 has now under its key; "" where it is."""
+    """Return a warning where the object is known not to be what S3 has, or had at the time that was asked for; "" else."""
     known = location.currency
     if known is None or known.is_current:
         return ""
     written = f"this is its content of {show_time(location.row.last_modified)}"
     if known.gone_at:
         seen = f", an inventory last listed it on {show_time(known.last_seen)}" if known.last_seen else ""
-        return f"'{printable(key)}' is gone from S3{seen}; {written}"
+        gone = f"was gone from S3 at {show_time(known.as_of)}" if known.as_of else "is gone from S3"
+        return f"'{printable(key)}' {gone}{seen}; {written}"
+    other = f"had other content in S3 at {show_time(known.as_of)}" if known.as_of else "has other content in S3 now"
     if known.chunk:
-        return f"'{printable(key)}' has other content in S3 now, which chunk {known.chunk} ({known.state}) archives; {written}"
+        return f"'{printable(key)}' {other}, which chunk {known.chunk} ({known.state}) archives; {written}"
     why = f"was skipped ({known.state})" if known.state else "is not archived"
     if known.state == SkipReason.WAITING:
         why = "waits to be planned"
-    return f"'{printable(key)}' has other content in S3 now, which {why}; {written}"
+    return f"'{printable(key)}' {other}, which {why}; {written}"
 
 
 def _print_status_json(

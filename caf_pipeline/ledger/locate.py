@@ -21,6 +21,19 @@ from caf_pipeline.ledger.records import Currency, LocatedRange, Location, Locati
 from caf_pipeline.store.protocol import Posting
 
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b)"
+# The same, with what inventories up to a time stated in place of what the last one did. LATERAL with LIMIT keeps the planner to
+# one look-up a key.
+_LOOK_UP_AS_OF: Final = """
+    SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b) WHERE told <> 'exception'
+    UNION ALL
+    SELECT 'exception', asked.key, said.object_version, said.stated_at, NULL, NULL, said.inventory, NULL, NULL, NULL, NULL, NULL,
+        NULL, NULL, NULL, NULL, NULL
+    FROM unnest(%(keys)b::text[]) AS asked (key) CROSS JOIN LATERAL (
+        SELECT object_version, stated_at, inventory FROM current_exceptions
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = asked.key
+            AND stated_at <= %(as_of)s
+        ORDER BY stated_at DESC LIMIT 1) AS said
+"""
 _LAST_SEEN: Final = """
     SELECT max(earlier.taken_at)
     FROM inventories AS own JOIN inventories AS earlier ON earlier.source_id = own.source_id
@@ -63,20 +76,26 @@ class _Known(NamedTuple):
 class ObjectLookups(LedgerPart):
     """Where objects are."""
 
-    def locate(self, source: str, key: str, object_version: str | None = None) -> Location | None:
-        """Return the current location of a key, as `locate_many`, or that of one version, whose currency is not asked for."""
+    def locate(
+        self, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+    ) -> Location | None:
+        """Return the location of a key as `locate_many`, or that of one version, whose currency is not asked for."""
         if object_version is None:
-            return self.locate_many(source, [key], last_seen=True).get(key)
+            return self.locate_many(source, [key], last_seen=True, as_of=as_of).get(key)
         with self._database.reading() as connection:
             known = _look_up(connection, source, [key])
         return next((_location(one) for one in known if one.told == "location" and one.object_version == object_version), None)
 
-    def locate_many(self, source: str, keys: Iterable[str], *, last_seen: bool = False) -> Mapping[str, Location]:
+    def locate_many(
+        self, source: str, keys: Iterable[str], *, last_seen: bool = False, as_of: datetime | None = None
+    ) -> Mapping[str, Location]:
         """Return the current location of each key that has one. All keys and answers are in memory at once.
 
         Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
         is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
         Only chunks in good standing count. When a key that is gone was `last_seen` takes one more round trip for each.
+
+        `as_of` an earlier time, what was modified or stated later is left out: see `Currency.as_of` for what is not known then.
         """
         supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
         told: Mapping[str, defaultdict[str, list[_Known]]] = {
@@ -84,21 +103,28 @@ class ObjectLookups(LedgerPart):
         }
         located = {}
         with self._database.reading() as connection:
-            for one in _look_up(connection, source, supported):
+            for one in _look_up(connection, source, supported, as_of):
                 told[one.told][one.key].append(one)
             for key, versions in told["location"].items():
                 given_out, in_force = _choose(versions, told["exception"].get(key, ()))
-                currency = _currency(given_out, in_force, told["pending"].get(key, ()))
+                currency = replace(_currency(given_out, in_force, told["pending"].get(key, ())), as_of=as_of)
                 if last_seen and in_force and currency.gone_at:
                     currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
                 located[key] = _location(given_out, currency)
         return located
 
 
-def _look_up(connection: psycopg.Connection[Any], source: str, keys: Sequence[str]) -> Sequence[_Known]:
-    """Return what is known of keys at one moment."""
+def _look_up(
+    connection: psycopg.Connection[Any], source: str, keys: Sequence[str], as_of: datetime | None = None
+) -> Sequence[_Known]:
+    """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up to that time."""
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
-    return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
+    values = {"source": source, "keys": keys, "good": GOOD}
+    if as_of is None:
+        return cursor.execute(_LOOK_UP, values).fetchall()
+    known = cursor.execute(_LOOK_UP_AS_OF, values | {"as_of": as_of}).fetchall()
+    # Of a claim that 0.3.0 wrote the LastModified is not known (None).
+    return [one for one in known if one.moment is not None and one.moment <= as_of]
 
 
 def _location(one: _Known, currency: Currency | None = None) -> Location:

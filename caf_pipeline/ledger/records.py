@@ -362,6 +362,8 @@ class Currency:
         state: where there is no such chunk, the reason for which the current content is skipped; "" where it is not planned.
         gone_at: when the key was found to be gone; None where it is not.
         last_seen: when an inventory last listed a key that is gone; None where that is not known.
+        as_of: the time that was asked for; None for now. Then all else is what is known up to that time, and what was in the
+            bucket and was never planned, and when between two inventories a key was deleted, is not known.
     """
 
     is_current: bool
@@ -369,11 +371,16 @@ class Currency:
     state: str = ""
     gone_at: datetime | None = None
     last_seen: datetime | None = None
+    as_of: datetime | None = None
 
     @property
     def status(self) -> str:
-        """`current`, `gone`, or `older` where the key has other content in the bucket now."""
-        return "current" if self.is_current else "gone" if self.gone_at else "older"
+        """`current`, `gone`, or `older` where the key has other content in the bucket now; of an earlier time `archived`, too.
+
+        That says, instead of `current`, that nothing later is known.
+        """
+        current = "archived" if self.as_of else "current"
+        return current if self.is_current else "gone" if self.gone_at else "older"
 
 
 @dataclass(frozen=True, slots=True)

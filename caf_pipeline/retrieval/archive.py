@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -63,30 +64,32 @@ class Archive:
         """Return the names of the sources of which something was archived, or planned."""
         return self.ledger.sources()
 
-    def find(self, source: str, key: str, version: str | None = None) -> Found:
+    def find(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> Found:
         """Look one object up, always in the ledger: its location, and what reads it.
 
         Args:
             source: the source's name.
             key: the object's key.
             version: the id of one version; the current one where None.
+            as_of: what is archived of the key as of this time, which has a zone; its `location.status` says what is known of it.
         """
-        return fetch(self.ledger, self.store, source, key, version)
+        return fetch(self.ledger, self.store, source, key, version, as_of=as_of)
 
-    def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
+    def open(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> io.BufferedReader:
         """Return an object as a binary file that can be sought; what is compared when, its `raw` says (`ObjectFile`).
 
         It is looked up now; nothing of it is read yet. Not for several threads at once.
         """
-        return io.BufferedReader(self.find(source, key, version).open(), BLOCK_BYTES)
+        return io.BufferedReader(self.find(source, key, version, as_of=as_of).open(), BLOCK_BYTES)
 
-    def read(self, source: str, key: str, version: str | None = None) -> bytes:
+    def read(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> bytes:
         """Return an object's bytes, which were compared with its SHA-256.
 
         Its location is remembered for `LOOKUP_SECONDS`, so that what the key had so long ago may be given, and nothing else:
         bytes by a remembered location are compared, too, and where they cannot be had, the object is looked up again.
         """
-        known = self._lookups.get(source, key) if version is None else None
+        is_remembered = version is None and as_of is None
+        known = self._lookups.get(source, key) if is_remembered else None
         if known:
             try:
                 return _whole(Found(known, self.store))
@@ -95,9 +98,9 @@ class Archive:
                 if (found := self.find(source, key)).location == known:
                     raise
         else:
-            found = self.find(source, key, version)
+            found = self.find(source, key, version, as_of=as_of)
         body = _whole(found)
-        if version is None:
+        if is_remembered:
             self._lookups.remember(source, found.location)
         return body
 
@@ -117,13 +120,15 @@ class Archive:
         """
         return read_many(self.ledger, self.store, source, wanted)
 
-    def ls(self, source: str, prefix: str = "", *, recursive: bool = False) -> Iterator[Location | str]:
+    def ls(
+        self, source: str, prefix: str = "", *, recursive: bool = False, as_of: datetime | None = None
+    ) -> Iterator[Location | str]:
         """Yield what begins with a prefix, in the order of the bytes of keys: of each key what `read` gives, with its `status`.
 
         Where not `recursive`, what has a further '/' behind the prefix is one text that ends in '/'. Memory is a page.
         """
         empty = True
-        for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix):
+        for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):
             empty = False
             yield entry
         if empty and (unknown := no_source(self.ledger, source)):

@@ -4,6 +4,7 @@ import asyncio
 import io
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import datetime
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -27,21 +28,25 @@ class AsyncArchive:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         await asyncio.to_thread(self.archive.close)
 
-    async def open(self, source: str, key: str, version: str | None = None) -> io.BufferedReader:
+    async def open(
+        self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None
+    ) -> io.BufferedReader:
         """Look an object up; the file's own methods wait for providers, so give them to `asyncio.to_thread`."""
-        return await asyncio.to_thread(self.archive.open, source, key, version)
+        return await asyncio.to_thread(self.archive.open, source, key, version, as_of=as_of)
 
-    async def read(self, source: str, key: str, version: str | None = None) -> bytes:
+    async def read(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> bytes:
         """Return an object's bytes, which were compared."""
-        return await asyncio.to_thread(self.archive.read, source, key, version)
+        return await asyncio.to_thread(self.archive.read, source, key, version, as_of=as_of)
 
     def read_many(self, source: str, wanted: Iterable[Wanted]) -> AsyncIterator[ObjectRead]:
         """Yield objects, or ranges of them."""
         return _stepwise(self.archive.read_many(source, wanted))
 
-    def ls(self, source: str, prefix: str = "", *, recursive: bool = False) -> AsyncIterator[Location | str]:
+    def ls(
+        self, source: str, prefix: str = "", *, recursive: bool = False, as_of: datetime | None = None
+    ) -> AsyncIterator[Location | str]:
         """Yield what begins with a prefix."""
-        return _stepwise(self.archive.ls(source, prefix, recursive=recursive))
+        return _stepwise(self.archive.ls(source, prefix, recursive=recursive, as_of=as_of))
 
 
 async def _stepwise(given: Iterator[_Given]) -> AsyncIterator[_Given]:

@@ -5,6 +5,7 @@ Memory is a page, however many keys there are.
 """
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
@@ -32,22 +33,26 @@ def is_current(location: Location) -> bool:
     return location.status == "current"
 
 
-def list_objects(ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every) -> Iterator[Location]:
-    """Yield the object of each key that begins with `prefix`, where it is `wanted`."""
+def list_objects(
+    ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+) -> Iterator[Location]:
+    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it."""
     pages = _Pages(ledger, source, prefix)
     while keys := pages.next():
-        found = ledger.locate_many(source, keys)
+        found = ledger.locate_many(source, keys, as_of=as_of)
         yield from (found[key] for key in keys if key in found and wanted(found[key]))
 
 
-def list_level(ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every) -> Iterator[Location | str]:
+def list_level(
+    ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+) -> Iterator[Location | str]:
     """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and common prefixes as text.
 
     A common prefix has at least one object that is wanted. It costs one question, however many objects it has.
     """
 
     def found(keys: list[str]) -> dict[str, Location]:
-        return {key: one for key, one in ledger.locate_many(source, keys).items() if wanted(one)}
+        return {key: one for key, one in ledger.locate_many(source, keys, as_of=as_of).items() if wanted(one)}
 
     pages = _Pages(ledger, source, prefix)
     while keys := pages.next():

@@ -8,7 +8,7 @@ Source: promise 5 in docs/design.md.
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -102,7 +102,14 @@ class Found:
 
 
 def fetch(
-    ledger: "Ledger", store: ChunkStore, source: str, key: str, object_version: str | None = None, *, folder: Path | None = None
+    ledger: "Ledger",
+    store: ChunkStore,
+    source: str,
+    key: str,
+    object_version: str | None = None,
+    *,
+    as_of: datetime | None = None,
+    folder: Path | None = None,
 ) -> Found:
     """Look one object up; its bytes are read when the first piece is taken.
 
@@ -112,29 +119,35 @@ def fetch(
         source: the source's name.
         key: the object's key.
         object_version: the version id (or object version) of one version; the current one where None.
+        as_of: the version that was last modified latest up to this time, or that an inventory up to it found current.
         folder: see `Found`.
 
     Raises:
         NotLocated: there is no row for it. It says why, where that is known: under way, skipped, lost. Where other versions are
-            located, the hint names the latest.
+            located, the hint names the latest. UsageError: both a version and a time are asked for.
     """
-    location = ledger.locate(source, key, object_version)
+    if object_version is not None and as_of:
+        raise UsageError("a version and a time exclude each other")
+    location = ledger.locate(source, key, object_version, as_of=as_of)
     if location is None:
-        raise not_located(ledger, source, key, object_version)
+        raise not_located(ledger, source, key, object_version, as_of=as_of)
     return Found(location, store, folder)
 
 
-def not_located(ledger: "Ledger", source: str, key: str, object_version: str | None = None) -> NotLocated:
+def not_located(
+    ledger: "Ledger", source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+) -> NotLocated:
     """Return the error of a key, or of a version of one, that has no location: it says what is known of it."""
     known = ledger.not_archived(source, key)
     of_version = [one for one in known if one.object_version == object_version]
-    versions, count = ledger.versions(source, key, VERSIONS_NAMED) if object_version is not None else ([], 0)
+    asked = object_version is not None or as_of
+    versions, count = ledger.versions(source, key, VERSIONS_NAMED) if asked else ([], 0)
     if versions and not of_version:
         named = ", ".join(f"{each.object_version} ({each.last_modified:{_TIME}})" for each in versions)
         more = f" and {count - len(versions):,} older" if count > len(versions) else ""
+        which = f"as it was at {as_of.astimezone(UTC):{_TIME}}" if as_of else f"as version '{object_version}'"
         return NotLocated(
-            f"'{key}' of source {source} is not archived as version '{object_version}'",
-            hint=f"its versions, with their LastModified: {named}{more}",
+            f"'{key}' of source {source} is not archived {which}", hint=f"its versions, with their LastModified: {named}{more}"
         )
     what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
     if known:

@@ -85,6 +85,18 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
     assert (one["key"], one["size_bytes"]) == ("zoë", 5)
 
 
+def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
+    later = objects(caf("ls", "src", "-r", "--json", "--as-of", "2099-01-01T00:00+02:00"))
+    assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {"logs/2025/c.gz": "gone"}
+    got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
+    assert (got.out, "was gone from S3 at 2099-01-01 00:00:00 UTC" in got.err) == (BODIES["logs/2025/c.gz"], True)
+    one_sentence(caf("ls", "src", "--as-of", "2020-01-01"), 11, "no object of source 'src' is archived as of 2020-01-01")
+    one_sentence(caf("get", "src", "zoë", "--as-of", "2020-01-01"), 11, "'zoë' of source src is not archived as it was at 2020")
+    one_sentence(caf("ls", "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
+    one_sentence(caf("ls", "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other")
+    one_sentence(caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"), 2, "exclude each other")
+
+
 def test_sums_add_up_to_what_is_listed(caf):
     assert objects(caf("du", "src", "--json")) == [
         {"prefix": "logs/", "objects": 4, "size_bytes": 3030},

@@ -149,7 +149,7 @@ def counted_look_ups(ledger, monkeypatch):
     asked = []
     locate = ledger.locate
     with monkeypatch.context() as patched:
-        patched.setattr(ledger, "locate", lambda *args: asked.append(args) or locate(*args))
+        patched.setattr(ledger, "locate", lambda *args, **more: asked.append(args) or locate(*args, **more))
         yield asked
 
 

@@ -1,6 +1,7 @@
 """What is archived, listed: each key once, what `caf get` gives, whatever the keys are and wherever pages end."""
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,11 +9,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.inventory.objects import CurrentException
 from caf_pipeline.ledger.records import InventoryRecord, Location
 from caf_pipeline.retrieval import listing
 from caf_pipeline.retrieval.listing import is_current, list_level, list_objects
-from caf_pipeline_tests.contracts.ledger import EARLY, ODD_KEYS, SOURCE, archive, claims, end, plan_record, planned
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline_tests.contracts.ledger import (
+    EARLY,
+    ODD_KEYS,
+    SOURCE,
+    VERSION,
+    archive,
+    batches,
+    bring_to,
+    claims,
+    end,
+    holder,
+    location,
+    plan_record,
+    planned,
+    register,
+    skip,
+)
 
 LATER = EARLY + timedelta(days=1)
 
@@ -148,3 +167,115 @@ def test_a_folder_costs_one_page_however_many_keys_it_has(ledger, monkeypatch):
     monkeypatch.setattr(ledger, "archived_keys", lambda *args: pages.append(args) or ask(*args))
     assert level_of(ledger) == [["a/"], ["b/"], ["c/"]]
     assert len(pages) == 4
+
+
+# --- as of a time --------------------------------------------------------------------------------------------------------
+
+DAY = timedelta(days=1)
+
+
+def version(ledger, key, number, day):
+    """Archive a version of a key that was last modified on a day."""
+    plan = plan_record()
+    ledger.register_plan(plan, [planned(1, [key])], claims((1, key), version=f"v{number}"))
+    chunk = f"{SOURCE}-{plan.name}-00001"
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.load_locations(lease, chunk, batches([location(key, modified=EARLY + day * DAY, version=f"v{number}")]))
+    return chunk
+
+
+def state(ledger, day, *exceptions):
+    """Let an inventory of a day state what is current: (key, version), or None where the key is gone."""
+    at = EARLY + day * DAY
+    stated = [CurrentException(key, at, named) for key, named in exceptions]
+    ledger.record_planned(InventoryRecord(SOURCE, f"src-{at:%Y%m%dT%H%M%S}000000Z", at), stated)
+
+
+def as_of(ledger, day, prefix=""):
+    return {
+        one.row.key: (one.row.object_version, one.status) for one in list_objects(ledger, SOURCE, prefix, as_of=EARLY + day * DAY)
+    }
+
+
+@pytest.mark.usefixtures("_page")
+def test_as_of_a_time_a_key_is_listed_with_the_version_that_was_modified_last_up_to_it(ledger):
+    register(ledger, ["x"])
+    for number, day in ((2, 2), (1, 1), (3, 4)):  # in whatever order they were archived
+        version(ledger, "a", number, day)
+    version(ledger, "dir/b", 1, 2)
+    assert as_of(ledger, 0.99) == {}
+    assert as_of(ledger, 1) == as_of(ledger, 1.99) == {"a": ("v1", "archived")}
+    assert as_of(ledger, 2) == as_of(ledger, 3) == {"a": ("v2", "archived"), "dir/b": ("v1", "archived")}
+    assert as_of(ledger, 9)["a"] == ("v3", "archived")
+    level = [one if isinstance(one, str) else one.row.key for one in list_level(ledger, SOURCE, as_of=EARLY + DAY)]
+    assert level == ["a"]
+
+
+def test_as_of_a_time_a_key_is_gone_only_from_when_an_inventory_missed_it_to_when_it_came_back(ledger):
+    register(ledger, ["x"])
+    version(ledger, "a", 1, 1)
+    state(ledger, 3, ("a", None))
+    version(ledger, "a", 2, 5)
+    found = {day: as_of(ledger, day)["a"] for day in (2, 3, 4, 5, 6)}
+    gone, back = ("v1", "gone"), ("v2", "archived")
+    assert found == {2: ("v1", "archived"), 3: gone, 4: gone, 5: back, 6: back}
+    state(ledger, 8, ("a", None))  # what is stated later changes nothing of before
+    assert {day: as_of(ledger, day)["a"] for day in (2, 3, 4, 5, 6)} == found
+    assert as_of(ledger, 8)["a"] == ("v2", "gone")
+
+
+def test_as_of_a_time_what_an_inventory_found_current_again_counts(ledger):
+    register(ledger, ["x"])
+    version(ledger, "a", 1, 1)
+    version(ledger, "a", 2, 2)
+    state(ledger, 4, ("a", "v1"))
+    assert [as_of(ledger, day)["a"][0] for day in (1, 2, 3, 4, 5)] == ["v1", "v2", "v2", "v1", "v1"]
+
+
+def test_of_two_versions_of_one_second_the_same_is_given_as_of_that_second_and_now(ledger):
+    register(ledger, ["x"])
+    version(ledger, "a", 1, 1)
+    version(ledger, "a", 2, 1)
+    assert as_of(ledger, 1)["a"][0] == ledger.locate(SOURCE, "a").row.object_version
+    assert as_of(ledger, 1 - 1e-9) == {}
+
+
+def test_as_of_a_time_what_is_known_of_it_and_not_archived_is_said(ledger):
+    register(ledger, ["x"])
+    version(ledger, "a", 1, 1)
+    newer = replace(skip("a"), object_version="v9", last_modified=EARLY + 3 * DAY)
+    ledger.record_skips(SOURCE, [newer])
+    assert [as_of(ledger, day)["a"] for day in (2, 3)] == [("v1", "archived"), ("v1", "older")]
+
+
+def test_what_was_not_archived_as_of_a_time_is_not_located_and_the_versions_are_named(ledger):
+    register(ledger, ["x"])
+    version(ledger, "a", 1, 1)
+    assert fetch(ledger, None, SOURCE, "a", as_of=EARLY + DAY).location.row.object_version == "v1"
+    with pytest.raises(NotLocated, match="'a' of source src is not archived as it was at 2024-01-01 00:00:00 UTC") as refused:
+        fetch(ledger, None, SOURCE, "a", as_of=EARLY)
+    assert "v1 (2024-01-02 00:00:00 UTC)" in refused.value.hint
+    with pytest.raises(UsageError, match="exclude"):
+        fetch(ledger, None, SOURCE, "a", "v1", as_of=EARLY)
+
+
+def test_a_listing_as_of_a_time_reads_no_table_from_its_beginning(ledger, database, monkeypatch):
+    monkeypatch.setattr(listing, "PAGE_KEYS", 100)
+    keys = [f"k{number:05}" for number in range(5000)]
+    archive(ledger, keys)
+    state(ledger, 1, *((key, None) for key in keys))
+    with database.transaction() as connection:
+        connection.exec_driver_sql("ANALYZE current_exceptions")
+
+    def read_from_the_beginning():
+        with database.transaction() as connection:
+            connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+        with database.transaction() as connection:
+            read = connection.exec_driver_sql("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
+            return dict(map(tuple, read))
+
+    before = read_from_the_beginning()
+    assert set(as_of(ledger, 2, "k000").values()) == {(VERSION, "gone")}
+    assert set(as_of(ledger, 0.5, "k000").values()) == {(VERSION, "archived")}
+    assert read_from_the_beginning() == before
