@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
 
 def test_the_program_of_the_page_runs(caf, capsys):
     page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
-    (program,) = re.findall("```python\n(.*?)```", page, re.DOTALL)
+    (program,) = [block for block in re.findall("```python\n(.*?)```", page, re.DOTALL) if "with open_archive" in block]
     names = {}
     with caf.surroundings():
         exec(program.replace('"demo"', '"src"'), names)
