@@ -57,6 +57,10 @@ class FileRanges(ABC):
         """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the file."""
 
     @abstractmethod
+    def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
+        """Return the first `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+
+    @abstractmethod
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
 
@@ -120,6 +124,10 @@ class LocalFile(FileRanges):
         """See `FileRanges`."""
         return self.read(max(0, self._size_bytes - size_bytes), self._size_bytes), self._size_bytes
 
+    def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
+        """See `FileRanges`."""
+        return self.read(0, min(size_bytes, self._size_bytes)), self._size_bytes
+
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """See `FileRanges`."""
         while start_byte < end_byte:
@@ -176,6 +184,10 @@ class RemoteFile(FileRanges):
         """See `FileRanges`."""
         return _retried(lambda: self._suffix(size_bytes))
 
+    def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
+        """See `FileRanges`."""
+        return _retried(lambda: self._prefix(size_bytes))
+
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """See `FileRanges`."""
         if self._whole is not None:
@@ -210,6 +222,16 @@ class RemoteFile(FileRanges):
         if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
             raise SourceUnreachable(f"{self.name}: the answer ended after {len(suffix)} bytes.")
         return suffix, answer.size_bytes
+
+    def _prefix(self, size_bytes: int) -> tuple[bytes, int]:
+        with self._request(f"bytes=0-{size_bytes - 1}") as answer:
+            if answer.whole and answer.size_bytes <= MAX_WHOLE_BYTES:
+                return self._keep_whole(answer)[:size_bytes], answer.size_bytes
+            self._expect_part(answer, 0)
+            prefix = _at_most(size_bytes, answer.pieces(PIECE_BYTES))[:size_bytes]
+        if len(prefix) != min(size_bytes, answer.size_bytes):
+            raise SourceUnreachable(f"{self.name}: the answer ended after {len(prefix)} bytes.")
+        return prefix, answer.size_bytes
 
     def _keep_whole(self, answer: RangeAnswer) -> bytes:
         whole = _at_most(answer.size_bytes, answer.pieces(PIECE_BYTES))

@@ -60,6 +60,8 @@ def check_ranges(address: str, content: bytes) -> None:
         assert isinstance(source, StreamingSource)
         assert source.read_suffix(10) == (content[-10:], len(content))
         assert source.read_suffix(len(content) + 1) == (content, len(content))
+        assert source.read_prefix(10) == (content[:10], len(content))
+        assert source.read_prefix(len(content) + 1) == (content, len(content))
         assert source.read(3, 70_000) == content[3:70_000]
         assert b"".join(source.stream(100, len(content) - 1, 4096)) == content[100:-1]
 
@@ -137,13 +139,14 @@ def test_an_object_that_is_replaced_while_it_is_read_is_refused(s3):
             source.read(0, 1)
 
 
-def test_an_empty_file_has_an_empty_end(tmp_path, s3):
+def test_an_empty_file_has_an_empty_end_and_beginning(tmp_path, s3):
     (tmp_path / "empty").write_bytes(b"")
     s3.put_object(Bucket="archive", Key="empty", Body=b"")
     with serving(Site(b"")) as site:
         for address in (str(tmp_path / "empty"), site.url, "s3://archive/empty"):
             with open_ranges(address) as source:
                 assert source.read_suffix(10) == (b"", 0)
+                assert source.read_prefix(10) == (b"", 0)
 
 
 @pytest.mark.parametrize(("path", "error"), [("missing", ArchiveError), ("secret", Denied)])

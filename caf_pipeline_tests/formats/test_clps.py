@@ -1,0 +1,295 @@
+"""clp-s archives: what clp-s itself says of its own, its verdict on damaged ones, bounded work for forged ones."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive
+from caf_pipeline.formats.clps import FIRST_READ_BYTES, HEADER_BYTES, SECTIONS, count_records, read_metadata
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "clps"
+REAL = json.loads((VECTORS / "manifest.json").read_text())
+ODD = json.loads((VECTORS / "corrupt.json").read_text())
+
+READ_AS_METADATA = {"version_0_3_1", "truncate_1696", "packets_no_tsdict"}
+"""What clp-s refuses for its records' sake: the metadata are whole, and nothing in them tells."""
+
+
+def opened(file: bytes, first_bytes: int = FIRST_READ_BYTES):
+    return read_metadata(file[:first_bytes], len(file), lambda start, end: file[start:end], name="it")
+
+
+def records_of(file: bytes) -> int:
+    archive = opened(file)
+    if archive.records is not None:
+        return archive.records
+    table = archive.section("/table_metadata")
+    return count_records(file[table.offset : table.offset + table.size], name="it")
+
+
+def archive_info(**fields) -> tuple[int, bytes]:
+    return 0, msgspec.msgpack.encode(fields or {"num_segments": 1})
+
+
+def files(entries=None, **others) -> tuple[int, bytes]:
+    default = [{"n": name, "o": number} for number, name in enumerate(SECTIONS)]
+    return 1, msgspec.msgpack.encode({"files": default if entries is None else entries, **others})
+
+
+def times(*ranges: tuple[bytes, list[int], int, bytes], patterns=()) -> tuple[int, bytes]:
+    packet = struct.pack("<Q", len(ranges))
+    for key, columns, encoding, values in ranges:
+        packet += struct.pack(f"<Q{len(key)}sQ{len(columns)}iQ", len(key), key, len(columns), *columns, encoding) + values
+    packet += struct.pack("<Q", len(patterns))
+    return 2, packet + b"".join(struct.pack(f"<QQ{len(text)}s", number, len(text), text) for number, text in patterns)
+
+
+def range_index(*entries) -> tuple[int, bytes]:
+    return 3, msgspec.msgpack.encode(list(entries))
+
+
+def built(*packets: tuple[int, bytes], count: int | None = None, trailing: bytes = b"", **header) -> bytes:
+    """Make an archive of these packets, whose sections hold nothing of use."""
+    plain = bytes([len(packets) if count is None else count])
+    plain += b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in packets) + trailing
+    return wrapped(frame(plain), **header)
+
+
+def wrapped(metadata: bytes, *, sections: int = 100, total: int | None = None, metadata_size: int | None = None, kind=0) -> bytes:
+    size = len(metadata) if metadata_size is None else metadata_size
+    total = HEADER_BYTES + len(metadata) + sections if total is None else total
+    head = struct.pack("<4sHBBQQ32xIH2x", b"\xfd\x2f\xc5\x30", 0, 5, 0, 12345, total, size, kind)
+    return head + metadata + bytes(sections)
+
+
+def frame(plain: bytes) -> bytes:
+    return pa.compress(plain, codec="zstd", asbytes=True)
+
+
+WHOLE = (archive_info(), files(), times(), range_index({"e": 2, "f": {"_filename": "a"}, "s": 0}))
+PLAIN = bytes([len(WHOLE)]) + b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in WHOLE)
+
+# What clp-s wrote
+
+
+@pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
+def test_the_metadata_of_a_real_archive_say_what_clp_s_printed(vector):
+    file, wanted, printed = (VECTORS / vector["file"]).read_bytes(), vector["expected"], vector["archive_stats_printed_by_clp_s"]
+    archive = opened(file)
+    header = archive.header
+    assert (header.uncompressed_size, header.total_size) == (printed["uncompressed_size"], printed["size"])
+    assert ".".join(map(str, header.version)) == wanted["header"]["version"]
+    assert header.metadata_size == wanted["header"]["metadata_size"]
+    assert [{"name": one.name, "offset": one.offset, "size": one.size} for one in archive.sections] == wanted["sections"]
+    assert [{"s": one.s, "e": one.e, "f": dict(one.fields)} for one in archive.inputs or ()] == printed["range_index"]
+    told = [
+        {"key": one.key, "column_ids": list(one.column_ids), "encoding": one.encoding, "start": one.begin, "end": one.end}
+        for one in archive.time_ranges
+    ]
+    assert told == wanted["timestamp_dictionary"]["ranges"]
+    if told:
+        assert (int(told[0]["start"]), int(told[0]["end"])) == (printed["begin_timestamp"], printed["end_timestamp"])
+    assert [{"id": one.id, "pattern": one.pattern} for one in archive.patterns] == wanted["timestamp_dictionary"]["patterns"]
+    if vector["decompress_0_12"]["rc"] == 0:
+        assert records_of(file) == vector["decompress_0_12"]["lines"]
+
+
+@pytest.mark.parametrize("vector", ODD, ids=lambda v: v["name"])
+def test_an_odd_archive_is_refused_where_clp_s_refuses_its_metadata(vector):
+    file = (VECTORS / vector["file"]).read_bytes()
+    if vector["clp_s_0.12.1b0"]["extract_rc"] == 0 or vector["name"] in READ_AS_METADATA:
+        assert [one.name for one in opened(file).sections] == list(SECTIONS)
+    else:
+        with pytest.raises(ArchiveError, match=r"^it: .*\.$"):
+            opened(file)
+
+
+def test_two_reads_give_the_metadata_and_one_where_they_are_short():
+    file = (VECTORS / "two_files_0.12.1b0.clps").read_bytes()
+    asked = []
+
+    def read(start, end):
+        asked.append((start, end))
+        return file[start:end]
+
+    for first_bytes in (HEADER_BYTES, 100, HEADER_BYTES + 320, FIRST_READ_BYTES):
+        archive = read_metadata(file[:first_bytes], len(file), read, name="it")
+        assert [one.fields["_filename"] for one in archive.inputs] == ["a.jsonl", "b.jsonl"]
+    assert asked == [(64, 384), (100, 384)]
+
+
+# Rules
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        built(*WHOLE, trailing=b"more"),
+        built(*WHOLE, total=2**64 - 1),
+        built((200, bytes(5000)), *reversed(WHOLE), (9, b"")),
+        built(WHOLE[0], (1, WHOLE[1][1].replace(b"files", b"other")), *WHOLE[2:]),
+        built(WHOLE[0], files([*({"n": n, "o": 3} for n in SECTIONS), {"n": "/new", "o": 4, "x": [1]}], more=1), *WHOLE[2:]),
+        built(*WHOLE, range_index(), range_index({"s": 1, "e": 1, "f": {}}, {"s": 0, "e": 2**64 - 1, "f": {"x": None}, "g": 1})),
+        built(files()),
+        built(*WHOLE[:3], range_index()),
+        built(*WHOLE[:2], times((b"k", [], 7, b""), (b"", [-1, 2], 1, bytes(16)), patterns=[(0, b"\\E")]), WHOLE[3]),
+        wrapped(b"".join(frame(bytes([one])) for one in PLAIN)),
+    ],
+)
+def test_what_clp_s_takes_is_taken(file):
+    assert set(SECTIONS) <= {one.name for one in opened(file).sections}
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (built(*WHOLE, kind=1), "compression"),
+        (built(*WHOLE, total=0), "ends at"),
+        (built(*WHOLE, sections=0, total=100_000), "begins at"),
+        (built(*WHOLE, metadata_size=0), "before what they announce"),
+        (built(*WHOLE, metadata_size=2**32 - 1), "more than"),
+        (built(*WHOLE, count=255), "announce"),
+        (built(*WHOLE)[:-101], "cut off|a file of"),
+        (wrapped(frame(b"\x01\x00" + b"\xff" * 4)), "more than"),
+        (wrapped(frame(b"\x01\x09" + b"\xff" * 4)), "more than|announce"),
+        (built(archive_info(num_segments=1.0), files()), "ArchiveInfo"),
+        (built(archive_info(num_segments=0), files()), "segments"),
+        (built(archive_info(x=1), files()), "ArchiveInfo"),
+        (built((0, b""), files()), "ArchiveInfo"),
+        (built(), "sections"),
+        (built(files(b"x")), "ArchiveFileInfo"),
+        (built((1, b"\x80")), "ArchiveFileInfo"),
+        (built((1, b"\xdf\xff\xff\xff\xff")), "ArchiveFileInfo"),
+        (built((1, b"\x81\xa5files\xdd\xff\xff\xff\xff")), "ArchiveFileInfo"),
+        (built((1, b"\x81\xa1x\x01\xa5files\x90")), "ArchiveFileInfo"),
+        (built(files([{"n": name, "o": -1} for name in SECTIONS])), "begins at"),
+        (built(files([{"n": name, "o": 1.0} for name in SECTIONS])), "ArchiveFileInfo"),
+        (built(files([{"n": name, "o": 9 - at} for at, name in enumerate(SECTIONS)])), "begins at"),
+        (built(files([{"n": name, "o": 2**64 - 9} for name in SECTIONS])), "begins at"),
+        (built(files([{"n": name, "o": 0} for name in reversed(SECTIONS)])), "sections"),
+        (built(files([{"n": name, "o": 0} for name in SECTIONS[1:]])), "sections"),
+        (built(files(), (2, b"\xff" * 8)), "lists? more"),
+        (built(files(), (2, b"\x01" + bytes(7) + b"\xff" * 8)), "more than"),
+        (built(files(), (2, struct.pack("<QQQ", 1, 0, 2**62))), "lists? more"),
+        (built(files(), (2, struct.pack("<QQQQ", 1, 0, 0, 1))), "announce"),
+        (built(files(), (2, struct.pack("<QQQQ", 0, 1, 0, 2**63))), "more than"),
+        (built(files(), range_index({"s": -1, "e": 0, "f": {}})), "records -1 to 0"),
+        (built(files(), range_index({"s": 3, "e": 2, "f": {}})), "records 3 to 2"),
+        (built(files(), range_index({"s": 0, "e": True, "f": {}})), "RangeIndex"),
+        (built(files(), range_index({"s": 0, "f": {}})), "RangeIndex"),
+        (built(files(), range_index({"s": 0, "e": 0})), "RangeIndex"),
+        (built(files(), range_index({"s": 0, "e": 0, "f": None})), "no map"),
+        (built(files(), range_index(1)), "RangeIndex"),
+        (built(files(), (3, b"\x80")), "RangeIndex"),
+        (built(files(), (3, b"\xc0")), "RangeIndex"),
+        (built(files(), (3, b"")), "RangeIndex"),
+        (built(files(), (3, b"\x90\x90")), "RangeIndex"),
+        (built(files(), (3, b"\xdd\xff\xff\xff\xff")), "list more"),
+        (built(files(), (3, b"\xdd\x00\x0f\x00\x00")), "RangeIndex"),
+        (built(files(), (3, b"\x91" * 2_000_000)), "RangeIndex"),
+        (built(files(), (3, b"\x91\x83\xa1s\x00\xa1e\x00\xa1f" + b"\x81\xa0" * 400_000 + b"\xc0")), "RangeIndex"),
+        (built(files(), range_index({"s": 0, "e": 0, "f": {"x": "y" * (1 << 20)}})), "fields of an input"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_in_one_sentence(file, said):
+    with pytest.raises(ArchiveError, match=said) as refused:
+        opened(file)
+    assert str(refused.value).startswith("it: ")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 10])
+def test_metadata_that_end_within_a_frame_are_refused(cut):
+    metadata = built(*WHOLE, sections=0)[HEADER_BYTES:-cut]
+    with pytest.raises(MalformedArchive, match="inflated"):
+        opened(wrapped(metadata))
+
+
+def test_fields_of_an_input_may_be_anything_and_names_any_bytes():
+    fields = {"_filename": "n", "_file_split_number": 3, "nested": [{}], "yes": True, "nan": float("nan"), "bin": b"x"}
+    packet = range_index({"s": 0, "e": 1, "f": fields})[1].replace(b"\xa1n", b"\xa1\xe9")
+    (one,) = opened(built(files(), (3, packet))).inputs
+    assert dict(one.fields) == {"_filename": "\udce9", "_file_split_number": 3, "yes": True}
+
+
+@pytest.mark.parametrize(("records", "tables"), [(0, []), (70, [60, 10]), (40_000, [1] * 40_000)])
+def test_records_are_summed_up_where_the_metadata_do_not_tell(records, tables):
+    plain = struct.pack("<QQQQQ", 1, 0, 99, 0, len(tables))
+    plain += b"".join(struct.pack("<QQiQ", 0, 0, number, count) for number, count in enumerate(tables))
+    assert count_records(frame(plain), name="it") == records
+
+
+@pytest.mark.parametrize("plain", [b"", b"\xff" * 8, struct.pack("<QQ", 0, 1), struct.pack("<QQQ", 0, 0, 2**63)])
+def test_table_metadata_that_lie_are_refused(plain):
+    with pytest.raises(ArchiveError):
+        count_records(frame(plain), name="it")
+
+
+# Forged archives
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_no_input_raises_anything_else(data):
+    match data.draw(st.sampled_from(["bytes", "flipped", "packets", "plain"])):
+        case "bytes":
+            file = data.draw(st.binary(max_size=200))
+        case "flipped":
+            file = bytearray((VECTORS / "two_files_0.12.1b0.clps").read_bytes())
+            for _ in range(data.draw(st.integers(1, 4))):
+                file[data.draw(st.integers(0, 400))] = data.draw(st.integers(0, 255))
+            file = bytes(file[: data.draw(st.integers(0, len(file)))])
+        case "packets":
+            packet = st.tuples(st.integers(0, 4), st.binary(max_size=60)) | st.sampled_from(WHOLE)
+            file = built(*data.draw(st.lists(packet, max_size=6)))
+        case _:
+            plain = bytearray(PLAIN)
+            for _ in range(data.draw(st.integers(1, 3))):
+                plain[data.draw(st.integers(0, len(plain) - 1))] = data.draw(st.integers(0, 255))
+            file = wrapped(frame(bytes(plain)))
+    try:
+        archive = opened(file)
+        for one in archive.inputs or ():
+            assert dict(one.fields) is not None
+    except ArchiveError:
+        pass
+
+
+def test_metadata_that_inflate_without_an_end_are_refused():
+    with pytest.raises(ArchiveLimitReached, match="inflate"):
+        opened(wrapped(frame(PLAIN) + frame(bytes(64 << 20)) * 4))
+
+
+_HOSTILE = """
+import sys
+from caf_pipeline.errors import ArchiveError
+from caf_pipeline_tests.formats.test_clps import *
+from caf_pipeline_tests.support.peak_memory import peak_bytes
+before = peak_bytes()
+one = b"\\x83\\xa1s\\x00\\xa1e\\x00\\xa1f\\x80"
+forged = [
+    lambda: built(files(), (3, b"\\xdd" + (900_000).to_bytes(4, "big") + one * 900_000)),
+    lambda: built(files(), (3, b"\\xdd" + (3_000_000).to_bytes(4, "big") + one * 3_000_000)),
+    lambda: built(files(), (3, b"\\x91\\x83\\xa1s\\x00\\xa1e\\x00\\xa1f\\x81\\xa1x\\xdc\\xff\\xff" + b"\\x90" * 0xFFFF)),
+    lambda: built(files(), (2, struct.pack("<Q", 500_000) + struct.pack("<QQQ", 0, 0, 0) * 500_000 + bytes(8))),
+    lambda: built((9, bytes(60 << 20)), files()),
+]
+for make in forged:
+    try:
+        opened(make())
+    except ArchiveError:
+        pass
+print(peak_bytes() - before >> 20)
+"""
+
+
+def test_memory_is_bounded_for_every_forged_archive():
+    done = subprocess.run([sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 400  # MiB, of which making them takes a half
