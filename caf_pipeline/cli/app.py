@@ -10,6 +10,7 @@ from caf_pipeline.cli import archives, controls, jackal, listing, pipeline, plan
 from caf_pipeline.cli.backfill import backfill
 from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
+from caf_pipeline.cli.export_references import export_references
 from caf_pipeline.cli.queue import queue
 from caf_pipeline.cli.rebuild import rebuild
 from caf_pipeline.cli.restore import restore
@@ -79,7 +80,7 @@ _add(
     pipeline.unpark,
     pipeline.withdraw,
 )
-_add(app, listing.ls, listing.find, listing.du, restore, check, safe_to_delete, doctor, rebuild)
+_add(app, listing.ls, listing.find, listing.du, restore, check, export_references, safe_to_delete, doctor, rebuild)
 _group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 _group.callback()(_jackal)
 _add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)

@@ -224,6 +224,13 @@ class ChunkStore(Protocol):
         """Return the providers to read the chunk from, the best first; empty for an unknown chunk."""
         ...
 
+    def urls(self, posting: Posting) -> Mapping[str, str]:
+        """Return, for each of `holders` in their order, the URL at which any program reads ranges of the stored bytes.
+
+        Holders without one are left out.
+        """
+        return {}
+
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
         """Return the number, from 0, of the proof window since the post that the copy's `last_proven` fell into.
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "du": ("du", "src"),
     "restore": ("restore", "src", "restored"),
     "check": ("check", "src", "--full"),
+    "export-references": ("export-references", "src", "-o", "references.json"),
     "status": ("status",),
     "runs": ("runs",),
     "queue": ("queue", "src"),

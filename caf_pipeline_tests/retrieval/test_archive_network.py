@@ -1,12 +1,17 @@
-"""The archive opened from settings, on a network: what providers are asked for, and those that are slow."""
+"""The archive opened from settings, on a network: what providers are asked for, those that are slow, and references to them."""
 
+import hashlib
 import os
 
+import fsspec
+import httpx
+import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.wiring import open_archive
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.postgres import copy_template
@@ -61,3 +66,45 @@ def test_providers_that_trickle_are_left_for_one_that_does_not(archive, network,
         network.misbehave(provider=network.provider_addresses.index(one), download_rate=1000)
     assert archive.read("src", "dir/05") == BODIES["dir/05"]
     assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
+
+
+# --- references ----------------------------------------------------------------------------------------------------------
+
+
+def test_by_references_fsspec_reads_the_objects_from_a_provider_with_no_code_of_ours(caf, network):
+    done = caf("export-references", "src", "-o", "all.json")
+    assert (done.status, done.out) == (0, b"")
+    assert "references to 17 objects in 1 chunk are in 'all.json'" in done.err
+    before = downloads(network)
+    fs = fsspec.filesystem("reference", fo=str(caf.folder / "all.json"), fs={"http": {}, "https": {}})
+    assert fs.cat(list(BODIES)) == BODIES
+    assert fs.cat_file("dir/03", 10, 20) == BODIES["dir/03"][10:20]
+    with fs.open("dir/04") as file:
+        file.seek(-5, os.SEEK_END)
+        assert file.read() == BODIES["dir/04"][-5:]
+    assert downloads(network) > before
+
+
+def test_references_in_parquet_name_the_sha256_of_what_they_lead_to(caf):
+    assert caf("export-references", "src", "dir/", "-o", "dir.parquet").status == 0
+    rows = pq.read_table(caf.folder / "dir.parquet").to_pylist()
+    assert [row["key"] for row in rows] == [key for key in sorted(BODIES) if key.startswith("dir/")]
+    for row in rows:
+        assert (row["size"], row["sha256"]) == (len(BODIES[row["key"]]), hashlib.sha256(BODIES[row["key"]]).digest())
+    last = rows[3]
+    got = httpx.get(last["path"], headers={"Range": f"bytes={last['offset']}-{last['offset'] + last['size'] - 1}"})
+    assert (got.status_code, got.content) == (206, BODIES[last["key"]])
+
+
+def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_is_written(caf, network, archive):
+    posting = archive.find("src", "dir/05").location.posting
+    holding = [network.provider_addresses.index(one) for one in archive.store.holders(posting)]
+    for one in holding[:-1]:
+        network.misbehave(provider=one, refuse=True)
+    assert caf("export-references", "src", "-o", "one.json").status == 0
+    assert network.providers[holding[-1]] in (caf.folder / "one.json").read_text()
+    network.misbehave(provider=holding[-1], refuse=True)
+    one_sentence(caf("export-references", "src", "-o", "none.json"), 7, "cannot be read: ")
+    one_sentence(caf("export-references", "src", "-o", "none.txt"), 2, "neither in .json nor in .parquet")
+    one_sentence(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
+    assert not list(caf.folder.glob("*none*"))

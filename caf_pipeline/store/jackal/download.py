@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
@@ -40,6 +40,11 @@ class Downloads:
     def holders(self, posting: Posting) -> Sequence[str]:
         """Return the providers that the chain lists, the best first; as last known while no chain node answers."""
         return self._selection.to_read(self._holders(posting))
+
+    def urls(self, posting: Posting) -> Mapping[str, str]:
+        """See `ChunkStore.urls`."""
+        clients = {address: self._selection.client(address) for address in self.holders(posting)}
+        return {address: client.download_url(posting) for address, client in clients.items() if client}
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """See `ChunkStore.read`."""

@@ -184,6 +184,10 @@ def _gathered(pieces: Iterator[bytes], size_bytes: int) -> bytes:
     return bytes(gathered)
 
 
+def _download_path(posting: Posting) -> str:
+    return f"/download/{posting.merkle_root.hex()}"
+
+
 class _Learned(Exception):
     """The job's status told the end of an upload before its answer came."""
 
@@ -341,6 +345,10 @@ class ProviderClient:
 
     # --- downloads -----------------------------------------------------------------------------------------------------
 
+    def download_url(self, posting: Posting) -> str:
+        """Return where anybody reads the file, by ranges."""
+        return f"{self.address}{_download_path(posting)}"
+
     def download(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
@@ -367,8 +375,7 @@ class ProviderClient:
         """Yield what one request gives of the range, or raise where that is nothing."""
         limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}"}
-        path = f"/download/{posting.merkle_root.hex()}"
-        with exchange(self._pool, self.address, path, limit, headers=headers) as response:
+        with exchange(self._pool, self.address, _download_path(posting), limit, headers=headers) as response:
             left, skipped = self._promised(response, posting, start_byte, end_byte)
             pieces = response.iter_stream()
             while left:

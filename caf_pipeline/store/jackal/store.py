@@ -176,6 +176,10 @@ class JackalStore:
         """Return the providers that the chain lists, fastest first, those that failed of late last."""
         return self._downloads.holders(posting)
 
+    def urls(self, posting: Posting) -> Mapping[str, str]:
+        """Return where providers give the file to whoever asks, by the address of each on the chain."""
+        return self._downloads.urls(posting)
+
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
         """Return the number of the proof window since the post: windows of a file begin with its start."""
         if copy.last_proven is None:

@@ -1,0 +1,60 @@
+"""The command that lets others read what is archived with no code of ours: export-references."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
+from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.terminal import SourceArgument, counted, note
+from caf_pipeline.errors import CafError, UsageError
+
+KINDS: Final = (".json", ".parquet")
+
+
+def export_references(
+    source: SourceArgument,
+    prefix: PrefixArgument = "",
+    *,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="What to write: FILE.json or FILE.parquet.")],
+    current: CurrentOption = False,
+) -> None:
+    r"""Write where each object's bytes are, as references (URL, offset, length) into the stored chunks.
+
+    What `caf ls --recursive` lists is written. FILE.json is read by fsspec's file system `reference`; FILE.parquet has a row for
+    each object, or part of one, with its SHA-256. Whoever has the file reads the objects from the providers, with no code of
+    ours and without the ledger. An object larger than a chunk is in parts, and not in FILE.json.
+
+    A URL is that of one provider, which gave a byte of the chunk when it was asked now: write the file again where providers
+    change. What is read by it is compared with nothing: that is what the SHA-256 is for.
+
+    \b
+    Examples:
+      caf export-references demo packages/ -o packages.json
+      python3 -c 'import fsspec; print(fsspec.filesystem("reference", fo="packages.json").cat("packages/rich/py.typed"))'
+
+    Exit status: 0; 1 FILE.json lacks objects that are in parts; 2 FILE is neither kind; 3 a setting is wrong or there is no such
+    source; 6 the database failed; 7 some chunk cannot be read now; 8 FILE cannot be written; 11 no archived key begins with
+    PREFIX. After any but 0 and 1, FILE is as it was.
+    """
+    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.references import write_references  # noqa: PLC0415
+
+    if output.suffix not in KINDS:
+        raise UsageError(f"{str(output)!r} ends neither in .json nor in .parquet.", hint="The name says what is written.")
+    settings = load_settings()
+    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
+        listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
+        first = next(listed, None)
+        if first is None:
+            raise nothing_listed(source, prefix, current)
+        sums = write_references(chain([first], listed), store, output)
+    written = counted(sums.objects - sums.in_parts, "object")
+    note(f"{source}: references to {written} in {counted(sums.chunks, 'chunk')} are in {str(output)!r}")
+    if sums.in_parts:
+        raise CafError(
+            f"{counted(sums.in_parts, 'object')} of several parts could not be written to {str(output)!r}",
+            hint="FILE.parquet has a row for each part",
+        )

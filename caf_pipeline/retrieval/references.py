@@ -1,0 +1,126 @@
+"""Objects as references (URL, offset, length) into the stored chunks, by which others read them with no code of ours.
+
+A file that ends in .json is what fsspec's ReferenceFileSystem reads (version 1 of kerchunk's specification); one that ends in
+.parquet has a row for each object, or for each part of one, in kerchunk's words (path, offset, size). Folders of Parquet files
+that fsspec reads lazily are for Zarr alone: a name in them is the number of an array's chunk, so that no key of ours has one.
+
+Source: kerchunk's reference specification; fsspec.implementations.reference.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
+from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.store.protocol import ChunkStore, Posting
+from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
+
+SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.string()),
+        ("part", pa.int32()),  # from 0, of an object larger than a chunk
+        ("parts", pa.int32()),  # how many there are; 1 of any other object
+        ("path", pa.string()),  # the URL
+        ("offset", pa.int64()),
+        ("size", pa.int64()),
+        ("sha256", pa.binary()),  # of the part
+        ("last_modified", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+@dataclass
+class ReferenceSums:
+    """What was written: objects and chunks, and objects in several parts, which JSON has no reference for."""
+
+    objects: int = 0
+    chunks: int = 0
+    in_parts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where the bytes of an object, or of a part of one, are."""
+
+    key: str
+    part: int
+    parts: int
+    path: str
+    offset: int
+    size: int
+    sha256: bytes
+    last_modified: datetime
+
+
+def write_references(locations: Iterable[Location], store: ChunkStore, path: Path) -> ReferenceSums:
+    """Write references to a file, JSON or Parquet by its name; it appears when it is whole. Memory does not grow with objects.
+
+    The URL of a chunk is that of the best of its providers that gave a byte of it when it was asked.
+
+    Raises:
+        StoreUnreachable: no provider gives anything of some chunk now, or none has an address. StagingError: the file cannot be
+            written. StoreError. After any of them there is no new file.
+    """
+    sums = ReferenceSums()
+    with translate_errors(path):
+        if path.suffix == ".parquet":
+            write_whole(_batches(_references(locations, store, sums)), path, SCHEMA)
+        else:
+            _write_json(_references(locations, store, sums), path, sums)
+    return sums
+
+
+def _references(locations: Iterable[Location], store: ChunkStore, sums: ReferenceSums) -> Iterator[Reference]:
+    urls: dict[Posting, str] = {}
+    for location in locations:
+        row, ranges = location.row, location.ranges
+        sums.objects += 1
+        for part, one in enumerate(ranges):
+            url = urls.get(one.posting)
+            if url is None:
+                url = urls[one.posting] = _url(one, store)
+                sums.chunks += 1
+            size = one.end_byte - one.start_byte
+            yield Reference(row.key, part, len(ranges), url, one.start_byte, size, one.sha256, row.last_modified)
+
+
+def _url(one: LocatedRange, store: ChunkStore) -> str:
+    """Return where a chunk can be read."""
+    failed: dict[str, CafError] = {}
+    for provider, url in store.urls(one.posting).items():
+        try:
+            for _ in store.read(one.posting, 0, 1, provider=provider):
+                return url
+        except (StoreError, IntegrityError) as error:
+            failed[provider] = error
+    said = "; ".join(f"{provider}: {error}" for provider, error in failed.items()) or "no provider with an address has it"
+    raise StoreUnreachable(
+        f"chunk {one.chunk} cannot be read: {said}", hint="try again later, or 'caf jackal repair' stores it again"
+    )
+
+
+def _batches(references: Iterable[Reference]) -> Iterator[pa.RecordBatch]:
+    left = iter(references)
+    while some := list(islice(left, ROWS_PER_GROUP)):
+        yield pa.RecordBatch.from_pylist([{name: getattr(one, name) for name in SCHEMA.names} for one in some], SCHEMA)
+
+
+def _write_json(references: Iterable[Reference], path: Path, sums: ReferenceSums) -> None:
+    with WholeFile(path) as whole:
+        before = b'{"version":1,"refs":{\n'
+        for one in references:
+            if one.parts > 1:
+                sums.in_parts += one.part == 0
+                continue
+            where: Any = [one.path, one.offset, one.size] if one.size else ""  # no HTTP range has no bytes
+            whole.file.write(before + json.dumps(one.key).encode() + b":" + json.dumps(where).encode())
+            before = b",\n"
+        whole.file.write((before if before.startswith(b"{") else b"") + b"\n}}\n")

@@ -1,0 +1,52 @@
+"""References into a folder's chunks, and what a file of them says of objects in parts."""
+
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+
+from caf_pipeline.errors import StagingError, StoreUnreachable
+from caf_pipeline.retrieval.references import write_references
+from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import MemoryLog, staged_file, to_store
+from caf_pipeline_tests.retrieval.test_object_file import BODY, CHUNK, END, START, in_parts, whole
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore(tmp_path / "a store")
+
+
+@pytest.fixture
+def posting(store, tmp_path):
+    path = staged_file(tmp_path, CHUNK)
+    posting = store.post(to_store(store, path), MemoryLog())
+    store.put(posting, path, lambda _: None)
+    return posting
+
+
+def test_an_object_in_a_folder_is_read_by_its_reference(store, posting, tmp_path):
+    sums = write_references([whole(posting)], store, tmp_path / "refs.json")
+    assert (sums.objects, sums.chunks, sums.in_parts) == (1, 1, 0)
+    fs = fsspec.filesystem("reference", fo=str(tmp_path / "refs.json"), skip_instance_cache=True)
+    assert fs.cat("a/key") == BODY
+
+
+def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(store, posting, tmp_path):
+    location = in_parts(posting, 50_000, 2_500_000)
+    assert write_references([location], store, tmp_path / "refs.json").in_parts == 1
+    assert (tmp_path / "refs.json").read_text() == '{"version":1,"refs":{\n\n}}\n'
+    write_references([location], store, tmp_path / "refs.parquet")
+    rows = pq.read_table(tmp_path / "refs.parquet").to_pylist()
+    assert [(row["part"], row["parts"]) for row in rows] == [(0, 3), (1, 3), (2, 3)]
+    assert b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows) == CHUNK[START:END]
+
+
+def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting, tmp_path, small_disk):
+    with pytest.raises(StagingError, match="cannot be written"):
+        write_references((whole(posting) for _ in range(200_000)), store, small_disk / "refs.json")
+    assert not [path for path in small_disk.iterdir() if path.suffix in (".json", ".partial")]
+    (tmp_path / "refs.json").write_text("before")
+    (store.folder / "chunks" / f"{posting.merkle_root.hex()}.caf").unlink()
+    with pytest.raises(StoreUnreachable, match="chunk src-1-1 cannot be read: no provider"):
+        write_references([whole(posting)], store, tmp_path / "refs.json")
+    assert (tmp_path / "refs.json").read_text() == "before"
