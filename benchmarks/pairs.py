@@ -89,8 +89,8 @@ class Compared:
 
 
 def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Compared:
-    """Run both in turn; who begins changes with each pair. Where there are several, both run once before, to warm up."""
-    if pairs > 1:
+    """Run both in turn; who begins changes with each pair. Before three pairs and more, both run once, to warm up."""
+    if pairs > 2:
         run(ours)
         run(theirs)
     found: dict[str, list[Usage]] = {"ours": [], "theirs": []}

@@ -78,7 +78,7 @@ folder = "{folder}/store"
 
 def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """100,000 objects, a thousand in each folder."""
-    count = bench.pick(100_000, 10_000, 20)
+    count = bench.pick(100_000, 2_000, 20)
     server, prefix, one, names = bench.s3(), f"listed-{count}", bench.folder / "listed", bench.folder / "names"
     server.fill(prefix, inputs.fixed(count, 16))
     settings = bench.folder / "listing.toml"
