@@ -4,8 +4,8 @@
     ├── UsageError                 2   arguments that make no sense together
     ├── SettingsError              3   caf.toml or the environment
     │   └── MnemonicRefused            no mnemonic, not one, or its file is open to others
-    ├── ArchiveError               4   a CAF file
-    │   ├── MalformedArchive           breaks a rule of CAF 1.0
+    ├── ArchiveError               4   a CAF file, or one of another format
+    │   ├── MalformedArchive           breaks a rule of its format
     │   ├── ArchiveLimitReached        the member or the archive is larger than allowed
     │   ├── MemberRefused              wrong declared length, key given twice, key not UTF-8
     │   └── MemberNotFound             the archive has no such key
@@ -123,13 +123,13 @@ class MnemonicRefused(SettingsError):
 
 
 class ArchiveError(CafError):
-    """Something about one CAF file."""
+    """Something about one CAF file, or one of another format."""
 
     exit_code = 4
 
 
 class MalformedArchive(ArchiveError):
-    """The file breaks a rule of CAF 1.0."""
+    """The file breaks a rule of its format."""
 
 
 class ArchiveLimitReached(ArchiveError):

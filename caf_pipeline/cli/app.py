@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli import archives, controls, jackal, listing, pipeline, plans, prove
+from caf_pipeline.cli import archives, controls, convert, cotar, jackal, listing, pipeline, plans, prove
 from caf_pipeline.cli.backfill import backfill
 from caf_pipeline.cli.check import check
 from caf_pipeline.cli.doctor import doctor
@@ -54,6 +54,11 @@ def _jackal(context: typer.Context) -> None:
     _show_help(context)
 
 
+def _cotar(context: typer.Context) -> None:
+    """Read files of a tar archive by their names, through an index that cotar made or reads."""
+    _show_help(context)
+
+
 def _show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
@@ -67,6 +72,7 @@ def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
 
 for _name, _command, _epilog in archives.COMMANDS:
     app.command(_name, epilog=_epilog)(_command)
+app.command("convert", epilog=convert.EPILOG)(convert.convert)
 _add(
     app,
     pipeline.run,
@@ -86,3 +92,8 @@ _group.callback()(_jackal)
 _add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)
 _add(_group, controls.pause, controls.resume, controls.limit)
 app.add_typer(_group, name="jackal")
+_tars = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+_tars.callback()(_cotar)
+for _name, _command, _epilog in cotar.COMMANDS:
+    _tars.command(_name, epilog=_epilog)(_command)
+app.add_typer(_tars, name="cotar")

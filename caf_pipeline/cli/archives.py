@@ -35,15 +35,17 @@ _READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 
 has no such member; 5 the server refuses or cannot be reached."""
 
 
-def _open_s3(address: str) -> FileRanges:
+def open_s3(address: str) -> FileRanges:
+    """Open a file by `s3://bucket/key`."""
     from caf_pipeline.source.s3.ranges import S3File  # noqa: PLC0415  half a second that only s3:// needs
 
     return S3File(address)
 
 
 @contextmanager
-def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
-    with open_ranges(address, _open_s3) as source:
+def opened_archive(address: str, *, lenient: bool) -> Iterator[CafReader]:
+    """Open a CAF while the context lasts; what lenience lets pass is told."""
+    with open_ranges(address, open_s3) as source:
         reader = CafReader.open(source, name=source.name, lenient=lenient)
         for warning in reader.warnings:
             note(f"warning: {warning}")
@@ -135,7 +137,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     shown escaped, as \n or \x1b. With --json a line has exactly `key`, `start_byte` and `end_byte` (exclusive). Reads only
     the archive's end.
     """
-    with _opened(file, lenient=lenient) as reader:
+    with opened_archive(file, lenient=lenient) as reader:
         for member in reader.members:
             if as_json:
                 print_json({"key": member.key, "start_byte": member.start_byte, "end_byte": member.end_byte})
@@ -168,7 +170,7 @@ def extract(
     Nothing is ever written outside DIR, and no symbolic link in it is followed. A key that cannot be a path there, and a
     file that is there already, is told on stderr, and the rest goes on. Each file appears only when it is whole.
     """
-    with _opened(file, lenient=lenient) as reader:
+    with opened_archive(file, lenient=lenient) as reader:
         problems: list[CafError] = []
 
         def tell(error: CafError) -> None:
@@ -216,7 +218,7 @@ def cat(
 
     In constant memory, and by at most three reads of the file.
     """
-    with _opened(file, lenient=lenient) as reader:
+    with opened_archive(file, lenient=lenient) as reader:
         for piece in reader.stream(key):
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
@@ -238,7 +240,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
     bytes are legal and told. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
     """
-    with _opened(file, lenient=lenient) as reader:
+    with opened_archive(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
             for piece in reader.stream_range(0, reader.data_size_bytes):
                 advance(len(piece))
@@ -294,7 +296,7 @@ def _root_of(file: str, proof_type: str) -> tuple[str, int]:
     """Return the root of a file, in hex, and the file's size."""
     from caf_pipeline.caf.merkle import MerkleTree, roots_of  # noqa: PLC0415  the other commands need no numpy
 
-    with open_ranges(file, _open_s3) as source:
+    with open_ranges(file, open_s3) as source:
         _, size_bytes = source.read_suffix(1)
         with progress("hashing", size_bytes) as advance:
             if isinstance(source, LocalFile):

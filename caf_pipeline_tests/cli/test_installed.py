@@ -13,6 +13,11 @@ COMMANDS = {
     "verify": ("verify", "made.caf"),
     "merkle": ("merkle", "made.caf"),
     "extract": ("extract", "made.caf", "-C", "extracted"),
+    "convert": ("convert", "made.caf", "made.tar.co"),
+    "cotar index": ("cotar", "index", "made.tar.co", "-o", "made.index"),
+    "cotar list": ("cotar", "list", "made.tar.co"),
+    "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
+    "cotar verify": ("cotar", "verify", "made.tar.co"),
     "plan": ("plan", "src", "--dry-run"),
     "run": ("run",),
     "backfill": ("backfill", "src", "--dry-run"),
@@ -49,6 +54,8 @@ STATUS = {"unpark": 11, "withdraw": 11, "safe-to-delete": 1}
 
 SAID = {
     "cat": b"bytes",
+    "cotar cat": b"bytes",
+    "cotar list": b"folder/file",
     "get": b"body",
     "ls": b"key",
     "find": b"key",

@@ -1,0 +1,344 @@
+"""`caf cotar` and `caf convert`, from arguments to exit status, on real files, a real server, and beside the real packages."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+
+from caf_pipeline.caf.archive import CafReader
+from caf_pipeline.cli import main
+from caf_pipeline.formats.cotar import hash_of
+from caf_pipeline_tests.formats.test_cotar import SAME, vector
+from caf_pipeline_tests.formats.test_tar import LONG, info, made
+from caf_pipeline_tests.support.memory_ranges import MemoryRanges
+from caf_pipeline_tests.support.range_server import Site, serving
+
+BODIES = {"a": b"1" * 700, "b/ü": b"2", LONG: b"3" * 512, "empty": b"", "tiles/1/2.pbf": bytes(range(256)) * 9}
+MANY = {f"tiles/{number // 100}/{number}.pbf": b"%d" % number for number in range(6000)}
+"""As many as fill more than the first read of an index."""
+
+FAR = next(name for name in MANY if hash_of(name.encode()) % (len(MANY) * 5 // 4) < 1000)
+"""One whose slot is not in that first read."""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory of its own, with `t.tar`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.tar").write_bytes(made(BODIES.items()))
+    return tmp_path
+
+
+def indexed(bodies) -> tuple[bytes, bytes]:
+    """Return a tar of the bodies and its index, which are written here."""
+    with open("x.tar", "wb") as file:
+        file.write(made(bodies.items()))
+    assert main(["cotar", "index", "x.tar"]) == 0
+    with open("x.tar", "rb") as tar, open("x.tar.index", "rb") as index:
+        return tar.read(), index.read()
+
+
+# --- index, cat, list, verify --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("embed", [False, True])
+def test_files_are_read_by_their_names(here, capfdbinary, embed):
+    assert main(["cotar", "index", "t.tar", *(["--embed"] if embed else [])]) == 0
+    where = ["t.tar.co"] if embed else ["t.tar", "--index", "t.tar.index"]
+    for name, body in BODIES.items():
+        capfdbinary.readouterr()
+        assert main(["cotar", "cat", *where, name]) == 0
+        assert capfdbinary.readouterr().out == body
+    assert main(["cotar", "verify", *where]) == 0
+    capfdbinary.readouterr()
+    assert main(["cotar", "list", *where, "--json"]) == 0
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    tar = (here / "t.tar").read_bytes()
+    assert {line["key"]: tar[line["start_byte"] : line["end_byte"]] for line in lines} == BODIES
+
+
+def test_an_embedded_index_stands_behind_the_tar_as_it_is(here):
+    assert main(["cotar", "index", "t.tar"]) == main(["cotar", "index", "t.tar", "--embed", "-o", "o.tar.co"]) == 0
+    assert (here / "o.tar.co").read_bytes() == (here / "t.tar").read_bytes() + (here / "t.tar.index").read_bytes()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("bodies", "embed", "command", "requests"),
+    [
+        (BODIES, True, ["cat", "a"], 1),
+        (BODIES | {"large": bytes(100_000)}, True, ["cat", "a"], 2),
+        (MANY, True, ["cat", FAR], 3),
+        (MANY, True, ["list"], 3),
+        (MANY, True, ["verify"], 3),
+        (MANY, False, ["cat", FAR], 2),
+        (MANY, False, ["list"], 2),
+        (MANY, False, ["verify"], 2),
+    ],
+)
+def test_one_to_three_requests_are_sent_to_a_file(capfdbinary, bodies, embed, command, requests):
+    tar, index = indexed(bodies)
+    with serving(Site(tar + index if embed else tar)) as file, serving(Site(index)) as separate:
+        where = [] if embed else ["--index", separate.url]
+        assert main(["cotar", command[0], file.url, *command[1:], *where]) == 0
+        assert len(file.requests) == requests
+        assert len(separate.requests) <= 3
+    if command[0] == "cat":
+        assert capfdbinary.readouterr().out.endswith(bodies[command[1]])
+
+
+@pytest.mark.parametrize(
+    ("tar", "said"),
+    [
+        (made([("a", b"1"), info("d", tarfile.DIRTYPE), info("s", tarfile.SYMTYPE, "a")]), "1 folder, 1 symbolic link"),
+        (made([("a", b"1"), info("p", tarfile.FIFOTYPE)]), "1 pipe"),
+    ],
+)
+def test_what_is_no_file_is_told(here, capsys, tar, said):
+    (here / "t.tar").write_bytes(tar)
+    assert main(["cotar", "index", "t.tar"]) == 0
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tar", "said"),
+    [
+        (vector("truncated_data.tar"), "cut off"),
+        (vector("truncated_header.tar"), "cut off"),
+        (made([("a", b"1")])[:512][:-1], "cut off"),
+        (b"\x1f\x8b" + bytes(1000), "not a tar"),
+        (made([info("l", tarfile.LNKTYPE, "nobody")]), "hard link"),
+    ],
+)
+@pytest.mark.parametrize("embed", [[], ["--embed"]])
+def test_a_tar_that_is_damaged_is_told_and_leaves_nothing(here, capsys, tar, said, embed):
+    (here / "t.tar").write_bytes(tar)
+    assert main(["cotar", "index", "t.tar", *embed]) == 4
+    assert said in capsys.readouterr().err
+    assert os.listdir(here) == ["t.tar"]
+
+
+def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
+    with open("t.tar", "r+b") as file:
+        large = info("large", tarfile.REGTYPE)
+        large.size = 4 << 30
+        file.write(large.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + (4 << 30) + 1024)
+    assert main(["cotar", "index", "t.tar"]) == 4
+    assert "'large'" in capsys.readouterr().err
+    assert os.listdir(here) == ["t.tar"]
+
+
+def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
+    indexed(BODIES)
+    other = made([(name, body[1:] + b"x" * 600) for name, body in BODIES.items()])
+    (here / "other.tar").write_bytes(other)
+    for name in BODIES:
+        capfdbinary.readouterr()
+        assert main(["cotar", "cat", "other.tar", "--index", "x.tar.index", name]) == 4
+        assert not capfdbinary.readouterr().out
+    assert main(["cotar", "verify", "other.tar", "--index", "x.tar.index"]) == 1
+
+
+@pytest.mark.parametrize("cut", [1, 700, 1536, 4000])
+def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, cut):
+    tar, index = indexed(BODIES)
+    (here / "x.tar.co").write_bytes(tar[:cut] + index)
+    for name, body in BODIES.items():
+        capfdbinary.readouterr()
+        status = main(["cotar", "cat", "x.tar.co", name])
+        assert (status, capfdbinary.readouterr().out) in [(0, body), (4, b"")]
+    assert main(["cotar", "verify", "x.tar.co"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda index: index[:-8], "no cotar index"),
+        (lambda index: index[:8] + bytes(len(index) - 16) + index[-8:], "'a' is missing"),
+        (
+            lambda index: index.replace((1).to_bytes(4, "little") + (700).to_bytes(4, "little"), bytes([1, 0, 0, 0, 1, 0, 0, 0])),
+            "says 1 from",
+        ),
+    ],
+)
+def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said):
+    tar, index = indexed({"a": b"1" * 700})
+    (here / "x.tar.co").write_bytes(tar + change(index))
+    assert main(["cotar", "verify", "x.tar.co"]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_verify_tells_a_slot_of_no_file(here, capsys):
+    indexed({"a": b"1", "b": b"2"})
+    (here / "one.tar").write_bytes(made([("a", b"1")]))
+    assert main(["cotar", "verify", "one.tar", "--index", "x.tar.index", "--json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out.splitlines()[-1]) == {"files": 1, "slots": 2, "problems": 1}
+    assert "of no file" in told.err
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_real_builders_archives_are_verified(here, name):
+    (here / "x.tar.co").write_bytes(vector(f"{name}.tar") + vector(f"{name}.tar.index"))
+    assert main(["cotar", "verify", "x.tar.co"]) == 0
+
+
+def test_the_real_builders_names_that_are_no_ascii_are_read(here, capfdbinary):
+    (here / "x.tar.co").write_bytes(vector("gnu_utf8_names.tar") + vector("gnu_utf8_names.tar.index"))
+    assert main(["cotar", "cat", "x.tar.co", "café.txt"]) == 0
+    assert len(capfdbinary.readouterr().out) == 3
+    assert main(["cotar", "verify", "x.tar.co"]) == 0
+
+
+@pytest.mark.parametrize("command", ["list", "cat", "verify", "index"])
+def test_a_file_that_is_missing_ends_with_4(here, capsys, command):
+    assert main(["cotar", command, "nope.tar", *(["a"] if command == "cat" else [])]) == 4
+    assert "no file 'nope.tar'" in capsys.readouterr().err
+
+
+def test_a_name_that_is_missing_ends_with_4(here, capsys):
+    indexed(BODIES)
+    assert main(["cotar", "cat", "x.tar", "nope", "--index", "x.tar.index"]) == 4
+    assert "'nope'" in capsys.readouterr().err
+
+
+def test_a_url_without_a_name_for_its_index_is_told(here, capsys):
+    assert main(["cotar", "index", "http://127.0.0.1:1/x.tar"]) == 2
+    assert "-o" in capsys.readouterr().err
+
+
+# --- convert -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.co"])
+def test_a_caf_becomes_a_tar_and_again_the_same_caf(here, capsys, ending):
+    assert main(["convert", "t.tar", "one.caf"]) == 0
+    assert main(["convert", "one.caf", f"o.{ending}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["members"] == len(BODIES)
+    with tarfile.open(here / f"o.{ending}") as tar:
+        assert {each.name: tar.extractfile(each).read() for each in tar} == BODIES
+    assert main(["convert", f"o.{ending}", "two.caf"]) == 0
+    assert (here / "one.caf").read_bytes() == (here / "two.caf").read_bytes()
+    if ending == "tar.co":
+        assert main(["cotar", "verify", "o.tar.co"]) == 0
+
+
+def test_a_tar_gets_and_loses_its_index(here):
+    assert main(["convert", "t.tar", "t.tar.co"]) == main(["convert", "t.tar.co", "o.tar"]) == 0
+    assert (here / "o.tar").read_bytes() == (here / "t.tar").read_bytes()
+
+
+def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
+    members = [("a", b"1"), info("l", tarfile.LNKTYPE, "a"), ("b", b"2"), ("b", b"3"), info("d", tarfile.DIRTYPE)]
+    (here / "t.tar").write_bytes(made(members))
+    assert main(["convert", "t.tar", "o.caf"]) == 0
+    assert "1 folder" in capsys.readouterr().err
+    reader = CafReader.open(MemoryRanges((here / "o.caf").read_bytes()))
+    assert {member.key: reader.read(member.key) for member in reader.members} == {"a": b"1", "l": b"1", "b": b"3"}
+
+
+def test_a_caf_behind_a_url_is_converted(here):
+    assert main(["convert", "t.tar", "o.caf"]) == 0
+    with serving(Site((here / "o.caf").read_bytes())) as site:
+        assert main(["convert", f"{site.url}?a.tar", "o.tar.co"]) == 0
+        assert len(site.requests) <= 3
+    assert main(["cotar", "verify", "o.tar.co"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["t.tar", "o.tar"], 2, "one format"),
+        (["nope.caf", "o.tar"], 4, "no file"),
+        (["t.tar", "nowhere/o.caf"], 1, "nowhere"),
+        (["broken.tar", "o.caf"], 4, "cut off"),
+        (["latin.tar", "o.caf"], 4, "UTF-8"),
+        (["t.tar.co", "o.caf"], 4, "no file"),
+        (["fake.tar.co", "o.caf"], 4, "no cotar index"),
+    ],
+)
+def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, arguments, status, said):
+    (here / "broken.tar").write_bytes((here / "t.tar").read_bytes()[:700])
+    (here / "fake.tar.co").write_bytes((here / "t.tar").read_bytes())
+    (here / "latin.tar").write_bytes(made([("ü", b"1")], tarfile.GNU_FORMAT, encoding="latin-1"))
+    before = set(os.listdir(here))
+    assert main(["convert", *arguments]) == status
+    assert said in capsys.readouterr().err
+    assert set(os.listdir(here)) == before
+
+
+# --- the real packages ---------------------------------------------------------------------------------------------
+
+READ = """
+import { readFile } from 'node:fs/promises';
+import { createHash } from 'node:crypto';
+import { Cotar, CotarIndex } from '@cotar/core';
+import { CotarIndexBuilder } from '@cotar/builder';
+import { TarBuilder } from '@cotar/tar';
+import { SourceMemory } from '@chunkd/source-memory';
+
+const source = async (path) => new SourceMemory('memory://' + path, await readFile(path));
+const names = JSON.parse(await readFile('names.json', 'utf8'));
+const separate = new Cotar(await source('x.tar'), await CotarIndex.create(await source('x.tar.index')));
+const sums = [];
+for (const cotar of [await Cotar.fromTar(await source('x.tar.co')), separate]) {
+  for (const name of names) {
+    const got = await cotar.get(name);
+    sums.push(got && createHash('sha256').update(new Uint8Array(got)).digest('hex'));
+  }
+}
+const tar = await readFile('ascii.tar');
+const made = await CotarIndexBuilder.create(async (at, count) => at < tar.length ? tar.subarray(at, at + count) : null);
+const written = new TarBuilder('theirs.tar');
+for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) await written.write(name, Buffer.from(body));
+await written.close();
+console.log(JSON.stringify({ sums, built: made.buffer.toString('hex') }));
+"""
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A folder in which Node finds the original's packages."""
+    if not shutil.which("npm"):
+        pytest.skip("there is no Node")
+    folder = tmp_path_factory.mktemp("packages")
+    (folder / "package.json").write_text('{"type": "module"}')
+    names = [
+        "@cotar/core@6.0.1",
+        "@cotar/builder@6.0.1",
+        "@cotar/tar@6.0.1",
+        "@chunkd/source-memory@11.0.3",
+    ]  # builder does not name the last
+    installed = subprocess.run(
+        ["npm", "install", "--no-audit", *names], cwd=folder, capture_output=True, check=False, timeout=300
+    )
+    if installed.returncode:
+        pytest.skip("the packages cannot be installed")
+    return folder
+
+
+def test_the_original_reads_what_we_write_and_builds_the_same_index(packages, tmp_path, monkeypatch):
+    monkeypatch.chdir(packages)
+    bodies = BODIES | {f"n/{number}": b"%d" % number * (number % 5) for number in range(1, 500)}
+    indexed(bodies)
+    assert main(["cotar", "index", "x.tar", "--embed"]) == 0
+    (packages / "ascii.tar").write_bytes(made(((name, body) for name, body in MANY.items()), tarfile.USTAR_FORMAT))
+    assert main(["cotar", "index", "ascii.tar"]) == 0
+    names = [name for name, body in bodies.items() if body] + ["nope"]
+    (packages / "names.json").write_text(json.dumps(names))
+    theirs = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
+    (packages / "theirs.json").write_text(json.dumps(list(theirs.items())))
+    (packages / "read.mjs").write_text(READ)
+    done = subprocess.run(["node", "read.mjs"], cwd=packages, capture_output=True, check=False, timeout=120)
+    assert not done.returncode, done.stderr
+    told = json.loads(done.stdout)
+    assert told["sums"] == 2 * [*(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]), None]
+    assert bytes.fromhex(told["built"]) == (packages / "ascii.tar.index").read_bytes()
+    assert main(["convert", "theirs.tar", "theirs.caf"]) == 0
+    reader = CafReader.open(MemoryRanges((packages / "theirs.caf").read_bytes()))
+    assert {member.key: reader.read(member.key).decode() for member in reader.members} == theirs
