@@ -165,13 +165,15 @@ def _print(found: Sequence[ShownRun]) -> None:
     if not found:
         console.print("no runs")
         return
+    rows = [
+        (run.run_id, run.chunk or run.job, run.chunk_state, run.status, f"{run.since:%Y-%m-%d %H:%M:%S} UTC") for run in found
+    ]
     table = Table(box=None, pad_edge=False)
-    table.add_column("run", no_wrap=True, min_width=max(len(run.run_id) for run in found))  # it is what one copies
-    for column in ("job or chunk", "ledger", "status", "since"):
-        table.add_column(column, no_wrap=True)
-    for run in found:
-        since = f"{run.since:%Y-%m-%d %H:%M:%S} UTC"
-        table.add_row(run.run_id, run.chunk or run.job, run.chunk_state, run.status, since)
+    for column, cells in zip(("run", "job or chunk", "ledger", "status", "since"), zip(*rows, strict=True), strict=True):
+        # Whole, however wide the terminal is: ids and states are copied, and read by other programs.
+        table.add_column(column, no_wrap=True, min_width=max(map(len, cells)))
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
     for run in found:
         if run.result:
