@@ -116,7 +116,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def isfile(self, path: str) -> bool:
         """Return whether it is a file; errors as `exists`."""
-        return self.exists(path) and self.info(path)["type"] == "file"
+        try:
+            return bool(self.info(path)["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def modified(self, path: str) -> datetime:
         """Return a file's LastModified in S3."""
@@ -157,11 +160,12 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     # --- bytes -----------------------------------------------------------------------------------------------------------
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:  # noqa: ANN401
-        """Open a file; `object_version` names one version. What is compared when is as `Archive.open` says."""
+        """Open a file: `object_version` names one version, `as_of` a time. What is compared when is as `Archive.open` says."""
         if mode != "rb":
             self._refuse(path)
         with _not_found(path):
-            return self.archive.open(*_split(self._strip_protocol(path)), options.get("object_version"))
+            source, key = _split(self._strip_protocol(path))
+            return self.archive.open(source, key, options.get("object_version"), as_of=options.get("as_of"))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:  # noqa: ANN401
         """Return a file's bytes, or a slice of them."""

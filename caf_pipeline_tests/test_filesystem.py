@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+from datetime import UTC, datetime
 
 import duckdb
 import fsspec
@@ -134,6 +135,12 @@ def test_bytes_and_slices_of_them_are_read(filled):
     assert filled.cat("src/a/*", on_error="omit") == {"src/a/b": b"below"}
     with filled.open("src/é ü", "r") as file:
         assert file.read() == "utf"
+    version = filled.info("src/a/b")["object_version"]
+    with filled.open("src/a/b", object_version=version) as file:
+        assert file.read() == b"below"
+    for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
+        with pytest.raises(FileNotFoundError, match="its versions, with their LastModified"):
+            filled.open("src/a/b", **asked)
     with pytest.raises(FileNotFoundError, match="'x' of source src is not archived"):
         filled.open("src/x")
 

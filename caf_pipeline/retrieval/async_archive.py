@@ -3,14 +3,16 @@
 import asyncio
 import io
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.bulk import ObjectRead, Wanted
+from caf_pipeline.retrieval.reader import Found
 
 _Given = TypeVar("_Given")
 _END: Final = object()
@@ -27,6 +29,18 @@ class AsyncArchive:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         await asyncio.to_thread(self.archive.close)
+
+    async def sources(self) -> Sequence[str]:
+        """Return the names of the sources."""
+        return await asyncio.to_thread(self.archive.sources)
+
+    async def find(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> Found:
+        """Look an object up; what it gives waits for providers, so give its methods to `asyncio.to_thread`."""
+        return await asyncio.to_thread(self.archive.find, source, key, version, as_of=as_of)
+
+    async def save(self, source: str, key: str, path: Path, version: str | None = None) -> None:
+        """Write an object to a file."""
+        await asyncio.to_thread(self.archive.save, source, key, path, version)
 
     async def open(
         self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None

@@ -210,7 +210,7 @@ def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_
 # --- by await ------------------------------------------------------------------------------------------------------------
 
 
-def test_by_await_the_same_is_read(work, archive):
+def test_by_await_the_same_is_read(work, archive, tmp_path):
     async def read():
         async with AsyncArchive(archive) as awaited:
             one, two = await asyncio.gather(awaited.read("src", "dir/001"), awaited.read("src", "dir/002"))
@@ -218,6 +218,8 @@ def test_by_await_the_same_is_read(work, archive):
                 three = await asyncio.to_thread(file.read)
             many = {read.key: read.body async for read in awaited.read_many("src", ["dir/004", "dir/005"])}
             listed = [entry async for entry in awaited.ls("src")]
+            await awaited.save("src", "dir/006", tmp_path / "six")
+            assert (await awaited.sources(), (await awaited.find("src", "dir/006")).location.size_bytes) == (["src"], 506)
             async for _ in awaited.read_many("src", BODIES):
                 break
             return [one, two, three, *(many[key] for key in sorted(many))], listed
@@ -225,6 +227,7 @@ def test_by_await_the_same_is_read(work, archive):
     bodies, listed = asyncio.run(read())
     assert bodies == [BODIES[key] for key in sorted(BODIES)[1:6]]
     assert listed == ["dir/"]
+    assert (tmp_path / "six").read_bytes() == BODIES["dir/006"]
 
 
 def test_a_read_that_is_cancelled_lets_the_next_one_go_on(work, archive):
