@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from types import FrameType
 
 _INTERRUPTED = 130  # `errors.INTERRUPTED`: while that module is loaded, or `typing`, Ctrl-C would still leave a traceback
@@ -11,6 +12,7 @@ _SENTENCE = b"caf: interrupted; the same command goes on where it stopped\n"
 def main() -> int:
     """Run the command of this process's arguments; return its exit status."""
     signal.signal(signal.SIGINT, _leave)
+    sys.modules["httpx._main"] = None  # type: ignore[assignment]  # its command line, which costs a tenth of a second and has no use here
     from caf_pipeline.cli import main as command  # noqa: PLC0415  loading it is what may be interrupted
     from caf_pipeline.system.garbage import look_rarely  # noqa: PLC0415
 

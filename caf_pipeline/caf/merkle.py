@@ -28,7 +28,12 @@ try:
 
     IMPLEMENTATION = "native"
 except ImportError:  # not built: `make setup` does it where cargo is
-    from caf_pipeline.caf.merkle_reference import subtree_root
+
+    def subtree_root(blocks: "memoryview[int]", first_number: int, proof_type: int, /) -> bytes:
+        """See `merkle_reference`."""
+        from caf_pipeline.caf import merkle_reference  # noqa: PLC0415  numpy: a tenth of a second that who only reads can save
+
+        return merkle_reference.subtree_root(blocks, first_number, proof_type)
 
     IMPLEMENTATION = "Python"
 

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a key may hold what the terminal's encoding lacks
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(arguments)
+        return _run(arguments, words)
     except KeyboardInterrupt:
         own = arguments is None and threading.current_thread() is threading.main_thread()
         if own:
@@ -46,15 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
-def _run(arguments: Sequence[str] | None) -> int:  # noqa: PLR0911 - one for each way to end
+def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911 - one for each way to end
     from typer import Abort  # noqa: PLC0415  loading typer takes longer than most of what uses this package
     from typer.exceptions import TyperException  # noqa: PLC0415
     from typer.main import get_command  # noqa: PLC0415
 
-    from caf_pipeline.cli.app import app  # noqa: PLC0415
+    from caf_pipeline.cli.app import build  # noqa: PLC0415
 
     try:
-        status = get_command(app).main(args=arguments, prog_name="caf", standalone_mode=False)
+        status = get_command(build(words[0] if words else "")).main(args=arguments, prog_name="caf", standalone_mode=False)
         sys.stdout.flush()
     except CafError as error:
         if interrupt_behind(error):

@@ -1,41 +1,23 @@
-"""The commands of `caf` put together."""
+"""The commands of `caf` put together: all, or the one that is asked for, since the others' modules take time to load."""
 
-from collections.abc import Callable
-from importlib.metadata import version
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli import archives, controls, convert, cotar, jackal, listing, pipeline, plans, prove
-from caf_pipeline.cli.backfill import backfill
-from caf_pipeline.cli.check import check
-from caf_pipeline.cli.doctor import doctor
-from caf_pipeline.cli.export_references import export_references
-from caf_pipeline.cli.queue import queue
-from caf_pipeline.cli.rebuild import rebuild
-from caf_pipeline.cli.restore import restore
-from caf_pipeline.cli.runs import runs
-from caf_pipeline.cli.safe_to_delete import safe_to_delete
 from caf_pipeline.cli.terminal import help_of
 from caf_pipeline.errors import UsageError
-
-app = typer.Typer(
-    name="caf",
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode=None,  # help is plain text: keys and brackets in it are meant as they are
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # noqa: PLC0415  takes longer to load than most commands
+
         typer.echo(f"caf {version('caf-pipeline')}")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     context: typer.Context,
     _version: Annotated[
@@ -65,35 +47,70 @@ def _show_help(context: typer.Context) -> None:
         raise typer.Exit(UsageError.exit_code)
 
 
-def _add(to: typer.Typer, *commands: Callable[..., object]) -> None:
-    for each in commands:
-        to.command(each.__name__.replace("_", "-"), help=help_of(each))(each)
+_COMMANDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("create", "list", "extract", "cat", "verify", "merkle"), "archives"),
+    "convert": "convert",
+    "run": "pipeline",
+    "backfill": "backfill",
+    **dict.fromkeys(("plan", "plans"), "plans"),
+    **dict.fromkeys(("get", "status"), "pipeline"),
+    "runs": "runs",
+    "queue": "queue",
+    **dict.fromkeys(("unpark", "withdraw"), "pipeline"),
+    **dict.fromkeys(("ls", "find", "du"), "listing"),
+    "restore": "restore",
+    "check": "check",
+    "export-references": "export_references",
+    "safe-to-delete": "safe_to_delete",
+    "doctor": "doctor",
+    "rebuild": "rebuild",
+}
+"""In the order of the help: each with its module in this folder."""
+
+_GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
+    "jackal": (
+        _jackal,
+        {
+            **dict.fromkeys(("account", "price", "buy", "files"), "jackal"),
+            **dict.fromkeys(("prove", "repair"), "prove"),
+            **dict.fromkeys(("pause", "resume", "limit"), "controls"),
+        },
+    ),
+    "cotar": (_cotar, dict.fromkeys(("index", "list", "cat", "verify"), "cotar")),
+}
 
 
-for _name, _command, _epilog in archives.COMMANDS:
-    app.command(_name, epilog=_epilog)(_command)
-app.command("convert", epilog=convert.EPILOG)(convert.convert)
-_add(
-    app,
-    pipeline.run,
-    backfill,
-    plans.plan,
-    plans.plans,
-    pipeline.get,
-    pipeline.status,
-    runs,
-    queue,
-    pipeline.unpark,
-    pipeline.withdraw,
-)
-_add(app, listing.ls, listing.find, listing.du, restore, check, export_references, safe_to_delete, doctor, rebuild)
-_group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-_group.callback()(_jackal)
-_add(_group, jackal.account, jackal.price, jackal.buy, jackal.files, prove.prove, prove.repair)
-_add(_group, controls.pause, controls.resume, controls.limit)
-app.add_typer(_group, name="jackal")
-_tars = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-_tars.callback()(_cotar)
-for _name, _command, _epilog in cotar.COMMANDS:
-    _tars.command(_name, epilog=_epilog)(_command)
-app.add_typer(_tars, name="cotar")
+def build(wanted: str = "") -> typer.Typer:
+    """Return `caf` with one command or group; with all where there is none of that name."""
+    app = typer.Typer(
+        name="caf",
+        invoke_without_command=True,
+        add_completion=False,
+        rich_markup_mode=None,  # help is plain text: keys and brackets in it are meant as they are
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    is_known = wanted in _COMMANDS or wanted in _GROUPS
+    for name, module in _COMMANDS.items():
+        if name == wanted or not is_known:
+            _add(app, name, module)
+    for name, (describe, commands) in _GROUPS.items():
+        if name == wanted or not is_known:
+            group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+            group.callback()(describe)
+            for each, module in commands.items():
+                _add(group, each, module)
+            app.add_typer(group, name=name)
+    return app
+
+
+def _add(to: typer.Typer, name: str, module: str) -> None:
+    """Add a command: of a module's own table, or the function of its name."""
+    loaded = import_module(f"caf_pipeline.cli.{module}")
+    for its_name, command, epilog in getattr(loaded, "COMMANDS", ()):
+        if its_name == name:
+            to.command(name, epilog=epilog)(command)
+            return
+    command = getattr(loaded, name.replace("-", "_"))
+    to.command(name, help=help_of(command))(command)

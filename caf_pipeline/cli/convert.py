@@ -17,7 +17,7 @@ from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, open_ranges
 
-EPILOG: Final = """\b
+_EPILOG: Final = """\b
 Examples:
   caf convert photos.caf photos.tar
   caf convert https://example.org/photos.caf photos.tar.co
@@ -129,3 +129,7 @@ def _copy(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> None:
             whole.file.write(piece)
             advance(len(piece))
         whole.file.write(index)
+
+
+COMMANDS: Final = (("convert", convert, _EPILOG),)
+"""With its name and what its help ends with."""

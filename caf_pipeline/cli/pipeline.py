@@ -1,7 +1,6 @@
 """Commands on the archive itself: run, get, status, and what an operator does with a chunk."""
 
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -71,6 +70,8 @@ def run(  # noqa: PLR0917 - the command line's options
     is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already; 8 the disk under
     home failed; 9 a plan or an inventory is damaged. 130 interrupted.
     """
+    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
+
     settings = load_settings()
     if source is not None:
         settings.source(source)

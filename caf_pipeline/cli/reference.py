@@ -31,9 +31,9 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 def reference() -> str:
     """Return docs/cli.md as it should be."""
-    from caf_pipeline.cli.app import app  # noqa: PLC0415 - the commands load what they show only when they run
+    from caf_pipeline.cli.app import build  # noqa: PLC0415 - the commands load what they show only when they run
 
-    runner = CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
+    app, runner = build(), CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
     parts = [_OPENING]
     for words in [[], *_commands(app)]:
         result = runner.invoke(app, [*words, "--help"], prog_name="caf")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caf_pipeline.cli.app import app
+from caf_pipeline.cli.app import build
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 
@@ -78,7 +78,7 @@ def names(of, before=()):
 
 
 def test_no_command_is_left_out_here():
-    assert sorted(names(app)) == sorted(COMMANDS)
+    assert sorted(names(build())) == sorted(COMMANDS)
 
 
 @pytest.mark.thorough

@@ -169,6 +169,12 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
     one_sentence(archived.caf("get", "src", "nowhere"), 11, "'nowhere'", "not archived")
 
 
+HEAVY = (
+    *("dagster", "boto3", "botocore", "awscrt", "pyarrow", "duckdb", "numpy", "cffi", "Crypto", "coincurve"),
+    *("caf_pipeline.caf.merkle_reference", "caf_pipeline.cli.archives", "caf_pipeline.packing.packer"),
+)
+"""What a look-up has no use for, each a tenth of a second or more, alone or with what it loads."""
+
 LOOK_UPS = [
     ["status"],
     ["get", "src", "some/key-03", "-o", "fetched"],
@@ -182,8 +188,8 @@ LOOK_UPS = [
 @pytest.mark.parametrize("arguments", LOOK_UPS, ids=[arguments[0] for arguments in LOOK_UPS])
 def test_looking_something_up_loads_nothing_heavy(archived, arguments):
     program = (
-        "import sys; from caf_pipeline.cli import main; status = main(sys.argv[1:]);"
-        "print([name for name in ('dagster', 'boto3', 'pyarrow', 'duckdb') if name in sys.modules]); sys.exit(status)"
+        "import sys; from caf_pipeline.entry import main; status = main();"
+        f"print([name for name in {HEAVY} if sys.modules.get(name)]); sys.exit(status)"
     )
     run = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -194,6 +200,16 @@ def test_looking_something_up_loads_nothing_heavy(archived, arguments):
         check=False,
     )
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "[]"), run.stderr
+
+
+def test_reading_from_jackal_loads_nothing_that_signs_or_packs():
+    opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.store, caf_pipeline.retrieval.reader"
+    program = (
+        f"import sys; sys.modules['httpx._main'] = None; import {opened};"
+        f"print([name for name in {(*HEAVY, 'rich')} if sys.modules.get(name)])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):

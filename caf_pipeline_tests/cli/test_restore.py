@@ -161,6 +161,21 @@ def test_a_disk_without_room_is_one_sentence_and_what_is_there_is_whole(archived
     assert all(BODIES[key] == body for key, body in files(small_disk / "out").items())
 
 
+def test_a_disk_that_cannot_be_written_is_one_sentence(archived, new_disk):
+    disk = new_disk(1 << 20)
+    (disk.folder / "out").mkdir()
+    disk.read_only()
+    one_sentence(archived("restore", "src", str(disk.folder / "new")), 8, "Read-only file system")
+    one_sentence(archived("restore", "src", str(disk.folder / "out")), 8, "Read-only file system")
+
+
+@pytest.mark.parametrize("command", [["restore", "src", "out"], ["restore", "src", "s3://b/x"], ["check", "src"]])
+def test_without_the_database_nothing_is_begun(archived, command):
+    away = archived(*command, CAF_DATABASE_URL="postgresql://127.0.0.1:1/none")
+    one_sentence(away, 6, "the database 'none' at 127.0.0.1:1 cannot be used: connection refused")
+    assert not (archived.folder / "out").exists()
+
+
 def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
     (tmp_path / "file").write_text("")
     one_sentence(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
