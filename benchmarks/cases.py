@@ -84,6 +84,18 @@ def reader_extract(bench: Bench) -> Sides:
     )
 
 
+def convert(bench: Bench) -> Sides:
+    """A CAF of 2,048 files of 1 MiB."""
+    count = bench.pick(2_048, 256, 2)
+    folder = inputs.files(f"files-{count}-1m", inputs.fixed(count, MIB)).resolve()
+    caf, one, other = (bench.folder / name for name in ("whole.caf", "ours.tar.co", "theirs"))
+    run(Command([CAF, "create", "-C", str(folder), str(caf), "."], removed=[caf]))
+    yield (
+        Command([CAF, "convert", str(caf), str(one)], removed=[one, other]),
+        shell('cp "$1" "$2"; sync "$2"', caf, other, removed=[one, other]),
+    )
+
+
 def _merkle(proof_type: int, bench: Bench) -> Sides:
     size_bytes = bench.pick(4 * GIB, GIB, MIB)
     path = inputs.one_file(f"file-{size_bytes}", size_bytes)
@@ -193,6 +205,9 @@ CASES = {
             peak_goal=0.6,
         ),
         Case("reader-extract", "20,000 files of 16 KiB extracted from a CAF", "tar -x of the same", 1.1, reader_extract),
+        Case(
+            "convert", "a CAF of 2,048 members of 1 MiB made a tar with its cotar index", "cp of the CAF, and sync", 1.2, convert
+        ),
         Case("merkle-3", "type 3 root of 4 GiB, cached", "openssl dgst -sha256", 0.5, partial(_merkle, 3)),
         Case("merkle-0", "type 0 root of 4 GiB, cached", "openssl dgst -sha256", 1.0, partial(_merkle, 0)),
         Case(

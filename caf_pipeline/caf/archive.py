@@ -21,6 +21,7 @@ from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, d
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.quantities import counted
+from caf_pipeline.system.ranges import LocalRange, write_piece
 
 SUFFIX_BYTES: Final = 64 * 1024
 """The first read of an archive: holds the index of about a thousand members, and a small archive whole."""
@@ -91,7 +92,7 @@ class CafWriter:
         """The exact size of the archive if it were finished now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
-    def add(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> tuple[int, int]:
+    def add(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> tuple[int, int]:
         """Append a member and return its range as (start_byte, end_byte exclusive).
 
         Args:
@@ -141,14 +142,13 @@ class CafWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.abort()
 
-    def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer]) -> None:
+    def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> None:
         written = 0
         for chunk in chunks:
-            length = memoryview(chunk).nbytes
+            length = chunk.nbytes if isinstance(chunk, LocalRange) else memoryview(chunk).nbytes
             if written + length > size_bytes:
                 raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has more.")
-            self._file.write(chunk)
-            written += length
+            written += write_piece(self._file, chunk)
             if self._position + written - self._begun_byte >= _BEGIN_BYTES:
                 self._begin_writing_back(self._position + written)
         if written < size_bytes:

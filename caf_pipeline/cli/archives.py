@@ -43,13 +43,17 @@ def open_s3(address: str) -> FileRanges:
 
 
 @contextmanager
-def opened_archive(address: str, *, lenient: bool) -> Iterator[CafReader]:
-    """Open a CAF while the context lasts; what lenience lets pass is told."""
+def _opened(address: str, *, lenient: bool) -> Iterator[CafReader]:
     with open_ranges(address, open_s3) as source:
-        reader = CafReader.open(source, name=source.name, lenient=lenient)
-        for warning in reader.warnings:
-            note(f"warning: {warning}")
-        yield reader
+        yield read_caf(source, lenient=lenient)
+
+
+def read_caf(source: FileRanges, *, lenient: bool) -> CafReader:
+    """Read the index of a CAF; what lenience lets pass is told."""
+    reader = CafReader.open(source, name=source.name, lenient=lenient)
+    for warning in reader.warnings:
+        note(f"warning: {warning}")
+    return reader
 
 
 # --- create --------------------------------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = F
     shown escaped, as \n or \x1b. With --json a line has exactly `key`, `start_byte` and `end_byte` (exclusive). Reads only
     the archive's end.
     """
-    with opened_archive(file, lenient=lenient) as reader:
+    with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
             if as_json:
                 print_json({"key": member.key, "start_byte": member.start_byte, "end_byte": member.end_byte})
@@ -170,7 +174,7 @@ def extract(
     Nothing is ever written outside DIR, and no symbolic link in it is followed. A key that cannot be a path there, and a
     file that is there already, is told on stderr, and the rest goes on. Each file appears only when it is whole.
     """
-    with opened_archive(file, lenient=lenient) as reader:
+    with _opened(file, lenient=lenient) as reader:
         problems: list[CafError] = []
 
         def tell(error: CafError) -> None:
@@ -218,7 +222,7 @@ def cat(
 
     In constant memory, and by at most three reads of the file.
     """
-    with opened_archive(file, lenient=lenient) as reader:
+    with _opened(file, lenient=lenient) as reader:
         for piece in reader.stream(key):
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
@@ -240,7 +244,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
     bytes are legal and told. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
     """
-    with opened_archive(file, lenient=lenient) as reader:
+    with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
             for piece in reader.stream_range(0, reader.data_size_bytes):
                 advance(len(piece))

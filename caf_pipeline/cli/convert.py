@@ -1,21 +1,26 @@
 """The command that makes a tar archive of a CAF, and a CAF of a tar archive."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import CafReader, CafWriter, Member
 from caf_pipeline.caf.index import ByteRange
-from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, opened_archive
-from caf_pipeline.cli.cotar import IgnoreZeros, opened_cotar, tar_files, tell_left_out
+from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, read_caf
+from caf_pipeline.cli.cotar import IgnoreZeros, copy_tar, opened_cotar, pieces_of, tar_files, tell_left_out
 from caf_pipeline.cli.terminal import counted, print_json, printable, progress, show_size
 from caf_pipeline.errors import MemberRefused, UsageError
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, open_ranges
+from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, open_ranges, write_piece
+
+_COPIED_FROM_BYTES: Final = 128 * 1024
+"""Smaller members are read and written many at once, larger ones are copied by the kernel."""
 
 _EPILOG: Final = """\b
 Examples:
@@ -47,11 +52,11 @@ def convert(
     given = _kind(file.partition("?")[0]) if "://" in file else _kind(file)
     if made == given:
         raise UsageError(f"{file!r} and {str(out)!r} are of one format.", hint="OUT ends with .caf, .tar or .tar.co.")
-    if given == ".caf":
-        with opened_archive(file, lenient=lenient) as reader:
-            count = _to_tar(reader, list(reader.members), out, indexed=made == ".tar.co")
-    else:
-        with open_ranges(file, open_s3) as source:
+    with open_ranges(file, open_s3) as source:
+        if given == ".caf":
+            reader = read_caf(source, lenient=lenient)
+            count = _to_tar(source, reader, out, indexed=made == ".tar.co")
+        else:
             if given == ".tar.co":
                 with opened_cotar(source) as opened:
                     tar_bytes = opened.tar_bytes
@@ -63,7 +68,7 @@ def convert(
                 tell_left_out(found)
             else:
                 count = len(found.files)
-                _copy(source, tar_bytes, out, index_of(found.files) if made == ".tar.co" else b"")
+                copy_tar(source, tar_bytes, out, index_of(found.files) if made == ".tar.co" else b"")
     size_bytes = out.stat().st_size
     if as_json:
         print_json({"path": str(out), "members": count, "size_bytes": size_bytes})
@@ -75,32 +80,31 @@ def _kind(name: str) -> str:
     return next((ending for ending in (".tar.co", ".tar") if name.endswith(ending)), ".caf")
 
 
-def _to_tar(reader: CafReader, members: list[Member], out: Path, *, indexed: bool) -> int:
+def _to_tar(source: FileRanges, reader: CafReader, out: Path, *, indexed: bool) -> int:
     """Write the members of a CAF as a tar, in the order of their bytes."""
     from caf_pipeline.formats.cotar_builder import index_of, require_fits  # noqa: PLC0415  likewise
 
     if indexed:
-        for member in members:
+        for member in reader.members:
             require_fits(FileRange(member.key.encode(), 0, member.size_bytes))
     written: list[FileRange] = []
     position = 0
-    with WholeFile(out) as whole, progress("converting", sum(member.size_bytes for member in members)) as advance:
-        for member, body in reader.read_many(members):
+    with WholeFile(out) as whole, progress("converting", reader.data_size_bytes) as advance:
+        for member, body in _bodies(source, reader):
             name = member.key.encode()
             head = header(name, member.size_bytes)
             whole.file.write(head)
             if indexed:
                 written.append(FileRange(name, position + len(head), member.size_bytes))
             for piece in body:
-                whole.file.write(piece)
+                advance(write_piece(whole.file, piece))
             tail = padding(member.size_bytes)
             whole.file.write(tail)
             position += len(head) + member.size_bytes + len(tail)
-            advance(member.size_bytes)
         whole.file.write(end_of(position))
         if indexed:
             whole.file.write(index_of(written))
-    return len(members)
+    return len(reader)
 
 
 def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out: Path) -> int:
@@ -113,22 +117,26 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
             raise MemberRefused(f"{os.fsdecode(name)!r} is not UTF-8, as a key of a CAF must be.") from error
     # Its files are ranges of a tar as members are of a CAF: those that stand close are read at once.
     reader = CafReader(source, ranges, size_bytes=tar_bytes, data_size_bytes=tar_bytes, name=source.name)
-    size_bytes = sum(found.end_byte - found.start_byte for found in ranges.values())
-    with CafWriter(out) as writer, progress("converting", size_bytes) as advance:
-        for member, body in reader.read_many(reader.members):
+    with CafWriter(out) as writer, progress("converting", tar_bytes) as advance:
+        for member, body in _bodies(source, reader):
             writer.add(member.key, member.size_bytes, body)
             advance(member.size_bytes)
         writer.seal()
         writer.publish()
-    return len(ranges)
+    return len(reader)
 
 
-def _copy(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> None:
-    with WholeFile(out) as whole, progress("copying", tar_bytes) as advance:
-        for piece in source.stream(0, tar_bytes, PIECE_BYTES):
-            whole.file.write(piece)
-            advance(len(piece))
-        whole.file.write(index)
+def _bodies(source: FileRanges, reader: CafReader) -> Iterator[tuple[Member, Iterable[Buffer | LocalRange]]]:
+    """Yield all members with their bodies, in the order of their bytes; large ones of a local file as ranges to be copied."""
+    if not isinstance(source, LocalFile):
+        yield from reader.read_many(reader.members)
+        return
+    ordered = sorted(reader.members, key=lambda member: (member.start_byte, member.end_byte))
+    for large, members in groupby(ordered, lambda member: member.size_bytes >= _COPIED_FROM_BYTES):
+        if large:
+            yield from ((member, pieces_of(source, member.start_byte, member.end_byte)) for member in members)
+        else:
+            yield from reader.read_many(members)
 
 
 COMMANDS: Final = (("convert", convert, _EPILOG),)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, open_s3
 from caf_pipeline.cli.terminal import counted, note, print_json, printable, progress, show_size
@@ -17,7 +18,9 @@ from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, Usag
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, size_in, walk
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, open_ranges
+from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, open_ranges, write_piece
+
+_COPIED_BYTES: Final = 16 << 20  # at once, so that the progress moves
 
 Tar = Annotated[str, typer.Argument(metavar="TAR", help=FILE_HELP)]
 Cotar = Annotated[str, typer.Argument(metavar="FILE", help=f"A .tar.co, or a tar whose index --index names. {FILE_HELP}")]
@@ -189,18 +192,33 @@ def index(
         _, size_bytes = source.read_suffix(1)
         found = tar_files(source, size_bytes, ignore_zeros=ignore_zeros)
         table = index_of(found.files)
-        with WholeFile(path) as whole:
-            if embed:
-                with progress("copying", size_bytes) as advance:
-                    for piece in source.stream(0, size_bytes, PIECE_BYTES):
-                        whole.file.write(piece)
-                        advance(len(piece))
-            whole.file.write(table)
+        if embed:
+            copy_tar(source, size_bytes, path, table)
+        else:
+            with WholeFile(path) as whole:
+                whole.file.write(table)
     tell_left_out(found)
     if as_json:
         print_json({"path": str(path), "files": len(found.files), "index_bytes": len(table), "left_out": found.left_out})
     else:
         print(f"{printable(str(path))}: {counted(len(found.files), 'file')}, an index of {show_size(len(table))}")
+
+
+def pieces_of(source: FileRanges, start_byte: int, end_byte: int) -> Iterator[Buffer | LocalRange]:
+    """Yield `[start_byte, end_byte)` in pieces; of a local file as ranges to be copied."""
+    if not isinstance(source, LocalFile):
+        yield from source.stream(start_byte, end_byte, PIECE_BYTES)
+        return
+    for at in range(start_byte, end_byte, _COPIED_BYTES):
+        yield LocalRange(source, at, min(at + _COPIED_BYTES, end_byte))
+
+
+def copy_tar(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> None:
+    """Write a tar with an index, or nothing, behind it."""
+    with WholeFile(out) as whole, progress("copying", tar_bytes) as advance:
+        for piece in pieces_of(source, 0, tar_bytes):
+            advance(write_piece(whole.file, piece))
+        whole.file.write(index)
 
 
 def tell_left_out(found: TarFiles) -> None:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Final, Self, TypeVar
+
+from typing_extensions import Buffer
 
 from caf_pipeline.errors import (
     ArchiveError,
@@ -108,13 +110,13 @@ class LocalFile(FileRanges):
         self.name = str(path)
         try:
             # A pipe must be refused, not waited for.
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise ArchiveError(f"There is no file {self.name!r}.") from error
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
             reason = error.strerror if isinstance(error, OSError) else error
             raise ArchiveError(f"The file {self.name!r} cannot be opened: {reason}.") from error
-        status = os.fstat(self._descriptor)
+        status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise ArchiveError(f"{self.name!r} is not a regular file.", hint="An archive is read from its end.")
@@ -144,16 +146,57 @@ class LocalFile(FileRanges):
 
     def close(self) -> None:
         """See `FileRanges`."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def _pread(self, size_bytes: int, start_byte: int) -> bytes:
         try:
-            piece = os.pread(self._descriptor, size_bytes, start_byte)
+            piece = os.pread(self.descriptor, size_bytes, start_byte)
         except OSError as error:
             raise ArchiveError(f"The file {self.name!r} cannot be read: {error.strerror}.") from error
         if not piece:
             raise ArchiveError(f"The file {self.name!r} was cut off at byte {start_byte} while it was read.")
         return piece
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRange:
+    """`[start_byte, end_byte)` of a local file, to be copied into another one without passing through this process."""
+
+    source: LocalFile
+    start_byte: int
+    end_byte: int
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has, as a memoryview says it."""
+        return self.end_byte - self.start_byte
+
+    def write_to(self, file: IO[bytes]) -> None:
+        """Append it to a file that is written; raises ArchiveError where the source was cut off, else OSError."""
+        file.flush()
+        position, at = self.start_byte, file.tell()
+        while position < self.end_byte:
+            count = _copied(self.source, file, position, self.end_byte - position, at)
+            position, at = position + count, at + count
+        file.seek(at)
+
+
+def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: int) -> int:
+    """Copy up to `count` bytes to the place `at`; return how many were."""
+    if hasattr(os, "copy_file_range"):  # Linux
+        with contextlib.suppress(OSError):  # file systems may refuse it; what is wrong with the file shows when it is read
+            if copied := os.copy_file_range(source.descriptor, file.fileno(), count, position, at):
+                return copied
+    return os.pwrite(file.fileno(), source.read(position, position + min(count, PIECE_BYTES)), at)
+
+
+def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
+    """Append a piece to a file that is written; return how many bytes it has."""
+    if isinstance(piece, LocalRange):
+        piece.write_to(file)
+        return piece.nbytes
+    file.write(piece)
+    return memoryview(piece).nbytes
 
 
 # --- remote files --------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from caf_pipeline_tests.support.memory_ranges import MemoryRanges
 from caf_pipeline_tests.support.range_server import Site, serving
 
 BODIES = {"a": b"1" * 700, "b/ü": b"2", LONG: b"3" * 512, "empty": b"", "tiles/1/2.pbf": bytes(range(256)) * 9}
+LARGE = BODIES | {"large": bytes(range(256)) * 1200, "larger": b"x" * (17 << 20), "small": b"1"}
+
 MANY = {f"tiles/{number // 100}/{number}.pbf": b"%d" % number for number in range(6000)}
 """As many as fill more than the first read of an index."""
 
@@ -215,13 +217,20 @@ def test_a_url_without_a_name_for_its_index_is_told(here, capsys):
 # --- convert -------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def large(here):
+    """The same, with files that the kernel copies."""
+    (here / "t.tar").write_bytes(made(LARGE.items()))
+
+
+@pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("ending", ["tar", "tar.co"])
 def test_a_caf_becomes_a_tar_and_again_the_same_caf(here, capsys, ending):
     assert main(["convert", "t.tar", "one.caf"]) == 0
     assert main(["convert", "one.caf", f"o.{ending}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["members"] == len(BODIES)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["members"] == len(LARGE)
     with tarfile.open(here / f"o.{ending}") as tar:
-        assert {each.name: tar.extractfile(each).read() for each in tar} == BODIES
+        assert {each.name: tar.extractfile(each).read() for each in tar} == LARGE
     assert main(["convert", f"o.{ending}", "two.caf"]) == 0
     assert (here / "one.caf").read_bytes() == (here / "two.caf").read_bytes()
     if ending == "tar.co":

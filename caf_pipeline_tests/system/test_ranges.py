@@ -1,5 +1,6 @@
 """Ranges of local files, of real HTTP servers good and bad, and of a real S3 server."""
 
+import errno
 import os
 import socket
 from functools import partial
@@ -206,3 +207,34 @@ def test_a_local_file_that_is_cut_off_while_it_is_read_is_an_error(tmp_path):
         os.truncate(tmp_path / "file", 10)
         with pytest.raises(ArchiveError, match="cut off"):
             source.read(0, 100)
+
+
+@pytest.mark.parametrize("kernel", ["copies", "refuses", "has none"])
+def test_a_range_of_a_local_file_is_appended_to_another(tmp_path, monkeypatch, kernel):
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "another file system")
+
+    if kernel == "refuses":
+        monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    elif kernel == "has none":
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    (tmp_path / "from").write_bytes(CONTENT * 3)
+    with open_ranges(str(tmp_path / "from")) as source, (tmp_path / "to").open("wb") as file:
+        file.write(b"before")
+        assert ranges.write_piece(file, ranges.LocalRange(source, 7, len(CONTENT) * 3 - 9)) == len(CONTENT) * 3 - 16
+        assert ranges.write_piece(file, b"after") == 5
+    assert (tmp_path / "to").read_bytes() == b"before" + (CONTENT * 3)[7:-9] + b"after"
+
+
+def test_a_range_of_a_local_file_that_was_cut_off_is_an_error(tmp_path):
+    (tmp_path / "from").write_bytes(CONTENT)
+    cut_off = pytest.raises(ArchiveError, match="cut off")
+    with open_ranges(str(tmp_path / "from")) as source, (tmp_path / "to").open("wb") as file, cut_off:
+        ranges.write_piece(file, ranges.LocalRange(source, 0, len(CONTENT) + 1))
+
+
+def test_a_full_disk_is_told_where_a_range_is_appended(tmp_path):
+    (tmp_path / "from").write_bytes(CONTENT)
+    no_space = pytest.raises(OSError, match="space")
+    with open_ranges(str(tmp_path / "from")) as source, open("/dev/full", "wb", buffering=0) as file, no_space:
+        ranges.LocalRange(source, 0, 10).write_to(file)
