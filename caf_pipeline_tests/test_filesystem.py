@@ -22,7 +22,7 @@ from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline_tests.cli.test_pipeline import KEYS
-from caf_pipeline_tests.retrieval.test_archive import CountingFolders
+from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import copy_template
@@ -66,7 +66,7 @@ class FilledFileSystem(CafFileSystem):
 
 @pytest.fixture
 def fs(tmp_path, ledger):
-    store = CountingFolders(tmp_path / "store")
+    store = BreakingFolders(tmp_path / "store")
     return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger, store=store))
 
 

@@ -181,34 +181,52 @@ def _try_small(store: ChunkStore, request: _Request | ObjectRead) -> tuple[_Requ
 
 
 def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
-    if len(request.parts) == 1:
-        return [_alone(store, request.parts[0])]
+    """Return what a request gives. A provider that gives some object wrong is believed nothing that cannot be compared."""
     first, last = request.parts[0].location, request.parts[-1].location
     one = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
-    body, failed = bytearray(), None
     holders = RangeHolders(one, store, f"{first.row.key}' to '{last.row.key}")
+    reads, left, is_first = list[ObjectRead](), list(request.parts), True
+    while len(left) > 1:
+        body, failed = _all_of(holders)
+        end_byte = request.start_byte + len(body)
+        wrong = _wrong((part for part in left if part.span[1] <= end_byte), body, request.start_byte)
+        others = list[_Part]()
+        for part in left:
+            if part.span[1] > end_byte and failed and not failed.permanent and is_first:
+                reads.append(part.failed(failed))  # to ask again for each of a thousand objects would only take longer
+            elif part.span[1] > end_byte or part.span in wrong or (wrong and not part.is_compared):
+                others.append(part)
+            else:
+                reads.append(_cut_out(part, body, request.start_byte))
+        left = others
+        if failed or not left:
+            break
+        holders.refuse()
+        is_first = False
+    return [*reads, *(_alone(store, part) for part in left)]
+
+
+def _all_of(holders: RangeHolders) -> tuple[bytearray, CafError | None]:
+    """Return the bytes of a range, from its beginning as far as they are to be had, and why they end before it does."""
+    body = bytearray()
     try:
         for piece in holders.pieces(0, holders.size_bytes):
             body += piece
     except (StoreError, IntegrityError) as error:
-        failed = error
-    right: dict[tuple[int, int], bool] = {}
-    reads = []
-    for part in request.parts:
-        begin, stop = (at - request.start_byte for at in part.span)
-        if is_there := stop <= len(body):
-            if part.is_compared and part.span not in right:
-                right[part.span] = hashlib.sha256(memoryview(body)[begin:stop]).digest() == part.location.row.sha256
-            is_there = right.get(part.span, True)
-        if is_there:
-            at = begin + (part.start_byte if part.is_compared else 0)
-            given = bytes(memoryview(body)[at : at + part.end_byte - part.start_byte])
-            reads.append(part.read(given, compared=part.is_compared))
-        elif failed and not failed.permanent and stop > len(body):
-            reads.append(part.failed(failed))  # to ask again for each of a thousand objects would only take longer
-        else:
-            reads.append(_alone(store, part))
-    return reads
+        return body, error
+    return body, None
+
+
+def _wrong(parts: Iterable[_Part], body: bytearray, at: int) -> set[tuple[int, int]]:
+    """Return which spans of the chunk, whose bytes from `at` on these are, do not have the SHA-256 of their object."""
+    known = {part.span: part.location.row.sha256 for part in parts if part.is_compared}
+    view = memoryview(body)
+    return {span for span, sha256 in known.items() if hashlib.sha256(view[span[0] - at : span[1] - at]).digest() != sha256}
+
+
+def _cut_out(part: _Part, body: bytearray, at: int) -> ObjectRead:
+    begin = part.span[0] - at + (part.start_byte if part.is_compared else 0)
+    return part.read(bytes(memoryview(body)[begin : begin + part.end_byte - part.start_byte]), compared=part.is_compared)
 
 
 def _alone(store: ChunkStore, part: _Part) -> ObjectRead:

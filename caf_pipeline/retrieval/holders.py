@@ -60,6 +60,11 @@ class RangeHolders:
         """Tell whether the whole range, as `pieces` gave it last, is what was archived; else others are asked from now on."""
         if sha256 == self._one.sha256:
             return True
+        self.refuse()
+        return False
+
+    def refuse(self) -> None:
+        """Ask others from now on than who gave the bytes last: they were wrong."""
         group, *others = self._groups
         if len(self._gave) == 1:
             alone = []
@@ -68,7 +73,6 @@ class RangeHolders:
             alone = [[one] for one in group if one in self._gave]
         left = [one for one in group if one not in self._gave]
         self._groups = [*alone, *([left] if left else []), *others]
-        return False
 
     def copy(self, write: Callable[[bytes], object], begin_again: Callable[[], None]) -> None:
         """Give the whole range to `write`, and compare it; `begin_again` says that what was given is void.

@@ -15,28 +15,16 @@ from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.async_archive import AsyncArchive
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import end, skip
+from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 BODIES = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
 
 
-class CountingFolders(SeveralFolders):
-    """Providers that write down what they are asked for."""
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.asked = []
-
-    def read(self, posting, start_byte, end_byte, *, provider=None):
-        self.asked.append((posting, start_byte, end_byte))
-        return super().read(posting, start_byte, end_byte, provider=provider)
-
-
 @pytest.fixture
 def work(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=CountingFolders(tmp_path / "store"))
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=BreakingFolders(tmp_path / "store"))
     archive_everything(work)
     work.store.asked.clear()
     return work
@@ -106,6 +94,31 @@ def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_re
     }
     with pytest.raises(IntegrityError, match=r"'dir/005'.*anna: .*bert: .*carl: "):
         _ = reads["dir/005"].body
+
+
+def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(work, archive, monkeypatch):
+    for module in (bulk, object_file):
+        monkeypatch.setattr(module, "IN_MEMORY_BYTES", 600)
+    for key in BODIES:
+        put_at(work, archive, key, "anna", offset=1)
+    wanted = [(key, 0, 10) for key in BODIES]  # of the larger half it cannot be known by themselves
+    reads = list(archive.read_many("src", wanted))
+    assert {one.key: one.body for one in reads} == {key: body[:10] for key, body in BODIES.items()}
+    assert len(work.store.asked) == 2
+    for key in sorted(BODIES)[:3]:
+        for provider in ("bert", "carl"):
+            put_at(work, archive, key, provider, offset=2)
+    reads = {one.key: one for one in archive.read_many("src", BODIES)}
+    assert [key for key, one in reads.items() if isinstance(one.error, IntegrityError)] == sorted(BODIES)[:3]
+    assert all(one.body == BODIES[key] for key, one in reads.items() if not one.error)
+
+
+def test_where_who_broke_off_may_have_lied_the_others_are_asked(work, archive, monkeypatch):
+    work.store.breaks = {"anna": 50_000}
+    put_at(work, archive, "dir/000", "anna")
+    put_at(work, archive, "dir/199", "bert")
+    put_at(work, archive, "dir/198", "bert")
+    assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
 
 
 def test_providers_that_are_away_are_not_asked_for_each_object(work, archive):
