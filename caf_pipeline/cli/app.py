@@ -41,6 +41,16 @@ def _cotar(context: typer.Context) -> None:
     _show_help(context)
 
 
+def _clps(context: typer.Context) -> None:
+    """Look into logs that clp-s packed. docs/formats.md says what is read of them."""
+    _show_help(context)
+
+
+def _chunkio(context: typer.Context) -> None:
+    """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of them."""
+    _show_help(context)
+
+
 def _show_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
@@ -77,6 +87,8 @@ _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, 
         },
     ),
     "cotar": (_cotar, dict.fromkeys(("index", "list", "cat", "verify"), "cotar")),
+    "clps": (_clps, {"inspect": "clps"}),
+    "chunkio": (_chunkio, dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio")),
 }
 
 

@@ -3,13 +3,13 @@
 Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.errors import NotLocated
+from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore
+    from caf_pipeline.system.ranges import FileRanges
 
 RUN: Final = "caf"
 """Who holds what a command holds, as a run that meets it is told."""
@@ -78,6 +79,31 @@ def opened_archive(settings: "Settings", ledger: "Ledger", source: str) -> "Iter
     require_archived(settings, ledger, source)
     with opened_store(settings, ledger) as store:
         yield store
+
+
+@contextmanager
+def opened_ranges(words: Sequence[str]) -> "Iterator[FileRanges]":
+    """Open what two words or one name, while the context lasts: an archived object by SOURCE and KEY, or a FILE.
+
+    Raises:
+        UsageError: more words. Else as `open_ranges`, and as `opened_archive` and `fetch`.
+    """
+    if len(words) > 2:
+        raise UsageError(f"{len(words)} words name no file.", hint="Give FILE, or SOURCE and KEY of an archived object.")
+    if len(words) == 1:
+        from caf_pipeline.cli.archives import open_s3  # noqa: PLC0415
+        from caf_pipeline.system.ranges import open_ranges  # noqa: PLC0415
+
+        with open_ranges(words[0], open_s3) as file:
+            yield file
+        return
+    from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
+    from caf_pipeline.retrieval.reader import fetch  # noqa: PLC0415
+
+    source, key = words
+    settings = load_settings()
+    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
+        yield ObjectRanges(fetch(ledger, store, source, key))
 
 
 @contextmanager

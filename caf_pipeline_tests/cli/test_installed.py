@@ -1,10 +1,16 @@
 """Every command of the installed `caf`, as a process of its own; all other tests of commands may run them in theirs."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from caf_pipeline.cli.app import build
+from caf_pipeline.formats.chunkio import LogWriter
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+
+VECTORS = Path(__file__).parents[1] / "vectors"
 
 COMMANDS = {
     "create": ("create", "made.caf", "folder"),
@@ -37,6 +43,11 @@ COMMANDS = {
     "safe-to-delete": ("safe-to-delete", "src"),
     "doctor": ("doctor",),
     "rebuild": ("rebuild", "--dry-run"),
+    "clps inspect": ("clps", "inspect", "folder/archive.clp"),
+    "chunkio list": ("chunkio", "list", "folder/log"),
+    "chunkio cat": ("chunkio", "cat", "folder/log", "0"),
+    "chunkio verify": ("chunkio", "verify", "folder/log"),
+    "chunkio salvage": ("chunkio", "salvage", "folder/log", "-o", "saved.log"),
     "jackal account": ("jackal", "account"),
     "jackal price": ("jackal", "price", "1TB"),
     "jackal buy": ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
@@ -61,6 +72,8 @@ SAID = {
     "find": b"key",
     "du": b"1 object",
     "check": b"1 object of 1 read, 0 wrong",
+    "clps inspect": b"70 records",
+    "chunkio cat": b"entry",
     "jackal price": b"ujkl",
     "status": b"located",
     "runs": b"success",
@@ -86,6 +99,8 @@ def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, databa
     new_bucket.put("key", b"body" * 10_000)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"bytes")
+    (tmp_path / "folder" / "log").write_bytes(LogWriter().entry(bytes(16), b"entry"))
+    shutil.copy(VECTORS / "clps" / "two_files_0.12.1b0.clps", tmp_path / "folder" / "archive.clp")
     caf = jackal_command_line(tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url)
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     for name, arguments in COMMANDS.items():

@@ -15,16 +15,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from siphash24 import siphash24
 
-from caf_pipeline.errors import UsageError
+from caf_pipeline.errors import MalformedArchive, UsageError
 from caf_pipeline.formats.chunkio import (
     BLOCK_BYTES,
     MAX_CONTENT_BYTES,
     MAX_POSITION,
     METER_BYTES,
+    LogDamage,
     LogEntry,
     LogReader,
     LogWriter,
     end_of,
+    inflated,
 )
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "chunkio"
@@ -32,6 +34,9 @@ FILES = json.loads((VECTORS / "manifest.json").read_text())
 DAMAGE = json.loads((VECTORS / "corrupt.json").read_text())
 LOOK_UPS = json.loads((VECTORS / "queries.json").read_text())
 BUFFERED = json.loads((VECTORS / "buffered.json").read_text())
+
+_deflater = zlib.compressobj(wbits=-15)
+DEFLATED = _deflater.compress(bytes(range(256)) * 40) + _deflater.flush()
 
 BLOCK_PAYLOAD = BLOCK_BYTES - METER_BYTES
 SIZES = (
@@ -229,18 +234,22 @@ def test_look_ups_find_the_right_begin(name):
     reader = reader_of((VECTORS / f"{name}.chunkio").read_bytes())
     begins = [entry.begin for entry in reader.entries()]
     for query in LOOK_UPS[name]:
-        if query["op"] in ("first", "last"):
-            inside = [begin for begin in begins if query["from"] <= begin < query["to"]]
-            assert (inside[0 if query["op"] == "first" else -1] if inside else None) == query["model_begin"]
+        found = getattr(reader, query["op"])(query["from"], query["to"])
+        inside = [begin for begin in begins if query["from"] <= begin < query["to"]]
+        if query["op"] == "middle":
+            assert found.begin in inside if inside else found is None
+        else:
+            assert (found and found.begin) == query["model_begin"]
+            assert (found and found.begin) == (inside[0 if query["op"] == "first" else -1] if inside else None)
 
 
-def test_entries_of_the_originals_buffered_writer_inflate():
-    found = reading((VECTORS / BUFFERED["file"]).read_bytes())
-    assert len(found) == len(BUFFERED["buffered_forward"])
-    for (entry, content), want in zip(found, BUFFERED["buffered_forward"], strict=True):
-        data = zlib.decompressobj(wbits=-15).decompress(content)
-        assert (entry.begin, entry.end, entry.user_data.hex()) == (want["begin"], want["end"], want["user_data"])
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (want["inflated_length"], want["sha256"])
+def test_the_middle_is_the_entry_nearest_the_middle_of_what_the_file_has_of_the_range():
+    writer = LogWriter()
+    reader = reader_of(b"".join(writer.entry(bytes(16), b"x" * 59) for _ in range(10)))  # at 0, 115, 214, ... 907
+    assert reader.middle().begin == 511
+    assert reader.middle(-(2**63), 2**63).begin == 511
+    assert reader.middle(0, 116).begin == 115
+    assert reader.middle(1, 115) is None
 
 
 # Stepping past an entry
@@ -607,3 +616,124 @@ def test_what_the_file_raises_is_raised():
 
     with pytest.raises(OSError, match="no bytes"):
         list(LogReader(broken, 100).entries())
+
+
+# Checks and salvage
+
+
+def damage_of(file: bytes) -> list[LogDamage]:
+    return [one for one in reader_of(file).check() if isinstance(one, LogDamage)]
+
+
+@pytest.mark.parametrize("vector", FILES, ids=lambda v: v["name"])
+def test_a_check_finds_no_damage_where_a_writer_was_not_torn(vector):
+    file = (VECTORS / vector["file"]).read_bytes()
+    torn = [line for line in vector["script"] if line.startswith("truncate")]
+    assert bool(damage_of(file)) == bool(torn)
+    assert [one for one in reader_of(file).check() if isinstance(one, LogEntry)] == list(reader_of(file).entries())
+
+
+@pytest.mark.parametrize("case", DAMAGE, ids=lambda v: v["name"])
+def test_a_check_finds_every_damage_that_can_be_told(case):
+    entry_ends = {entry.end for entry, _ in reading((VECTORS / case["base"]).read_bytes())}
+    file = damaged(case)
+    cut_behind_an_entry = all("truncate" in one for one in case["ops"]) and len(file) in entry_ends | {0}
+    assert bool(damage_of(file)) == (not cut_behind_an_entry)
+
+
+@settings(deadline=None)
+@given(STEPS, st.data())
+def test_a_check_finds_each_changed_byte_and_salvage_all_that_it_did_not_touch(steps, data):
+    file, entries = written(steps)
+    assert damage_of(file) == []
+    if not file:
+        return
+    changed, at = bytearray(file), data.draw(st.integers(0, len(file) - 1))
+    changed[at] ^= data.draw(st.integers(1, 255))
+    assert any(one.begin <= at < one.end for one in damage_of(bytes(changed)))
+    whole = {one.entry: one for one in reader_of(bytes(changed)).salvage() if one.content_right and one.inside is None}
+    untouched = [entry for entry, _ in entries if not entry.begin <= at < entry.end]
+    assert set(untouched) <= set(whole)
+    assert set(whole) <= {entry for entry, _ in entries}
+    reached = set(reader_of(bytes(changed)).entries())
+    assert {entry for entry in whole if whole[entry].reachable} == reached & set(whole)
+
+
+def test_salvage_finds_what_a_damaged_header_hides_and_marks_it():
+    case = next(case for case in DAMAGE if case["name"] == "many_header5")
+    file = damaged(case)
+    found = list(reader_of(file).salvage())
+    before = [entry for entry, _ in reading((VECTORS / case["base"]).read_bytes())]
+    assert len(found) == 259
+    assert {one.entry for one in found} < set(before)
+    assert all(one.content_right and one.inside is None for one in found)
+    assert sum(one.reachable for one in found) == len(reading(file)) == 144
+
+
+def test_salvage_marks_a_log_that_is_the_content_of_an_entry():
+    found = list(reader_of((VECTORS / "embedded_plain.chunkio").read_bytes()).salvage())
+    assert [(one.entry.begin, one.reachable, one.inside) for one in found] == [(0, True, None), (72, False, 0), (113, True, None)]
+
+
+def test_a_check_and_a_salvage_of_forged_overlapping_contents_take_linear_time():
+    file = bytearray(100 * BLOCK_BYTES)
+    for number in range(99):
+        put(file, number * BLOCK_BYTES, meter(number * BLOCK_BYTES) + forged_header((99 - number) * BLOCK_PAYLOAD))
+    counting = Counting(bytes(file))
+    reader = LogReader(counting.read, len(file))
+    assert len(list(reader.salvage())) == 99
+    assert len(list(reader.check())) > 99
+    assert counting.asked_bytes < 25 * len(file)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400), st.integers(0, 3 * BLOCK_BYTES))
+def test_arbitrary_bytes_are_checked_and_salvaged_without_an_error(junk, offset):
+    reader = reader_of(bytes(offset) + junk)
+    assert all(one.entry.end <= MAX_POSITION for one in reader.salvage())
+    list(reader.check())
+
+
+def test_an_entry_is_copied_into_another_log_in_pieces():
+    file = (VECTORS / "spans_two_meters.chunkio").read_bytes()
+    reader, writer = reader_of(file), LogWriter()
+    found = list(reader.salvage())
+    copied = b"".join(
+        b"".join(writer.copy(one.entry.user_data, one.entry.content_size_bytes, one.content_hash, reader.pieces(one.entry)))
+        for one in found
+    )
+    assert copied == file
+    assert writer.position == len(file)
+
+
+# Contents of the original's buffered writer
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
+def test_deflate_contents_are_inflated_by_pieces(piece_bytes):
+    for entry, content in reading((VECTORS / BUFFERED["file"]).read_bytes()):
+        data = b"".join(inflated(content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)))
+        (want,) = [one for one in BUFFERED["buffered_forward"] if one["begin"] == entry.begin]
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (want["inflated_length"], want["sha256"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff\xff\xff", "not raw DEFLATE"),
+        (zlib.compress(b"x" * 99), "not raw"),
+        (DEFLATED[:-3], "before"),
+        (DEFLATED + b"x", "behind"),
+    ],
+)
+def test_what_is_no_deflate_content_is_refused(content, said):
+    with pytest.raises(MalformedArchive, match=said):
+        list(inflated([content]))
+
+
+def test_a_content_that_inflates_to_much_comes_in_pieces():
+    bomb = zlib.compressobj(wbits=-15)
+    content = bomb.compress(bytes(64 << 20)) + bomb.flush()
+    sizes = [len(piece) for piece in inflated([content])]
+    assert sum(sizes) == 64 << 20
+    assert max(sizes) <= 1 << 20

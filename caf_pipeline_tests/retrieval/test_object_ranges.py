@@ -1,0 +1,52 @@
+"""An archived object read by ranges: what is asked of providers, and what is compared."""
+
+import os
+
+import pytest
+
+from caf_pipeline.errors import IntegrityError
+from caf_pipeline.formats.clps import FIRST_READ_BYTES, read_metadata
+from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
+from caf_pipeline.retrieval.object_ranges import ObjectRanges
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.formats.test_clps import WHOLE, built
+from caf_pipeline_tests.retrieval.test_archive import CountingFolders
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+LARGE = built((9, os.urandom(200_000)), *WHOLE, sections=IN_MEMORY_BYTES)
+SMALL = os.urandom(1000)
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    source = MemorySource({"large": LARGE, "small": SMALL})
+    work = a_workplace(tmp_path, source, ledger, store=CountingFolders(tmp_path / "store"))
+    archive_everything(work)
+    work.store.asked.clear()
+    return work
+
+
+def test_the_metadata_of_a_large_archive_are_two_range_reads(work):
+    ranges = ObjectRanges(fetch(work.ledger, work.store, "src", "large"))
+    first, size_bytes = ranges.read_prefix(FIRST_READ_BYTES)
+    archive = read_metadata(first, size_bytes, ranges.read, name=ranges.name)
+    assert (archive.records, size_bytes) == (2, len(LARGE))
+    assert [end - start for _, start, end in work.store.asked] == [
+        FIRST_READ_BYTES,
+        archive.header.metadata_end - FIRST_READ_BYTES,
+    ]
+    assert ranges.read_suffix(10) == (LARGE[-10:], len(LARGE))
+    assert b"".join(ranges.stream(5, 300_000, 1000)) == LARGE[5:300_000]
+
+
+def test_a_small_object_is_read_once_and_no_wrong_byte_of_it_is_given_out(work):
+    found = fetch(work.ledger, work.store, "src", "small")
+    ranges = ObjectRanges(found)
+    assert (ranges.read(10, 20), ranges.read_prefix(5)[0], ranges.read_suffix(5)[0]) == (SMALL[10:20], SMALL[:5], SMALL[-5:])
+    assert len(work.store.asked) == 1
+    for provider in work.store.folders:
+        corrupt(work.store.file(provider, found.location.posting), at=found.location.row.start_byte)
+    with pytest.raises(IntegrityError):
+        ObjectRanges(found).read(10, 20)
