@@ -47,6 +47,7 @@
     ├── IntegrityError             9   bytes are not what was recorded
     ├── HeldByOther               10   another live run holds it: an outcome, not a failure
     ├── NotLocated                11   no location row for what was asked
+    ├── AlertNotSent              17   an alert reached nobody: it is sent again
     └── NoDaemon              (t) 16   no Dagster daemon runs that would do what is asked for
 
 (t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
@@ -361,6 +362,12 @@ class NotLocated(CafError):
     """There is no location row for the object, or no such chunk or source."""
 
     exit_code = 11
+
+
+class AlertNotSent(CafError):
+    """A webhook or a mail server did not take an alert. It counts as permanent: a tick is to fail by it; the next sends it."""
+
+    exit_code = 17
 
 
 class NoDaemon(CafError):

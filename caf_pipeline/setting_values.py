@@ -26,6 +26,8 @@ _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")  # Tendermint allows 50 characters
 _POSTGRES: Final = re.compile(r"postgres(?:ql)?(?:\+[a-z0-9]+)?://.*", re.DOTALL)
 
+_MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
+
 # Dagster's own rule, which it keeps when the assets are built; a test compares the two.
 _OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL)
 
@@ -135,6 +137,23 @@ def _database_url(secret: SecretStr | None) -> SecretStr | None:
     return secret
 
 
+def _webhook(secret: SecretStr | None) -> SecretStr | None:
+    text = secret.get_secret_value() if secret else ""
+    try:
+        host = urlsplit(text).hostname or ""
+    except ValueError:
+        host = ""
+    if text and (not text.startswith(("http://", "https://")) or not host or not text.isascii() or not text.isprintable()):
+        raise ValueError("must be a URL such as https://host/path")
+    return secret if text else None
+
+
+def _mail_address(text: str) -> str:
+    if not _MAIL_ADDRESS.fullmatch(text):
+        raise ValueError("must be an e-mail address such as ops@example.org")
+    return text
+
+
 def _path(value: object) -> object:
     if not isinstance(value, str):
         return value
@@ -179,6 +198,8 @@ KeyPrefix = Annotated[str, AfterValidator(_prefix)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
 StorageClass = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]  # as listings have it: STANDARD, GLACIER_IR
 ReportFolder = Annotated[str, AfterValidator(_report_folder)]
+WebhookUrl = Annotated[SecretStr | None, AfterValidator(_webhook)]
+MailAddress = Annotated[str, AfterValidator(_mail_address)]
 QueueUrl = Annotated[str, AfterValidator(_queue)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 RegionName = Annotated[str, AfterValidator(_region)]

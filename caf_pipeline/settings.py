@@ -27,6 +27,7 @@ from caf_pipeline.setting_values import (
     Key,
     KeyPrefix,
     Lcd,
+    MailAddress,
     MnemonicFile,
     Number,
     OwnerName,
@@ -38,6 +39,7 @@ from caf_pipeline.setting_values import (
     Size,
     SourceName,
     StorageClass,
+    WebhookUrl,
     Whole,
 )
 from caf_pipeline.settings_errors import DOCUMENTATION, Origin, mistyped_variable, nearest, not_json, wrong_settings
@@ -52,7 +54,7 @@ TIB: Final = 1 << 40
 
 DAY: Final = 24 * 3600
 
-SECRETS: Final = frozenset({"database_url", "access_key_id", "secret_access_key", "mnemonic"})
+SECRETS: Final = frozenset({"database_url", "access_key_id", "secret_access_key", "mnemonic", "webhook", "smtp_password"})
 
 
 class _Section(BaseModel):
@@ -255,6 +257,45 @@ class ChunkRunSettings(_Section):
     attempts: Whole = Field(default=5, ge=1, le=10_000)
 
 
+class AlertSettings(_Section):
+    """What an operator is told of, and where.
+
+    Attributes:
+        webhook: the URL to which each alert is posted as JSON. It may hold a token, so it comes from the environment only:
+            `CAF_ALERTS__WEBHOOK`.
+        mail_to: e-mail addresses that each alert is sent to.
+        mail_from: the sender's.
+        smtp_host, smtp_port: of the server that takes the e-mail.
+        smtp_security: `starttls`, `tls` from the first byte on, or `none` for a server on this machine.
+        smtp_user: with `smtp_password`, from the environment only (`CAF_ALERTS__SMTP_PASSWORD`); no login where empty.
+        stalled_after: seconds without any change of a chunk, while chunks are under way.
+        late_after: seconds beyond `max_wait` since a chunk was planned, and since the last whole inventory.
+        skipped_share: of a source's objects that may be skipped.
+        repeat_after: seconds after which an alert that goes on is sent again; 0: never.
+    """
+
+    webhook: WebhookUrl = None
+    mail_to: tuple[MailAddress, ...] = ()
+    mail_from: MailAddress = "caf-pipeline@localhost"
+    smtp_host: str = "localhost"
+    smtp_port: Whole = Field(default=25, ge=1, le=65_535)
+    smtp_security: Literal["starttls", "tls", "none"] = "none"
+    smtp_user: str = ""
+    smtp_password: SecretStr | None = None
+    stalled_after: Duration = 6 * 3600
+    late_after: Duration = 2 * DAY
+    skipped_share: Number = Field(default=0.01, ge=0, le=1)
+    repeat_after: Duration = DAY
+
+    @model_validator(mode="after")
+    def _login_is_whole(self) -> "AlertSettings":
+        if bool(self.smtp_user) != (self.smtp_password is not None):
+            raise ValueError("smtp_user and smtp_password are set together or not at all")
+        if self.smtp_user and self.smtp_security == "none":
+            raise ValueError("smtp_password is sent in the clear unless smtp_security is 'starttls' or 'tls'")
+        return self
+
+
 class Settings(BaseSettings):
     """Everything that can be set.
 
@@ -280,6 +321,7 @@ class Settings(BaseSettings):
     jackal: JackalSettings = JackalSettings()
     packing: PackingSettings = PackingSettings()
     runs: ChunkRunSettings = ChunkRunSettings()
+    alerts: AlertSettings = AlertSettings()
     sources: dict[SourceName, SourceSettings] = {}
     _file: Path | None = PrivateAttr(default=None)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from caf_pipeline.cli.app import build
 from caf_pipeline.cli.reference import reference
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.s3_server import client_for, make_bucket
@@ -211,6 +214,20 @@ def test_every_target_that_the_readme_names_exists(checkout):
 
 def test_the_command_line_reference_is_current():
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_every_command_of_the_operators_pages_is_one_that_caf_takes():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md"))
+    commands = re.findall(r"`(caf [a-z][^`]*)`", text)
+    commands += [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    assert len(commands) > 20
+    for line in commands:
+        command, words = get_command(build()), shlex.split(line)[1:]
+        while hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        if words:  # else the command itself is what is named
+            command.make_context(line, words)  # raises where it does not take them
 
 
 def test_every_link_of_the_documentation_leads_somewhere():

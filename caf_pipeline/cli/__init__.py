@@ -92,7 +92,7 @@ def _say_interrupted(words: Sequence[str]) -> None:
     """Say in one sentence what an interrupt means for the work."""
     goes_on = any(tuple(words[: len(command)]) == command for command in _GO_ON)
     then = "the same command goes on where it stopped" if goes_on else "the same command does it from the beginning"
-    if "--watch" in words:
+    if {"--watch", "--serve"} & set(words):
         then = "it only looked on, and what it looked at goes on"
     print(f"caf: interrupted; {then}", file=sys.stderr)
 

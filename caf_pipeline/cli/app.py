@@ -66,6 +66,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("get", "status"), "pipeline"),
     "runs": "runs",
     "queue": "queue",
+    "metrics": "metrics",
     **dict.fromkeys(("unpark", "withdraw"), "pipeline"),
     **dict.fromkeys(("ls", "find", "du"), "listing"),
     "restore": "restore",

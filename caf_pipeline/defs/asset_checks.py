@@ -6,6 +6,8 @@ A blocking check that fails ends the run before the next asset.
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -21,8 +23,19 @@ from caf_pipeline import wiring
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
+from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
-from caf_pipeline.defs.naming import CHUNK_IS_PROVEN, SOURCE_IS_COMPLETE, STORAGE_PLAN_LASTS, asset_key, job_name
+from caf_pipeline.defs.naming import (
+    ALERT_SENSOR,
+    CHUNK_IS_PROVEN,
+    FEW_OBJECTS_ARE_SKIPPED,
+    NO_CHUNK_IS_PARKED,
+    SOURCE_IS_COMPLETE,
+    SOURCE_KEEPS_UP,
+    STORAGE_PLAN_LASTS,
+    asset_key,
+    job_name,
+)
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther
@@ -33,6 +46,20 @@ from caf_pipeline.system.quantities import counted
 
 Look = Callable[[Workplace, str], AssetCheckResult]
 """What a check does with a source's workplace and a chunk's id, which is "" where the check is of the whole source."""
+
+
+SAID_OF_STANDING: Final = {
+    NO_CHUNK_IS_PARKED: (
+        f"No chunk failed so often that it waits for an operator. The sensor `{ALERT_SENSOR}` looks every five minutes and sends "
+        "alerts, as it does of `source_keeps_up` and `few_objects_are_skipped`."
+    ),
+    SOURCE_KEEPS_UP: (
+        "Chunks under way move on (`alerts.stalled_after`), none was planned longer ago than `max_wait` and `alerts.late_after`, "
+        "and the last whole inventory is not older than `alerts.late_after`. A warning where it is late, an error where nothing "
+        "moves."
+    ),
+    FEW_OBJECTS_ARE_SKIPPED: "Of the source's objects no more than `alerts.skipped_share` are skipped. A warning otherwise.",
+}
 
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
@@ -91,6 +118,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
+            *(_check(source, CHECKED_ASSET, name, partial(_standing, name), SAID_OF_STANDING[name]) for name in CHECKS),
         ]
         if on_jackal:
             said = (
@@ -199,6 +227,10 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
             **metadata.accounting_metadata(result),
         },
     )
+
+
+def _standing(check: str, work: Workplace, _: str) -> AssetCheckResult:
+    return check_result(conditions_of(work.ledger, work.settings, [work.source])[work.source], check)
 
 
 def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dagster import Definitions, in_process_executor
 
+from caf_pipeline.defs.alerting import alert_sensor
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
@@ -40,6 +41,7 @@ def build_defs(
         sensors=[
             *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),
             *([launching_sensor(settings, (each for its in jobs.values() for each in its), tick_seconds)] if jobs else []),
+            *([alert_sensor(settings, tick_seconds)] if jobs else []),
         ],
         schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
         resources=build_resources(settings) | dict(resource_overrides or {}),

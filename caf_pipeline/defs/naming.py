@@ -52,9 +52,14 @@ RUN: Final = "run"
 
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
+ALERT_SENSOR: Final = "watch_sources"
+
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
 STORAGE_PLAN_LASTS: Final = "storage_plan_lasts"
+NO_CHUNK_IS_PARKED: Final = "no_chunk_is_parked"
+SOURCE_KEEPS_UP: Final = "source_keeps_up"
+FEW_OBJECTS_ARE_SKIPPED: Final = "few_objects_are_skipped"
 
 
 def identifier(source: str) -> str:

@@ -1,12 +1,13 @@
 """How far the chunks of sources are, and how fast they get there: sums of what the ledger recorded, nothing estimated."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Final
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 
@@ -17,7 +18,8 @@ _STATES: Final = text(
     """
     SELECT sources.name AS source, state, count(*) AS chunks,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
-        sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes
+        sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
+        max(updated_at) AS moved_at, sum(attempts) AS attempts
     FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(:sources) GROUP BY sources.name, state
     """
 )
@@ -34,20 +36,62 @@ _RECENT: Final = text(
     FROM recent GROUP BY source
     """
 )
+# The oldest chunk under way is the first by its id: see `launchable`.
+_UNDER_WAY: Final = ", ".join(f"'{state}'" for state in UNDER_WAY)
+_FACTS: Final = text(
+    f"""
+    SELECT sources.name AS source,
+        (SELECT created_at FROM caf_files WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, 0)
+            AND caf_files.source_id <= sources.source_id AND state IN ({_UNDER_WAY})
+            ORDER BY caf_files.source_id, caf_file_id LIMIT 1) AS oldest_planned_at,
+        (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id AND reason <> 'waiting')
+            AS skipped_objects,
+        (SELECT max(taken_at) FROM inventories WHERE inventories.source_id = sources.source_id AND after_key = ''
+            AND until_key IS NULL) AS inventory_at,
+        (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
+        (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
+        (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart
+    FROM sources WHERE sources.name = ANY(:sources)
+    """
+)
+_COPIES: Final = text(
+    """
+    SELECT sources.name AS source, CASE WHEN fault <> '' THEN 'faulty' WHEN listed THEN 'listed' ELSE 'unlisted' END AS status,
+        count(*) AS copies
+    FROM copies JOIN caf_files USING (caf_file_id) JOIN sources USING (source_id)
+    WHERE sources.name = ANY(:sources) AND state IN ('located', 'damaged') GROUP BY 1, 2
+    """
+)
+_UNKNOWN: Final[dict[str, Any]] = {
+    "oldest_planned_at": None,
+    "skipped_objects": 0,
+    "inventory_at": None,
+    "noticed_at": None,
+    "noticed_keys": 0,
+    "messages_set_apart": 0,
+}
 
 
 class Progress(LedgerPart):
     """Sums over the chunks of sources."""
 
     def progress(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
-        """Return how far each of these sources is, all at one moment, in the order asked for."""
+        """Return how far each of these sources is, all at one moment, in the order asked for.
+
+        Reads the rows of their chunks, some 0.1 s for 10^5.
+        """
         states: defaultdict[str, dict[ChunkState, ChunkSums]] = defaultdict(dict)
+        moved: dict[str, datetime] = {}
+        attempts: Counter[str] = Counter()
         with self._database.transaction() as connection:
             at = connection.execute(text("SELECT now()")).scalar_one()
             for row in connection.execute(_STATES, {"sources": list(sources)}):
                 states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
+                attempts[row.source] += int(row.attempts)
+                moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             facts = {"sources": list(sources), "window": WINDOW_SECONDS}
             recent = {row.source: row for row in connection.execute(_RECENT, facts)}
+            known = {row.pop("source"): row for row in map(Row._asdict, connection.execute(_FACTS, facts))}
         return [
             SourceProgress(
                 source=source,
@@ -57,6 +101,14 @@ class Progress(LedgerPart):
                 recent=ChunkSums(recent[source].chunks, int(recent[source].objects), int(recent[source].size_bytes))
                 if source in recent
                 else ChunkSums(),
+                moved_at=moved.get(source),
+                attempts=attempts[source],
+                **known.get(source, _UNKNOWN),
             )
             for source in sources
         ]
+
+    def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
+        """Return how many copies of archived chunks there are, by source and as last looked at: listed, unlisted or faulty."""
+        with self._database.transaction() as connection:
+            return {(row.source, row.status): row.copies for row in connection.execute(_COPIES, {"sources": list(sources)})}

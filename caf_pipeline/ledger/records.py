@@ -559,6 +559,12 @@ class SourceProgress:
         states: sums by state: of what is archived the members, of what is not what was planned. States without chunks are absent.
         window_seconds: from the first chunk that was located in the last hour until `at`; 0 where none was.
         recent: what was located in that time, after that first chunk.
+        moved_at: when the state of any chunk was last changed; None where there is none.
+        attempts: how often packing a chunk was begun.
+        oldest_planned_at: when the oldest chunk under way was planned; None where none is under way.
+        skipped_objects: those that wait for a larger chunk not among them.
+        inventory_at: when the latest whole inventory that is planned was taken.
+        noticed_at: since when the first of `noticed_keys` waits to be listed.
     """
 
     source: str
@@ -566,6 +572,14 @@ class SourceProgress:
     states: Mapping[ChunkState, ChunkSums]
     window_seconds: float
     recent: ChunkSums
+    moved_at: datetime | None
+    attempts: int
+    oldest_planned_at: datetime | None
+    skipped_objects: int
+    inventory_at: datetime | None
+    noticed_at: datetime | None
+    noticed_keys: int
+    messages_set_apart: int
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""

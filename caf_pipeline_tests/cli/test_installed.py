@@ -38,6 +38,7 @@ COMMANDS = {
     "status": ("status",),
     "runs": ("runs",),
     "queue": ("queue", "src"),
+    "metrics": ("metrics",),
     "unpark": ("unpark", "src-00000000-00001"),
     "withdraw": ("withdraw", "src-00000000-00001"),
     "safe-to-delete": ("safe-to-delete", "src"),
@@ -78,6 +79,7 @@ SAID = {
     "status": b"located",
     "runs": b"success",
     "queue": b"no message",
+    "metrics": b"# EOF",
     "plans": b"located",
     "list": b"folder/file",
 }

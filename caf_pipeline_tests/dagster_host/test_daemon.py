@@ -8,6 +8,8 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, S3_POOL
+from caf_pipeline_tests.defs.test_alerting import reported_checks
+from caf_pipeline_tests.defs.test_event_queue import Queue
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -63,3 +65,23 @@ def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline,
     assert len(runs) == len(chunks)  # the sensor that launches chunks has left them to the backfill
     log = pipeline.instance.all_logs(runs[0].run_id)
     assert any("Executing steps in process" in (entry.user_message or "") for entry in log)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
+def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_killed_in_between(pipeline, tmp_path):
+    queue = Queue(pipeline)
+    queue.notify()
+    environment = settings_of(pipeline, tmp_path)
+    described = (tmp_path / "caf.toml").read_text()
+    watched = described.replace("watch_interval_seconds = 0", f'watch_interval_seconds = 2\nqueue = "{queue.url}"')
+    (tmp_path / "caf.toml").write_text(watched)
+    impatient_home(pipeline.settings)
+    pipeline.put(7, prefix="first")
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.chunks() != [])
+    pipeline.put(7, prefix="second")
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.ledger.account("my-source").located_objects == 14)
+        wait_for(lambda: queue.left() == 0 and queue.noticed() == [])
+        wait_for(lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"})  # of the sensor that sends alerts

@@ -31,6 +31,9 @@ from caf_pipeline_tests.support.s3_server import s3_error
 NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
 
 
+NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
+
+
 def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
     return Workplace("src", described, objects, None, NO_LEDGER, this_process("run-1"), waits=waits or Waits())

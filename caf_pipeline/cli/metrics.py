@@ -1,0 +1,156 @@
+"""`caf metrics`: the ledger's sums as OpenMetrics, printed or served. Nothing is counted in a process: a crash loses no count."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.errors import CafError, UsageError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from caf_pipeline.ledger.postgres import Ledger
+
+PATH: Final = "/metrics"
+
+
+def metrics(
+    serve: Annotated[
+        str, typer.Option("--serve", metavar="HOST:PORT", help="Answer GET /metrics there until it is interrupted.")
+    ] = "",
+) -> None:
+    r"""Print what the ledger has of each source as OpenMetrics, for Prometheus and whatever reads its format.
+
+    Chunks, objects and bytes by state, skipped objects, copies, attempts, the oldest chunk under way, the last change and the
+    last whole inventory, keys that events named, a pause. The ledger is asked for each number when it is shown, so that it is
+    right also after a crash, and the same on every machine. deploy/grafana has a dashboard.
+
+    With --serve a scrape while the database is away is answered with status 503. Everybody who reaches HOST:PORT can read the
+    names of the sources and these numbers; nothing else is shown.
+
+    \b
+    Examples:
+      caf metrics > /var/lib/node_exporter/caf.prom
+      caf metrics --serve 127.0.0.1:9180
+
+    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed; 130 interrupted, which ends
+    --serve.
+    """
+    with opened_ledger(load_settings()) as ledger:
+        if serve:
+            _serve(*_host_and_port(serve), lambda: render(ledger))
+        else:
+            sys.stdout.write(render(ledger).decode())
+
+
+def render(ledger: "Ledger") -> bytes:
+    """Return all metrics, as OpenMetrics text."""
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415  loaded by the command that uses it
+    from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415
+    from prometheus_client.registry import Collector  # noqa: PLC0415
+
+    class OfLedger(Collector):
+        def collect(self) -> "Iterable[Metric]":
+            return families(ledger)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(OfLedger())
+    found: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
+    return found
+
+
+def families(ledger: "Ledger") -> "Iterator[Metric]":
+    """Yield every metric with its samples."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    sources = ledger.sources()
+    found = ledger.progress(sources)
+    chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
+    objects = GaugeMetricFamily("caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"])
+    sizes = GaugeMetricFamily("caf_object_bytes", "Bytes of objects in chunks, by the chunk's state.", labels=["source", "state"])
+    for one in found:
+        for state, sums in sorted(one.states.items()):
+            chunks.add_metric([one.source, state], sums.chunks)
+            objects.add_metric([one.source, state], sums.objects)
+            sizes.add_metric([one.source, state], sums.size_bytes)
+    yield from (chunks, objects, sizes)
+
+    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> "Metric":
+        family = GaugeMetricFamily(name, said, labels=["source"])
+        for one in found:
+            if (number := value(one)) is not None:
+                family.add_metric([one.source], number.timestamp() if isinstance(number, datetime) else number)
+        return family
+
+    yield gauge(
+        "caf_skipped_objects", "Objects that were skipped, with their reason in the ledger.", lambda one: one.skipped_objects
+    )
+    yield gauge("caf_noticed_keys", "Keys that events named and no inventory has listed since.", lambda one: one.noticed_keys)
+    yield gauge("caf_messages_set_apart", "Messages of the source's queue that are no event.", lambda one: one.messages_set_apart)
+    oldest = "When the oldest chunk under way was planned; absent where none is."
+    yield gauge("caf_oldest_pending_timestamp_seconds", oldest, lambda one: one.oldest_planned_at)
+    yield gauge("caf_last_change_timestamp_seconds", "When a chunk last changed its state.", lambda one: one.moved_at)
+    inventory = "When the last whole inventory that is planned was taken."
+    yield gauge("caf_last_inventory_timestamp_seconds", inventory, lambda one: one.inventory_at)
+    attempts = CounterMetricFamily("caf_packing_attempts", "How often packing a chunk was begun.", labels=["source"])
+    for one in found:
+        attempts.add_metric([one.source], one.attempts)
+    yield attempts
+    copies = GaugeMetricFamily("caf_copies", "Copies of archived chunks, as last looked at.", labels=["source", "status"])
+    for (source, status), count in sorted(ledger.copy_counts(sources).items()):
+        copies.add_metric([source, status], count)
+    yield copies
+    paused = bool(ledger.controls().orders().paused)
+    yield GaugeMetricFamily("caf_paused", "Whether an operator has everything paused.", value=int(paused))
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    with suppress(ValueError):
+        if host and 0 <= int(port) < 1 << 16:
+            return host.strip("[]"), int(port)
+    raise UsageError(f"{text!r} is no HOST:PORT.", hint="For example 127.0.0.1:9180.")
+
+
+def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:
+    """Answer scrapes until it is interrupted; says on standard error where it listens."""
+    from socketserver import ThreadingMixIn  # noqa: PLC0415
+    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server  # noqa: PLC0415
+
+    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST  # noqa: PLC0415
+
+    from caf_pipeline.cli.terminal import note  # noqa: PLC0415
+
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+
+    class Handler(WSGIRequestHandler):
+        timeout = 30  # seconds for a request: who connects and says nothing holds a thread
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401 - as the base has it
+            """Say nothing of each scrape."""
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
+        status, kind, body = "200 OK", CONTENT_TYPE_LATEST, b""
+        if environ["PATH_INFO"] != PATH:
+            status, kind, body = "404 Not Found", "text/plain", f"it is {PATH}\n".encode()
+        else:
+            try:
+                body = render()
+            except CafError as error:
+                status, kind, body = "503 Service Unavailable", "text/plain; charset=utf-8", f"{error}\n".encode()
+        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
+
+    try:
+        server = make_server(host, port, answer, server_class=Server, handler_class=Handler)
+    except OSError as error:
+        raise UsageError(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
+    with server:
+        note(f"metrics at http://{host}:{server.server_port}{PATH}")
+        server.serve_forever()

@@ -1,0 +1,88 @@
+"""What an operator is to know of a source: conditions that last until somebody or something ends them, from the ledger alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.ledger.records import SourceProgress
+from caf_pipeline.settings import AlertSettings, SourceSettings
+from caf_pipeline.steps.planning import MAX_REPORT_AGE
+from caf_pipeline.system.quantities import counted
+
+
+class ConditionKind(StrEnum):
+    """The kinds, by the names that alerts have. At most one of each is so of a source."""
+
+    PARKED = "parked"
+    STALLED = "stalled"
+    LATE = "late"
+    NO_INVENTORY = "no_inventory"
+    UNLISTED_EVENTS = "unlisted_events"
+    MESSAGES_SET_APART = "messages_set_apart"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that is so of a source and should not be.
+
+    Attributes:
+        severe: nothing ends it by itself.
+        sentence: what is so.
+        hint: what to do.
+    """
+
+    kind: ConditionKind
+    severe: bool
+    sentence: str
+    hint: str
+
+
+def find_conditions(
+    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool
+) -> Iterator[Condition]:
+    """Yield what is so of a source; while everything is paused, nothing that the pause explains."""
+    name, late = progress.source, timedelta(seconds=alerts.late_after)
+    if parked := progress.sums([ChunkState.PARKED]).chunks:
+        hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"
+        yield Condition(ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint)
+    if not paused:
+        yield from _delays(progress, settings, alerts)
+    if progress.noticed_at and progress.at - progress.noticed_at > late and not paused:
+        keys = counted(progress.noticed_keys, "key")
+        said = f"{keys} of {name} named by events and not listed since, the first {_ago(progress.noticed_at, progress)}"
+        hint = f"see the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
+        yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
+    if progress.messages_set_apart:
+        said = f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart"
+        yield Condition(ConditionKind.MESSAGES_SET_APART, False, said, f"`caf queue {name}` shows why")
+    objects = progress.skipped_objects + progress.sums([*IN_GOOD_STANDING, *CLAIMING]).objects
+    if progress.skipped_objects > objects * alerts.skipped_share:
+        said = f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped"
+        hint = f"`caf status {name}` has the reasons; most are tried again by themselves"
+        yield Condition(ConditionKind.SKIPPED, False, said, hint)
+
+
+def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings) -> Iterator[Condition]:
+    name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
+    moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
+    late = timedelta(seconds=alerts.late_after)
+    if oldest and moved and progress.at - moved > timedelta(seconds=alerts.stalled_after):
+        said = f"nothing moves of {name}: {under_way} under way, and the last change of any was {_ago(moved, progress)}"
+        hint = f"`caf runs {name}` shows what runs and why runs failed; see that Dagster's daemon and its sensors run"
+        yield Condition(ConditionKind.STALLED, True, said, hint)
+    if oldest and progress.at - oldest > timedelta(seconds=settings.max_wait) + late:
+        said = f"{name} is late: {under_way} under way, of which the oldest was planned {_ago(oldest, progress)}"
+        hint = f"`caf status {name} --watch` says how long it takes; raise runs.max_in_flight, or alerts.late_after"
+        yield Condition(ConditionKind.LATE, False, said, hint)
+    if inventory and progress.at - inventory > (max(late, MAX_REPORT_AGE) if settings.inventory else late):
+        said = f"the last whole inventory of {name} that was planned is of {_ago(inventory, progress)}"
+        hint = f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
+        yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
+
+
+def _ago(moment: datetime, progress: SourceProgress) -> str:
+    hours = (progress.at - moment).total_seconds() / 3600
+    return f"{hours:.0f} hours ago" if hours < 48 else f"{hours / 24:.0f} days ago"

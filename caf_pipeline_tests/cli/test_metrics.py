@@ -1,0 +1,96 @@
+"""`caf metrics`: what Prometheus's own parser reads is what the ledger has; the dashboard asks for nothing else."""
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from sqlalchemy import text
+
+from caf_pipeline.cli.metrics import render
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    for number in range(3):
+        new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
+    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"})
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    archive_source(caf)
+    return caf
+
+
+def samples(page: str) -> dict[tuple[str, ...], float]:
+    """What a page of OpenMetrics has, by name and labels."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+    }
+
+
+def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
+    with ledger._database.transaction() as connection:
+        first = "(SELECT min(caf_file_id) FROM caf_files)"
+        connection.execute(text(f"UPDATE caf_files SET state = 'packing', attempts = 4 WHERE caf_file_id = {first}"))
+    ledger.controls().order("paused", "a test")
+    found = samples(caf("metrics").out.decode())
+    assert found["caf_chunks", "src", "located"] == 2
+    assert found["caf_chunks", "src", "packing"] == 1
+    assert found["caf_object_bytes", "src", "located"] == 1_400_000
+    assert found["caf_objects", "src", "packing"] == 1
+    assert found["caf_packing_attempts_total", "src"] == 6
+    assert found["caf_skipped_objects", "src"] == 0
+    assert found["caf_paused",] == 1
+    (progress,) = ledger.progress(["src"])
+    assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(progress.oldest_planned_at.timestamp())
+    assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(progress.inventory_at.timestamp())
+    assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
+
+
+def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away(caf, ledger):
+    serving = caf.start("metrics", "--serve", "127.0.0.1:0")
+    address = re.search(rb"http://\S+", serving.stderr.readline())[0].decode()
+    with urllib.request.urlopen(address) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert samples(answer.read().decode()) == samples(caf("metrics").out.decode())
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(address.removesuffix("metrics"))
+    with ledger._database.transaction() as connection:
+        connection.execute(text("ALTER TABLE sources RENAME TO hidden"))
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(address)
+    with ledger._database.transaction() as connection:
+        connection.execute(text("ALTER TABLE hidden RENAME TO sources"))
+    with urllib.request.urlopen(address) as answer:
+        assert answer.status == 200
+    serving.send_signal(signal.SIGINT)
+    _, said = serving.communicate()
+    assert (serving.returncode, said.count(b"\n")) == (130, 1)
+
+
+@pytest.mark.parametrize("where", ["9180", "localhost:", "localhost:x", "localhost:70000", "192.0.2.1:9180"])
+def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, where):
+    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url})
+    caf.settings(source_text("http://127.0.0.1:1", "b"))
+    assert caf("metrics", "--serve", where).status == 2
+
+
+def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledger):
+    there = {name[0] for name in samples(render(ledger).decode())} | {"caf_oldest_pending_timestamp_seconds"}
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    named = set(re.findall(r"caf_\w+", " ".join(asked)))
+    assert named == there
+    from caf_pipeline.chunk_state import ChunkState
+
+    states = {state for several in re.findall(r'state=~?"([^"]+)"', " ".join(asked)) for state in several.split("|")}
+    assert states <= set(ChunkState)

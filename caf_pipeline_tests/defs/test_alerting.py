@@ -1,0 +1,205 @@
+"""Alerts: what is so of a source is told once, to real servers; what could not be sent is sent again."""
+
+import json
+import logging
+import socketserver
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from dagster import AssetCheckKey, AssetKey
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from caf_pipeline.defs.alerting import due_alerts
+from caf_pipeline.errors import AlertNotSent
+from caf_pipeline.settings import AlertSettings
+from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
+from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+SENSOR = "watch_sources"
+
+
+class Webhook(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *_) -> None:
+        """Say nothing."""
+
+
+class Smtp(socketserver.StreamRequestHandler):
+    """Takes every e-mail, as RFC 5321 has it; the envelope and the text are kept."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        while line := self.rfile.readline():
+            word = line[:4].upper()
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                while (line := self.rfile.readline()) != b".\r\n":
+                    self.server.got.append(line.decode().rstrip("\r\n"))
+            elif word in (b"MAIL", b"RCPT"):
+                self.server.got.append(line.decode().strip())
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            if word == b"QUIT":
+                return
+
+
+def serving(server) -> Iterator[object]:
+    server.got, server.status = [], 204
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def webhook():
+    yield from serving(HTTPServer(("127.0.0.1", 0), Webhook))
+
+
+@pytest.fixture
+def mail_server():
+    yield from serving(socketserver.TCPServer(("127.0.0.1", 0), Smtp))
+
+
+def told(pipeline, **alerts):
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"alerts": AlertSettings(**alerts)}))
+
+
+@pytest.fixture
+def parked(pipeline):
+    """A source with a parked chunk."""
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    chunk_steps.park(pipeline.workplace(), chunk, "failed too often")
+    return pipeline, chunk
+
+
+def reported_checks(pipeline) -> dict[str, str]:
+    names = ("no_chunk_is_parked", "source_keeps_up", "few_objects_are_skipped")
+    keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
+    found = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys.values()))
+    return {name: found[key].status.value for name, key in keys.items() if key in found}
+
+
+def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end(parked, webhook, mail_server):
+    pipeline, chunk = parked
+    url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
+    addresses = {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
+    port = mail_server.server_address[1]
+    pipeline = told(pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses)
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert tick.skip_message == "1 condition in 1 source; 1 alert sent to the webhook and ops@example.org."
+    (body,) = webhook.got
+    assert body["alerts"] == [
+        {"source": SOURCE, "condition": "parked", "status": "begun", "severity": "error", "text": body["text"]}
+    ]
+    assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source` says why")
+    assert "rcpt TO:<ops@example.org>" in mail_server.got
+    assert any(line.startswith("1 chunk of my-source parked") for line in mail_server.got)
+    assert reported_checks(pipeline) == {
+        "no_chunk_is_parked": "FAILED",
+        "source_keeps_up": "SUCCEEDED",
+        "few_objects_are_skipped": "SUCCEEDED",
+    }
+
+    again = evaluate_tick(pipeline, SENSOR, tick.cursor)
+    assert again.skip_message == "1 condition in 1 source; nothing to send."
+    assert again.cursor == tick.cursor
+    chunk_steps.unpark(pipeline.workplace(), chunk)
+    evaluate_tick(pipeline, SENSOR, again.cursor)
+    assert [one["status"] for one in webhook.got[-1]["alerts"]] == ["ended"]
+    assert len(webhook.got) == 2
+    assert reported_checks(pipeline)["no_chunk_is_parked"] == "SUCCEEDED"
+
+
+def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(parked, webhook, caplog):
+    pipeline, _ = parked
+    caplog.set_level(logging.INFO)
+    webhook.status = 500
+    url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
+    with pytest.raises(AlertNotSent, match=r"the webhook at 127\.0\.0\.1 answers with HTTP status 500") as refused:
+        evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
+    away = SecretStr(f"http://127.0.0.1:{free_port()}/services/T0/secret")
+    with pytest.raises(AlertNotSent, match=r"the webhook at 127\.0\.0\.1 gives no answer") as gone:
+        evaluate_tick(told(pipeline, webhook=away), SENSOR)
+    for error in (refused, gone):
+        assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"
+    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"  # the page has it, whoever is away
+    with pytest.raises(AlertNotSent, match=r"the mail server 127\.0\.0\.1:"):
+        evaluate_tick(told(pipeline, mail_to=("a@b",), smtp_host="127.0.0.1", smtp_port=free_port()), SENSOR)
+    webhook.status = 200
+    evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
+    assert webhook.got[-1]["alerts"][0]["status"] == "begun"
+    assert "secret" not in caplog.text
+
+
+def test_where_nobody_is_named_the_checks_still_tell(parked):
+    pipeline, _ = parked
+    assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] names nobody to send it to."
+    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
+    records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
+    evaluate_tick(pipeline, SENSOR)
+    assert (len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)) == records
+
+
+def kinds(pipeline, *, paused: bool = False, **changes) -> set[str]:
+    its = pipeline.settings.sources[SOURCE]
+    alerts = AlertSettings(**changes)
+    return {one.kind.value for one in find_conditions(pipeline.ledger.progress([SOURCE])[0], its, alerts, paused=paused)}
+
+
+def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_explains_delays(pipeline):
+    assert kinds(pipeline) == set()  # nothing was planned yet
+    pipeline.put(12)
+    chunk, _ = pipeline.plan()
+    assert kinds(pipeline) == set()
+    with pipeline.ledger._database.transaction() as connection:
+        ages = {"caf_files": "updated_at = now() - interval '7 hours', created_at = now() - interval '10 days'"}
+        ages["inventories"] = "taken_at = now() - interval '3 days'"
+        for table, change in ages.items():
+            connection.execute(text(f"UPDATE {table} SET {change}"))
+    event = QueueMessage("m", "", b"?", [ObjectEvent(b"k", "")], "it is not JSON")
+    pipeline.ledger.take_messages(SOURCE, [event])
+    assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
+    assert kinds(pipeline, paused=True) == {"messages_set_apart"}
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute(text("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'"))
+    chunk_steps.park(pipeline.workplace(), chunk, "why")  # something moves again
+    assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
+
+    pipeline.bucket.delete("key-011")
+    (other,) = [name for name in pipeline.chunks() if name != chunk]
+    assert pipeline.execute("archive_my_source", partition_key=other).success
+    assert "skipped" in kinds(pipeline)
+    assert "skipped" not in kinds(pipeline, skipped_share=0.5)
+    assert "late" not in kinds(pipeline)
+
+
+def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
+    parked = {"a": [Condition(ConditionKind.PARKED, True, "said", "hint")]}
+    now = datetime.now(UTC)
+    first, then = due_alerts(parked, {}, now, AlertSettings())
+    assert [one.status for one in first] == ["begun"]
+    later = now + timedelta(hours=25)
+    assert due_alerts(parked, then, now + timedelta(hours=23), AlertSettings()) == ([], then)
+    again, after = due_alerts(parked, then, later, AlertSettings())
+    assert [one.status for one in again] == ["goes on"]
+    assert after == {"a": {"parked": later.isoformat()}}
+    assert due_alerts(parked, then, later, AlertSettings(repeat_after=0)) == ([], then)
+    assert due_alerts({}, then, later, AlertSettings()) == ([], {})  # a source that is gone from the settings
