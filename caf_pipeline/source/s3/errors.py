@@ -219,8 +219,10 @@ class Asking:
 
     def attempt(self, call: Callable[[], T]) -> T:
         """Return what `call` does as `retried` does, and say where an answer is waited for."""
-        with self.waiting(UNANSWERED_SECONDS):
-            return self.retried(call)
+        with self.waiting(UNANSWERED_SECONDS) as wait:
+            answer = self.retried(call)
+            wait.moved()  # other threads may wait by the same words, of which one is always there
+            return answer
 
     def retried(self, call: Callable[[], T]) -> T:
         """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
