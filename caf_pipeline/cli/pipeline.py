@@ -1,5 +1,6 @@
 """Commands on the archive itself: run, get, status, and what an operator does with a chunk."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +15,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import SkipReason, versions_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from caf_pipeline.ledger.records import Chunk, Location, RunWait, SourceAccount
 
@@ -86,7 +87,7 @@ def run(  # noqa: PLR0917 - the command line's options
     return status
 
 
-def get(
+def get(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The object's key in S3, prefix included.")],
     output: Annotated[
@@ -96,6 +97,9 @@ def get(
         str | None, typer.Option("--object-version", metavar="V", help="A version id, instead of the current one.")
     ] = None,
     as_of: AsOfOption = "",
+    member: Annotated[
+        str | None, typer.Option("--member", metavar="NAME", help="One file of the object, which is a .tar.co.")
+    ] = None,
 ) -> None:
     r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
 
@@ -109,17 +113,21 @@ def get(
     With --as-of it is what is archived of the key that was last modified latest up to TIME, or that an inventory up to TIME found
     current; a line on standard error says where it is known that S3 had something else then, or nothing.
 
+    With --member the object is a tar archive with its cotar index, and one file of it is given. Of an object of more than 8 MiB
+    only the index and that file are read, and compared with the tar's own header; such a part has no SHA-256.
+
     \b
     Examples:
       caf get demo packages/rich/py.typed -o py.typed
       caf get demo python/python3.11/this.py | python3
       caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
+      caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
-    Exit status: 0 verified; 2 FILE cannot be written, or TIME is none; 3 a setting is wrong or there is no such source; 6 the
-    database or 7 the store failed; 9 all that is to be had has other bytes; 11 the object, or this version of it, is not
-    archived.
+    Exit status: 0 verified; 2 FILE cannot be written, or TIME is none; 3 a setting is wrong or there is no such source; 4 the
+    object has no cotar index or no such file; 6 the database or 7 the store failed; 9 all that is to be had has other bytes; 11
+    the object, or this version of it, is not archived.
     """
-    from caf_pipeline.retrieval.reader import fetch, save  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.reader import fetch, save, write_whole  # noqa: PLC0415  loaded by the commands that use it
 
     moment = parse_time(as_of) if as_of else None
     settings = load_settings()
@@ -127,12 +135,26 @@ def get(
         found = fetch(ledger, store, source, key, version, as_of=moment)
         if said := _not_current(key, found.location):
             note(said)
-        if output:
+        if member is not None:
+            from caf_pipeline.cli.cotar import opened_cotar  # noqa: PLC0415  likewise
+            from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
+
+            with opened_cotar(ObjectRanges(found)) as tar:
+                pieces = tar.pieces(os.fsencode(member))
+                if output:
+                    write_whole(output, lambda file: file.writelines(pieces))
+                    return
+                _print_pieces(pieces)
+        elif output:
             save(found, output)
-            return
-        for piece in found.pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        else:
+            _print_pieces(found.pieces)
+
+
+def _print_pieces(pieces: "Iterable[bytes]") -> None:
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 def status(

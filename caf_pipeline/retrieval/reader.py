@@ -6,7 +6,7 @@ Source: promise 5 in docs/design.md.
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -198,9 +198,18 @@ def save(found: Found, path: Path) -> None:
     Raises:
         As `Found.write_to`; nothing was written. UsageError: the path cannot be written.
     """
+    write_whole(path, found.write_to)
+
+
+def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Let `fill` write a file, which appears at `path` only when it is whole.
+
+    Raises:
+        As `fill`; nothing was written. UsageError: the path cannot be written.
+    """
     try:
         with WholeFile(path) as whole:
-            found.write_to(whole.file)
+            fill(whole.file)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists, where there is room"

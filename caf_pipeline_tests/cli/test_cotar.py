@@ -12,10 +12,16 @@ import pytest
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.cli import main
 from caf_pipeline.formats.cotar import hash_of
+from caf_pipeline.formats.cotar_builder import index_of
+from caf_pipeline.formats.tar import files_of, walk
+from caf_pipeline.retrieval.object_ranges import ObjectRanges
+from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.formats.test_cotar import SAME, vector
 from caf_pipeline_tests.formats.test_tar import LONG, info, made
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges
 from caf_pipeline_tests.support.range_server import Site, serving
+from caf_pipeline_tests.support.s3_server import make_bucket
 
 BODIES = {"a": b"1" * 700, "b/ü": b"2", LONG: b"3" * 512, "empty": b"", "tiles/1/2.pbf": bytes(range(256)) * 9}
 LARGE = BODIES | {"large": bytes(range(256)) * 1200, "larger": b"x" * (17 << 20), "small": b"1"}
@@ -279,6 +285,48 @@ def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, argum
     assert main(["convert", *arguments]) == status
     assert said in capsys.readouterr().err
     assert set(os.listdir(here)) == before
+
+
+# --- archived objects ----------------------------------------------------------------------------------------------
+
+BEHIND = bytes(9 << 20)
+"""So much that an object with it is not read as a whole."""
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory, s3_server):
+    caf = CommandLine(tmp_path_factory.mktemp("archive"), KEYS)
+    bucket = make_bucket(s3_server)
+    for name, bodies in {"small.tar.co": BODIES, "large.tar.co": MANY | {"large": BEHIND}}.items():
+        tar = made(bodies.items())
+        files = files_of(walk(lambda start, end, tar=tar: tar[start:end], len(tar))).files
+        bucket.put(name, tar + index_of(files))
+    bucket.put("plain.tar", made(BODIES.items()))
+    caf.settings(source_text(s3_server, bucket.name))
+    archive_source(caf)
+    return caf
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "reads"), [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)]
+)
+def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(archive, monkeypatch, key, name, reads):
+    asked = []
+    stream = ObjectRanges.stream
+    monkeypatch.setattr(ObjectRanges, "stream", lambda self, *range_: asked.append(range_) or stream(self, *range_))
+    body = (BODIES | MANY | {"large": BEHIND})[name]
+    done = archive("get", "src", key, "--member", name)
+    assert (done.status, done.err, done.out) == (0, "", body)
+    assert len(asked) <= reads
+    assert sum(end - start for start, end, _ in asked) <= len(body) + 80_000
+    assert archive("get", "src", key, "--member", name, "-o", "file").status == 0
+    assert (archive.folder / "file").read_bytes() == body
+
+
+@pytest.mark.parametrize(("key", "name"), [("small.tar.co", "nope"), ("plain.tar", "a")])
+def test_a_file_that_an_archived_object_does_not_have_is_told(archive, key, name):
+    one_sentence(archive("get", "src", key, "--member", name, "-o", "nothing"), 4)
+    assert not (archive.folder / "nothing").exists()
 
 
 # --- the real packages ---------------------------------------------------------------------------------------------
