@@ -62,8 +62,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     if json:
         print_json(_as_json(archive, file_size, records))
         return
-    for line in _lines(archive, records):
-        print(line)
+    print("\n".join(_lines(archive, records)))
 
 
 def _count_records(archive: "ArchiveMetadata", ranges: "FileRanges", file_size: int) -> int:

@@ -123,17 +123,11 @@ class InputRange(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fields(self) -> Mapping[str, object]:
-        """What `f` says in text, whole and finite numbers, booleans and None; clp-s writes three of them.
+        """What `f` says in text, whole and finite numbers, booleans and None; a text that is not UTF-8 has lone surrogates.
 
-        They are `_filename`, `_file_split_number` and `_archive_creator_id`. A text that is not UTF-8 has lone surrogates.
-        Raises MalformedArchive where the name of a field is not UTF-8.
+        clp-s writes `_filename`, `_file_split_number` and `_archive_creator_id`.
         """
-        try:
-            return _PLAIN_FIELDS.decode(self.f)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raw = _decode(self.f, dict[str, msgspec.Raw], "the fields of an input")
-            values = ((name, _scalar(value)) for name, value in raw.items())
-            return {name: value for name, value in values if value is not ...}
+        return _fields_of(self.f)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,11 +337,11 @@ class _Packets:
         self._count(_array_length(packet))
         inputs = _decode(packet, list[InputRange], "RangeIndex")
         for one in inputs:
-            fields = memoryview(one.f)
-            if not 0 <= one.s <= one.e or not (fields[0] & 0xF0 == 0x80 or fields[0] in (0xDE, 0xDF)):
-                raise MalformedArchive(f"an input has the records {one.s} to {one.e}, or fields that are no map.")
-            if len(fields) > _MAX_FIELDS_BYTES:
-                raise ArchiveLimitReached(f"the fields of an input have {len(fields)} bytes, more than {_MAX_FIELDS_BYTES}.")
+            if not 0 <= one.s <= one.e:
+                raise MalformedArchive(f"an input has the records {one.s} to {one.e}.")
+            if (size := memoryview(one.f).nbytes) > _MAX_FIELDS_BYTES:
+                raise ArchiveLimitReached(f"the fields of an input have {size} bytes, more than {_MAX_FIELDS_BYTES}.")
+            _fields_of(one.f)
         self.inputs += inputs
         self.has_range_index = True
 
@@ -383,7 +377,16 @@ def _decode(packet: Buffer, kind: type[Decoded], what: str) -> Decoded:
     try:
         return msgspec.msgpack.decode(packet, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the second pass
-        raise MalformedArchive(f"{what} in the metadata is damaged: {error}.") from error
+        raise MalformedArchive(f"in the metadata, {what} is damaged: {error}.") from error
+
+
+def _fields_of(raw: msgspec.Raw) -> Mapping[str, object]:
+    try:
+        return _PLAIN_FIELDS.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        values = _decode(raw, dict[str, msgspec.Raw], "what the RangeIndex says of an input")
+        plain = ((name, _scalar(value)) for name, value in values.items())
+        return {name: value for name, value in plain if value is not ...}
 
 
 def _array_length(packet: bytes) -> int:
