@@ -39,35 +39,41 @@ class RestoreBucket:
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`."""
-        yield from side_by_side(self._with_headers(listed), self._restore)
+        yield from side_by_side(self._prepared(listed), self._restore)
 
-    def _with_headers(self, listed: Iterable[Location]) -> Iterator[tuple[Location, ObjectHeaders | CafError]]:
-        """Yield each object with its headers, or why they are not had. A manifest is fetched once for many objects."""
+    def _prepared(self, listed: Iterable[Location]) -> Iterator[tuple[Location, ObjectHeaders | CafError, bool]]:
+        """Yield each object with its headers, or why they are not had, and whether it may be there already.
+
+        A manifest is fetched once for many objects, and one listing tells of many that they are not there.
+        """
         locations = iter(listed)
         while some := list(islice(locations, OBJECTS_AT_ONCE)):
             by_chunk = defaultdict(set)
             for one in some:
                 by_chunk[one.chunk].add((one.row.key, one.row.object_version))
             headers = {chunk: self._manifests.headers(chunk, wanted) for chunk, wanted in by_chunk.items()}
+            first = some[0].row.key
+            there = self._bucket.keys_between(first, some[-1].row.key)
             for one in some:
-                known = headers[one.chunk]
-                found = known if isinstance(known, CafError) else known.get((one.row.key, one.row.object_version))
-                yield one, found or IntegrityError(f"the manifest of chunk {one.chunk} does not have {one.row.key!r}")
+                known, key = headers[one.chunk], one.row.key
+                found = known if isinstance(known, CafError) else known.get((key, one.row.object_version))
+                missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have {key!r}")
+                yield one, found or missing, there is None or key == first or key in there
 
-    def _restore(self, given: tuple[Location, ObjectHeaders | CafError]) -> RestoredObject:
-        one, headers = given
-        place = self._bucket.place(one.row.key)
+    def _restore(self, given: tuple[Location, ObjectHeaders | CafError, bool]) -> RestoredObject:
+        one, headers, may_be_there = given
         try:
+            place = self._bucket.place(one.row.key)
             if isinstance(headers, CafError):
                 raise headers
-            return RestoredObject(one, self._outcome(one, headers), place)
+            return RestoredObject(one, self._outcome(one, headers, may_be_there), place)
         except (NotRestored, StoreError, IntegrityError) as error:
-            return RestoredObject(one, Outcome.FAILED, place, error)
+            return RestoredObject(one, Outcome.FAILED, error=error)
 
-    def _outcome(self, one: Location, headers: ObjectHeaders) -> Outcome:
+    def _outcome(self, one: Location, headers: ObjectHeaders, may_be_there: bool) -> Outcome:
         """Write an object that is not there; where another is written meanwhile, look again."""
-        for _ in range(2):
-            there = self._bucket.find(one.row.key)
+        for look in (may_be_there, True):
+            there = self._bucket.find(one.row.key) if look else None
             if there and self._is_equal(one, headers, there):
                 return Outcome.EQUAL
             if there and not self._force:

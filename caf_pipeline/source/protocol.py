@@ -5,7 +5,7 @@ Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementa
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -230,7 +230,14 @@ class ObjectTarget(Protocol):
     """
 
     def place(self, key: str) -> str:
-        """Return the key's address in the bucket, for people."""
+        """Return the key's address in the bucket, for people; raises NotRestored where it is too long to be one."""
+        ...
+
+    def keys_between(self, first: str, last: str) -> Collection[str] | None:
+        """Return the keys behind the first one up to and including the last that are there, by a few pages of a listing.
+
+        None where that does not tell: there are many more, the listing is not in the order of bytes, or it is forbidden.
+        """
         ...
 
     def find(self, key: str) -> ObjectThere | None:

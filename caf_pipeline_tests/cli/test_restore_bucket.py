@@ -133,6 +133,23 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, u
     assert objects(new_bucket) == {"a": b"another's", "a/b": b"2"}
 
 
+def test_what_a_listing_does_not_show_is_found_to_be_there_when_it_is_written(restore, new_bucket, unruly_s3):
+    """An object of another that is newer than the listing, and one that is equal."""
+    new_bucket.put(f"{PREFIX}some/key-05", b"another's")
+    assert restore(prefix="some/key-07").status == 0
+    unruly_s3.say(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", kind="listing")
+    done = restore("--json", prefix="some/", endpoint=unruly_s3.endpoint)
+    one_sentence(done, 1, "1 object of 20 were not restored")
+    assert (sums(done)["restored"], sums(done)["equal"], sums(done)["different"]) == (18, 1, 1)
+    assert objects(new_bucket)["some/key-05"] == b"another's"
+
+
+def test_a_listing_that_is_forbidden_is_done_without(restore, new_bucket, unruly_s3):
+    unruly_s3.fail(403, "AccessDenied", kind="listing")
+    assert restore(prefix="some/", endpoint=unruly_s3.endpoint).status == 0
+    assert len(objects(new_bucket)) == 20
+
+
 def test_a_dry_run_writes_nothing(restore, new_bucket):
     done = restore("--dry-run")
     assert (done.status, objects(new_bucket), len(done.out.splitlines())) == (1, {}, len(FITTING))

@@ -7,10 +7,11 @@ has its key. Source: "Checking object integrity" and "Conditional writes" in the
 import base64
 import binascii
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from botocore.exceptions import ClientError, ParamValidationError
@@ -49,8 +50,12 @@ MAX_PARTS: Final = 10_000
 
 MAX_KEY_BYTES: Final = 1024
 
+MAX_PAGES: Final = 8
+"""Of 1,000 keys, listed to learn which of some thousand are there: then a HEAD of each costs less."""
+
 _READ_BYTES: Final = 1 << 20
 _ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep a checksum only where this names it, too
+_NOT_TOLD: Final = (400, 403, 501)
 _TAKEN: Final = (409, 412)  # a write of the same key was under way; there is an object
 _PARAMETERS: Final = {
     "content_type": "ContentType",
@@ -100,7 +105,29 @@ class BucketTarget:
 
     def place(self, key: str) -> str:
         """See `ObjectTarget.place`."""
-        return self._at.of((self._prefix + key).encode())
+        return self._at.of(self._named(key)["Key"].encode())
+
+    def keys_between(self, first: str, last: str) -> Collection[str] | None:
+        """See `ObjectTarget.keys_between`."""
+        after, until = self._prefix + first, (self._prefix + last).encode()
+        found: list[str] = []
+        for _ in range(MAX_PAGES):
+            try:
+                asked = {"Bucket": self._bucket, "Prefix": self._prefix, "StartAfter": after}
+                page = self._asking.attempt(partial(self._client.list_objects_v2, **asked))
+            except ASKING_FAILED as error:
+                if isinstance(error, ClientError) and status_of(error) in _NOT_TOLD and not concerns_all(error, self._at):
+                    return None
+                self._refuse(error, first, "read")
+            for key in (one["Key"] for one in page.get("Contents", ())):
+                if key.encode() <= after.encode():
+                    return None
+                after = key
+                if key.encode() <= until:
+                    found.append(key.removeprefix(self._prefix))
+            if not page["IsTruncated"] or after.encode() >= until:
+                return frozenset(found)
+        return None
 
     def find(self, key: str) -> ObjectThere | None:
         """See `ObjectTarget.find`."""
