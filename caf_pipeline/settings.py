@@ -251,10 +251,12 @@ class ChunkRunSettings(_Section):
         max_in_flight: chunk runs of one source that the sensor keeps going at once.
         attempts: runs of one chunk that may fail before it is parked. Those do not count that ended since S3, the chain with its
             providers, or the database gave no answer.
+        keep_events_days: after which what a run's steps said is removed from Dagster's storage; 0: never.
     """
 
     max_in_flight: Whole = Field(default=4, ge=1, le=10_000)
     attempts: Whole = Field(default=5, ge=1, le=10_000)
+    keep_events_days: Whole = Field(default=30, ge=0, le=36_600)
 
 
 class AlertSettings(_Section):

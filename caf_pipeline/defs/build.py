@@ -12,6 +12,7 @@ from caf_pipeline.defs.alerting import alert_sensor
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
+from caf_pipeline.defs.pruning import prune_job, prune_schedule
 from caf_pipeline.defs.resources import build_resources
 from caf_pipeline.defs.restoring import restore_job
 from caf_pipeline.defs.schedules import source_schedules
@@ -37,13 +38,14 @@ def build_defs(
             *(each for its in jobs.values() for each in its),
             *(each for source, _ in sources for each in watching_jobs(source)),
             restore_job(),
+            prune_job(settings.runs.keep_events_days),
         ],
         sensors=[
             *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),
             *([launching_sensor(settings, (each for its in jobs.values() for each in its), tick_seconds)] if jobs else []),
             *([alert_sensor(settings, tick_seconds)] if jobs else []),
         ],
-        schedules=[each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal)],
+        schedules=[prune_schedule(), *(each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal))],
         resources=build_resources(settings) | dict(resource_overrides or {}),
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a
         # process for each op, which is fifty seconds a chunk.

@@ -50,8 +50,14 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.compute_log_manager import CapturedLogContext
 
+# `prune`: the event log's table, which has no public way to remove rows and keep the run. Else: leave the schedule out.
+from dagster._core.storage.event_log import SqlEventLogStorage
+
 # `sqlite_storage`: Dagster's storages on SQLite, for the name by which each makes engines. Else: leave them as they are.
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
+
+# With `SqlEventLogStorage`: a file for each run.
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.runs.sqlite import sqlite_run_storage

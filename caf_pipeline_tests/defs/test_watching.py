@@ -238,6 +238,7 @@ def test_on_jackal_the_watch_and_the_look_at_the_space_run_by_themselves():
         "reconcile_a_daily": running,
         "prove_a_hourly": running,
         "storage_plan_a_daily": running,
+        "prune_events_daily": running,
     }
 
 
@@ -245,6 +246,7 @@ def test_in_a_folder_there_is_no_space_to_look_at():
     assert schedules("directory") == {
         "reconcile_a_daily": DefaultScheduleStatus.RUNNING,
         "prove_a_hourly": DefaultScheduleStatus.STOPPED,
+        "prune_events_daily": DefaultScheduleStatus.RUNNING,
     }
 
 

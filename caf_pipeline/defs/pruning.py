@@ -1,0 +1,144 @@
+"""The schedule that keeps Dagster's event log small: of old runs it removes what their steps and processes said.
+
+A chunk's run leaves some forty events; of 100,000 chunks that is gigabytes, which the UI reads through. What a run is and how it
+ended, partitions, materializations, checks, and the failures of steps stay for ever: pages and sensors are made of them.
+Dagster purges ticks (`retention` in dagster.yaml), not events. Its UI deletes whole runs, with their materializations.
+Source: `SqlEventLogStorageTable` and `SqliteEventLogStorage` of Dagster 1.13.27.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from dagster import (
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    GraphDefinition,
+    JobDefinition,
+    Nothing,
+    OpExecutionContext,
+    Out,
+    Output,
+    RunsFilter,
+    ScheduleDefinition,
+    op,
+)
+from sqlalchemy import bindparam, text
+
+from caf_pipeline.defs.dagster_private import SqlEventLogStorage, SqliteEventLogStorage
+
+PRUNE_JOB: Final = "prune_events"
+
+CURSOR: Final = "caf/events_pruned_until"
+"""Where Dagster's storage keeps the time up to which runs were pruned, in ISO 8601."""
+
+PRUNED: Final = (
+    DagsterEventType.STEP_OUTPUT,
+    DagsterEventType.STEP_INPUT,
+    DagsterEventType.STEP_START,
+    DagsterEventType.STEP_SUCCESS,
+    DagsterEventType.STEP_SKIPPED,
+    DagsterEventType.STEP_WORKER_STARTING,
+    DagsterEventType.STEP_WORKER_STARTED,
+    DagsterEventType.STEP_UP_FOR_RETRY,
+    DagsterEventType.STEP_RESTARTED,
+    DagsterEventType.RESOURCE_INIT_STARTED,
+    DagsterEventType.RESOURCE_INIT_SUCCESS,
+    DagsterEventType.LOADED_INPUT,
+    DagsterEventType.HANDLED_OUTPUT,
+    DagsterEventType.ENGINE_EVENT,
+    DagsterEventType.LOGS_CAPTURED,
+)
+"""And lines of the log, which have no type. What Dagster adds in later versions is kept until it is named here."""
+
+_FINISHED: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
+_RUNS_AT_ONCE: Final = 500
+_TYPES: Final = [each.value for each in PRUNED]
+_DELETE: Final = text(
+    "DELETE FROM event_logs WHERE run_id IN :runs AND (dagster_event_type IN :types OR dagster_event_type IS NULL)"
+).bindparams(bindparam("runs", expanding=True), bindparam("types", _TYPES, expanding=True))
+_DELETE_IN_FILE: Final = (
+    f"DELETE FROM event_logs WHERE dagster_event_type IN ({','.join('?' * len(_TYPES))}) OR dagster_event_type IS NULL"
+)
+_BUSY_SECONDS: Final = 10
+
+
+def prune_job(days: int) -> JobDefinition:
+    """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
+
+    @op(name="prune_events", out=Out(Nothing))
+    def prune_events(context: OpExecutionContext) -> Output[None]:
+        if not days:
+            context.log.info("runs.keep_events_days is 0: all events are kept")
+            return Output(None)
+        runs, events = prune(context.instance, datetime.now(UTC) - timedelta(days=days))
+        return Output(None, metadata={"runs": runs, "events": events})
+
+    return GraphDefinition(name=PRUNE_JOB, node_defs=[prune_events]).to_job(
+        description="Remove from Dagster's storage what the steps of old runs said. Runs, partitions, materializations, checks "
+        "and failures stay. How old: `runs.keep_events_days`."
+    )
+
+
+def prune_schedule() -> ScheduleDefinition:
+    """Return the schedule: daily, at an hour of its own."""
+    return ScheduleDefinition(
+        name=f"{PRUNE_JOB}_daily",
+        job_name=PRUNE_JOB,
+        cron_schedule="30 1 * * *",
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.RUNNING,
+        description="Keeps Dagster's event log small.",
+    )
+
+
+def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
+    """Remove events of runs that ended before `until`; return how many runs were looked at, and how many events removed.
+
+    Runs that were pruned before are not looked at again. It may be ended at any moment, and begun again.
+    """
+    known = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
+    after = (
+        datetime.fromisoformat(known) - timedelta(seconds=1) if known else None
+    )  # a run of that very moment is looked at twice
+    runs = events = 0
+    for ids in _ended(instance, after, until):
+        runs += len(ids)
+        events += _delete(instance, ids)
+    if known is None or datetime.fromisoformat(known) < until:
+        instance.daemon_cursor_storage.set_cursor_values({CURSOR: until.isoformat()})
+    return runs, events
+
+
+def _ended(instance: DagsterInstance, after: datetime | None, until: datetime) -> Iterator[list[str]]:
+    """Yield the ids of runs that ended, or were changed last, between two times."""
+    wanted = RunsFilter(statuses=_FINISHED, updated_after=after, updated_before=until)
+    cursor = None
+    while ids := instance.get_run_ids(wanted, limit=_RUNS_AT_ONCE, cursor=cursor):
+        yield list(ids)
+        cursor = ids[-1]
+
+
+def _delete(instance: DagsterInstance, runs: list[str]) -> int:
+    storage = instance.event_log_storage
+    if isinstance(storage, SqliteEventLogStorage):  # a file for each run; materializations, checks and states are in another, too
+        return sum(_delete_in(Path(storage.path_for_shard(run))) for run in runs)
+    assert isinstance(storage, SqlEventLogStorage)
+    with storage.index_connection() as connection:
+        return int(connection.execute(_DELETE, {"runs": runs}).rowcount)
+
+
+def _delete_in(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as file:
+        removed = file.execute(_DELETE_IN_FILE, _TYPES).rowcount
+        if removed:
+            file.execute("VACUUM")  # else the file keeps its size
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # and so does its log
+        return removed
