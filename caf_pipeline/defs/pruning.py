@@ -71,15 +71,15 @@ _BUSY_SECONDS: Final = 10
 def prune_job(days: int) -> JobDefinition:
     """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
 
-    @op(name="prune_events", out=Out(Nothing))
-    def prune_events(context: OpExecutionContext) -> Output[None]:
+    @op(name="remove_old_events", out=Out(Nothing))
+    def remove_old_events(context: OpExecutionContext) -> Output[None]:
         if not days:
             context.log.info("runs.keep_events_days is 0: all events are kept")
             return Output(None)
         runs, events = prune(context.instance, datetime.now(UTC) - timedelta(days=days))
         return Output(None, metadata={"runs": runs, "events": events})
 
-    return GraphDefinition(name=PRUNE_JOB, node_defs=[prune_events]).to_job(
+    return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
         description="Remove from Dagster's storage what the steps of old runs said. Runs, partitions, materializations, checks "
         "and failures stay. How old: `runs.keep_events_days`."
     )

@@ -43,6 +43,11 @@ def test_each_source_has_its_own_group_of_the_same_assets():
     assert graph.get(AssetKey(["a", "caf_chunk"])).owners == ["team:x"]
 
 
+def test_all_that_a_code_server_loads_is_loaded():
+    sources = {"a": SourceSettings(bucket="b"), "b-c": SourceSettings(bucket="b")}
+    build_defs(Settings(sources=sources)).get_repository_def().load_all_definitions()
+
+
 def test_the_locations_name_is_the_same_everywhere():
     import tomllib
     from pathlib import Path
