@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, zip_longest
+from itertools import chain, groupby, islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
@@ -126,34 +126,70 @@ def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable
     Raises:
         LedgerUnreachable, LedgerError. All else is the `error` of what it is about.
     """
-    for request, done in side_by_side(_requests(ledger, source, wanted), partial(_try_small, store)):
+    yield from _read(store, _looked_up(ledger, source, wanted))
+
+
+def read_located(store: ChunkStore, locations: Iterable[Location]) -> Iterator[ObjectRead]:
+    """Yield what comes of each whole object, as `read_many`, for who knows all their locations; `number` counts these.
+
+    An object that is not had with its neighbours, since providers do not answer, is read alone before that is its error.
+    """
+    parts = (_Part(number, one, 0, one.size_bytes) for number, one in enumerate(locations))
+    for is_unread, some in groupby(_read(store, _requests(parts)), _is_unread):
+        if is_unread:
+            yield from side_by_side(some, partial(_again, store))
+        else:
+            yield from some
+
+
+def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
+    """Yield them by number, from 0. Those that come early are held until then."""
+    early = dict[int, ObjectRead]()
+    number = 0
+    for read in reads:
+        early[read.number] = read
+        while number in early:
+            yield early.pop(number)
+            number += 1
+
+
+def _read(store: ChunkStore, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
+    """Yield what requests give, and what needed none."""
+    for request, done in side_by_side(requests, partial(_try_small, store)):
         if isinstance(request, ObjectRead):
             yield request
         else:
             yield from done if done is not None else _get(store, request)
 
 
-def _requests(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
+def _looked_up(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
     """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
     numbered = enumerate(wanted)
     while some := list(islice(numbered, LOOKUP_KEYS)):
         asked = [(number, *((one, None, None) if isinstance(one, str) else one)) for number, one in some]
         found = ledger.locate_many(source, {key for _, key, _, _ in asked})
-        by_chunk = defaultdict[Posting, list[_Part]](list)
+        parts = list[_Part]()
         for number, key, start, end in asked:
             if (location := found.get(key)) is None:
                 yield ObjectRead(number, key, error=not_located(ledger, source, key))
                 continue
             begin, stop, _ = slice(start, end).indices(location.size_bytes)
-            part = _Part(number, location, begin, max(begin, stop))
-            if part.start_byte == part.end_byte and not part.is_whole:
-                yield part.read(b"", compared=True)
-            elif location.parts or (part.is_whole and not location.size_bytes):
-                yield _Request(0, location.size_bytes, [part])
-            else:
-                by_chunk[location.posting].append(part)
-        merged = zip_longest(*(_merged(parts) for parts in by_chunk.values()))
-        yield from filter(None, chain.from_iterable(merged))
+            parts.append(_Part(number, location, begin, max(begin, stop)))
+        yield from _requests(parts)
+
+
+def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
+    """Yield what to read for all of these, chunks in turn; what needs no reading is yielded as it is."""
+    by_chunk = defaultdict[Posting, list[_Part]](list)
+    for part in parts:
+        if part.start_byte == part.end_byte and not part.is_whole:
+            yield part.read(b"", compared=True)
+        elif part.location.parts or not part.location.size_bytes:
+            yield _Request(0, part.location.size_bytes, [part])
+        else:
+            by_chunk[part.location.posting].append(part)
+    merged = zip_longest(*(_merged(some) for some in by_chunk.values()))
+    yield from filter(None, chain.from_iterable(merged))
 
 
 def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
@@ -240,3 +276,13 @@ def _alone(store: ChunkStore, part: _Part) -> ObjectRead:
         return part.read(b"".join(pieces_between(holders_of(location, store), begin, end)), compared=False)
     except (StoreError, IntegrityError) as error:
         return part.failed(error)
+
+
+def _is_unread(read: ObjectRead) -> bool:
+    return read.error is not None and not read.error.permanent
+
+
+def _again(store: ChunkStore, read: ObjectRead) -> ObjectRead:
+    """Read alone what could not be read with its neighbours."""
+    assert read.location
+    return _alone(store, _Part(read.number, read.location, read.start_byte, read.end_byte))

@@ -13,11 +13,12 @@ from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.bulk import ObjectRead, read_located
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found
-from caf_pipeline.retrieval.restore import Outcome, RestoredObject
+from caf_pipeline.retrieval.restore import Outcome, RestoredObject, is_small
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
 from caf_pipeline.store.protocol import ChunkStore
@@ -25,6 +26,9 @@ from caf_pipeline.system.files_below import NotRestored
 
 OBJECTS_AT_ONCE: Final = 2_000
 """Objects whose headers are read at once from the manifests of their chunks: half a row group."""
+
+_Prepared = tuple[Location, ObjectHeaders | CafError, bool, ObjectRead | None]
+"""An object, its headers or why they are not had, whether it may be there already, and its bytes where they were read."""
 
 
 class RestoreBucket:
@@ -41,10 +45,11 @@ class RestoreBucket:
         """See `RestoreTarget.restore`."""
         yield from side_by_side(self._prepared(listed), self._restore)
 
-    def _prepared(self, listed: Iterable[Location]) -> Iterator[tuple[Location, ObjectHeaders | CafError, bool]]:
-        """Yield each object with its headers, or why they are not had, and whether it may be there already.
+    def _prepared(self, listed: Iterable[Location]) -> Iterator[_Prepared]:
+        """Yield each object with what is known of it, in any order.
 
-        A manifest is fetched once for many objects, and one listing tells of many that they are not there.
+        A manifest is fetched once for many objects, one listing tells of many that they are not there, and of these the small
+        ones are read by few requests.
         """
         locations = iter(listed)
         while some := list(islice(locations, OBJECTS_AT_ONCE)):
@@ -54,23 +59,30 @@ class RestoreBucket:
             headers = {chunk: self._manifests.headers(chunk, wanted) for chunk, wanted in by_chunk.items()}
             first = some[0].row.key
             there = self._bucket.keys_between(first, some[-1].row.key)
+            new = list[tuple[Location, ObjectHeaders]]()
             for one in some:
                 known, key = headers[one.chunk], one.row.key
                 found = known if isinstance(known, CafError) else known.get((key, one.row.object_version))
                 missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have {key!r}")
-                yield one, found or missing, there is None or key == first or key in there
+                may_be_there = there is None or key == first or key in there
+                if found and not isinstance(found, CafError) and is_small(one) and not may_be_there and not self._dry_run:
+                    new.append((one, found))
+                else:
+                    yield one, found or missing, may_be_there, None
+            for read in read_located(self._store, (one for one, _ in new)):
+                yield *new[read.number], False, read
 
-    def _restore(self, given: tuple[Location, ObjectHeaders | CafError, bool]) -> RestoredObject:
-        one, headers, may_be_there = given
+    def _restore(self, given: _Prepared) -> RestoredObject:
+        one, headers, may_be_there, read = given
         try:
             place = self._bucket.place(one.row.key)
             if isinstance(headers, CafError):
                 raise headers
-            return RestoredObject(one, self._outcome(one, headers, may_be_there), place)
+            return RestoredObject(one, self._outcome(one, headers, may_be_there, read), place)
         except (NotRestored, StoreError, IntegrityError) as error:
             return RestoredObject(one, Outcome.FAILED, error=error)
 
-    def _outcome(self, one: Location, headers: ObjectHeaders, may_be_there: bool) -> Outcome:
+    def _outcome(self, one: Location, headers: ObjectHeaders, may_be_there: bool, read: ObjectRead | None) -> Outcome:
         """Write an object that is not there; where another is written meanwhile, look again."""
         for look in (may_be_there, True):
             there = self._bucket.find(one.row.key) if look else None
@@ -81,7 +93,7 @@ class RestoreBucket:
             if self._dry_run:
                 return Outcome.RESTORED
             try:
-                checked = self._write(one, headers, replace=there is not None)
+                checked = self._write(one, headers, read, replace=there is not None)
             except KeyTaken:
                 continue
             if not checked:  # a server that knows no SHA-256
@@ -106,11 +118,11 @@ class RestoreBucket:
                 return False
         return True
 
-    def _write(self, one: Location, headers: ObjectHeaders, *, replace: bool) -> bool:
+    def _write(self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool) -> bool:
         """Write an object; tell whether the bucket compared it. Raises KeyTaken."""
         key = one.row.key
         if one.size_bytes <= IN_MEMORY_BYTES:
-            body = Found(one, self._store).open().read()
+            body = read.body if read else Found(one, self._store).open().read()
             sha256 = hashlib.sha256(body).digest() if one.parts else one.row.sha256
             return self._bucket.put(key, body, sha256, headers, replace=replace)
         upload = self._bucket.upload(key, one.size_bytes, headers)

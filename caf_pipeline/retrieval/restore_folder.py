@@ -6,16 +6,22 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import IO
+from typing import IO, Final
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.bulk import ObjectRead, in_order, read_located
 from caf_pipeline.retrieval.file_names import path_of
 from caf_pipeline.retrieval.reader import Found
-from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, RestoredObject
-from caf_pipeline.retrieval.side_by_side import side_by_side
+from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, RestoredObject, is_small
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, NotRestored
+
+BATCH_BYTES: Final = 64 << 20
+"""Of small objects that are read at once: as many requests as are under way side by side."""
+
+BATCH_OBJECTS: Final = 10_000
+"""Objects that are listed, and looked for in the folder, before any of them is written."""
 
 
 class RestoreFolder:
@@ -29,10 +35,22 @@ class RestoreFolder:
         self._dry_run = dry_run
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """See `RestoreTarget.restore`. In the order of the listing: which of two keys has a name does not change by itself."""
-        begun = ((one, self._begin(one)) for one in listed)
-        for one, known, body in side_by_side(begun, self._read):
-            yield known or self._write(one, body)
+        """See `RestoreTarget.restore`.
+
+        Files are written in the order of the listing: which of two keys has a name does not change by itself. Memory: small
+        objects of `BATCH_BYTES`, and the requests for them.
+        """
+        batch, small_bytes = list[Location](), 0
+        for one in listed:
+            if known := self._begin(one):
+                yield known
+                continue
+            batch.append(one)
+            small_bytes += one.size_bytes if is_small(one) else 0
+            if small_bytes >= BATCH_BYTES or len(batch) == BATCH_OBJECTS:
+                yield from self._write_all(batch)
+                batch, small_bytes = [], 0
+        yield from self._write_all(batch)
 
     def _begin(self, one: Location) -> RestoredObject | None:
         """Return what is known already of an object; None of one that is to be written."""
@@ -47,27 +65,19 @@ class RestoreFolder:
             return RestoredObject(one, Outcome.DIFFERENT, place)
         return RestoredObject(one, Outcome.RESTORED, place) if self._dry_run else None
 
-    def _read(
-        self, begun: tuple[Location, RestoredObject | None]
-    ) -> tuple[Location, RestoredObject | None, bytes | CafError | None]:
-        """Return also a small object's bytes, or why they are not had; None of a large one. In another thread."""
-        one, known = begun
-        if known or one.size_bytes > SMALL_BYTES:
-            return one, known, None
-        try:
-            return one, None, Found(one, self._store).open().read()
-        except (StoreError, IntegrityError) as error:
-            return one, None, error
+    def _write_all(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
+        reads = in_order(read_located(self._store, filter(is_small, batch)))
+        for one in batch:
+            yield self._write(one, next(reads) if is_small(one) else None)
 
-    def _write(self, one: Location, body: bytes | CafError | None) -> RestoredObject:
+    def _write(self, one: Location, read: ObjectRead | None) -> RestoredObject:
+        """Write an object; a small one as it was read."""
         assert self._files
         try:
-            if isinstance(body, CafError):
-                raise body
+            fill = partial(_write, read.body) if read else Found(one, self._store).write_to
             names, file = _place(self._files, one)  # again: another key may have its name by now
             if file:
                 file.close()
-            fill = Found(one, self._store).write_to if body is None else partial(_write, body)
             self._files.fill(one.row.key, _encoded(names), fill, _mtime_ns(one))
         except (NotRestored, StoreError, IntegrityError) as error:
             return RestoredObject(one, Outcome.FAILED, error=error)

@@ -68,6 +68,29 @@ def test_providers_that_trickle_are_left_for_one_that_does_not(archive, network,
     assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
 
 
+def test_a_restore_is_few_requests_and_providers_that_lie_spoil_none_of_it(caf, network, archive, new_bucket, tmp_path):
+    def restored(folder):
+        before = downloads(network)
+        assert caf("restore", "src", str(folder)).status == 0
+        assert {key: (folder / key).read_bytes() for key in BODIES} == BODIES
+        return downloads(network) - before
+
+    assert restored(tmp_path / "out") == 1
+    assert restored(tmp_path / "out") == 0
+    before = downloads(network)
+    assert caf("restore", "src", f"s3://{new_bucket.name}/", "--endpoint-url", new_bucket.endpoint).status == 0
+    listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
+    assert {
+        one["Key"]: new_bucket.client.get_object(Bucket=new_bucket.name, Key=one["Key"])["Body"].read() for one in listed
+    } == BODIES
+    assert downloads(network) - before < len(BODIES) / 2  # the manifest's, too
+    location = archive.find("src", "dir/05").location
+    *lying, _ = archive.store.holders(location.posting)
+    for one in lying:
+        network.misbehave(provider=network.provider_addresses.index(one), flip_byte=location.row.start_byte)
+    assert restored(tmp_path / "other") <= 1 + len(lying) + 1  # together with its neighbours, then alone by each provider
+
+
 # --- references ----------------------------------------------------------------------------------------------------------
 
 

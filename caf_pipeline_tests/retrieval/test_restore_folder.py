@@ -1,0 +1,89 @@
+"""Objects restored to a folder together with their neighbours: by how many requests, and what one that fails costs others."""
+
+import os
+
+import pytest
+
+from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.retrieval import restore_folder
+from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, restore_objects
+from caf_pipeline.retrieval.restore_folder import RestoreFolder
+from caf_pipeline.system.files_below import FilesBelow
+from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+SMALL = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
+BODIES = SMALL | {"dir/100-large": os.urandom(SMALL_BYTES + 1), "dir/empty": b""}
+
+
+class BadSpot(BreakingFolders):
+    """Providers none of which gives one byte of their chunks."""
+
+    spot = -1
+
+    def read(self, posting, start_byte, end_byte, *, provider=None):
+        for piece in super().read(posting, start_byte, end_byte, provider=provider):
+            if start_byte <= self.spot < start_byte + len(piece):
+                yield piece[: self.spot - start_byte]
+                raise StoreUnreachable(f"{provider} does not answer")
+            start_byte += len(piece)
+            yield piece
+
+
+@pytest.fixture
+def work(tmp_path, ledger):
+    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
+    archive_everything(work)
+    work.store.asked.clear()
+    return work
+
+
+@pytest.fixture
+def restore(work, tmp_path):
+    """Restores to a folder; returns what became of each object, in turn, and then the files by their keys."""
+
+    def run():
+        with FilesBelow(tmp_path / "out", force=False) as files:
+            target = RestoreFolder(files, work.store, force=False, dry_run=False)
+            done = list(restore_objects(list_objects(work.ledger, "src"), target))
+        paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+        return done, {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
+
+    return run
+
+
+@pytest.mark.parametrize("batch", [{}, {"BATCH_BYTES": 10_000}, {"BATCH_OBJECTS": 11}])
+def test_neighbours_are_few_requests_and_what_is_there_is_none(work, restore, monkeypatch, batch):
+    for name, value in batch.items():
+        monkeypatch.setattr(restore_folder, name, value)
+    done, files = restore()
+    assert files == BODIES
+    assert [one.location.row.key for one in done] == sorted(BODIES)
+    assert len(work.store.asked) < (len(BODIES) / 8 if batch else 5)
+    work.store.asked.clear()
+    done, _ = restore()
+    assert {one.outcome for one in done} == {Outcome.EQUAL}
+    assert not work.store.asked
+
+
+def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored(work, restore):
+    bad, *_ = list_objects(work.ledger, "src", "dir/020")
+    wrong, *_ = list_objects(work.ledger, "src", "dir/030")
+    work.store.spot = bad.row.start_byte + 3
+    for provider in work.store.folders:
+        corrupt(work.store.file(provider, wrong.posting), at=wrong.row.start_byte)
+    done, files = restore()
+    assert files == {key: body for key, body in BODIES.items() if key not in {"dir/020", "dir/030"}}
+    assert {one.location.row.key: one.error.permanent for one in done if one.error} == {"dir/020": False, "dir/030": True}
+    assert sum(one.outcome is Outcome.FAILED for one in done) == 2
+
+
+def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
+    work.store.away = set(work.store.folders)
+    with pytest.raises(StoreUnreachable, match=f"the last {UNREAD_IN_A_ROW} objects could not be read"):
+        restore()
+    assert len(work.store.asked) < 3 * len(BODIES) / 2
