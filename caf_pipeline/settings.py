@@ -72,7 +72,8 @@ class SourceSettings(_Section):
         min_age: seconds since an archived object was last modified, at least, when the inventory is taken.
         versions: `all`: each version of a key is an object to archive; `current`: only what a key has now.
         inventory: the folder of S3 Inventory's reports of the bucket, `s3://…/`; the bucket is listed where empty.
-        queue: the URL of an SQS queue with S3's event notifications of the bucket; the bucket is looked through where empty.
+        queue: the URL of an SQS queue with S3's event notifications of the bucket, of this source alone; the bucket is looked
+            through where empty.
         endpoint_url: of an S3-compatible server; AWS where empty.
         path_style: bucket in the path instead of the host name; by default wherever an endpoint is given.
         public: the operator's word that every byte of this source may be read by anybody.
@@ -326,6 +327,16 @@ class Settings(BaseSettings):
     alerts: AlertSettings = AlertSettings()
     sources: dict[SourceName, SourceSettings] = {}
     _file: Path | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _each_queue_has_one_source(self) -> "Settings":
+        sources: dict[str, str] = {}
+        for name, source in self.sources.items():
+            if source.queue and (other := sources.setdefault(source.queue, name)) != name:
+                raise ValueError(
+                    f"sources.{other} and sources.{name} have one queue: each would delete the events of the other's keys"
+                )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -125,6 +125,10 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
         ),
         (SOURCE_TEXT + 'region = "eu west"', "must be a region's name such as eu-central-1"),
         (SOURCE_TEXT + 'owner = "data"', "sources.one.owner is 'data', but must be team:NAME or an e-mail address"),
+        (
+            "".join(f'[sources.{name}]\nbucket = "b"\nqueue = "https://sqs.example/1/q"\n' for name in ("one", "two")),
+            "sources.one and sources.two have one queue",
+        ),
         ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),
         ('[sources.one]\nbucket = "b c"', "must be a bucket's name: 1 to 255"),
         ("[sources.one]\nbucket = 5", "sources.one.bucket is 5, but must be text"),
