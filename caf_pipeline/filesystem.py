@@ -14,7 +14,7 @@ import io
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -48,6 +48,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def __init__(self, config: str | os.PathLike[str] | None = None, **options: Any) -> None:  # noqa: ANN401 - fsspec's own
         """Take the settings of this file, or of those that `caf` would take here."""
+        _only_open_has_versions(options)
         super().__init__(config=config, **options)
         self.config = config
 
@@ -71,8 +72,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     # --- what there is ---------------------------------------------------------------------------------------------------
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: ANN401
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:  # noqa: ANN401
         """List a directory; of a file, itself. Keys come in the order of their bytes."""
+        _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if not source:
@@ -88,12 +90,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 found = [one for one in [self.info(path)] if one["type"] == "file"]
         return found if detail else [one["name"] for one in found]
 
-    def info(self, path: str, **_: Any) -> Info:  # noqa: ANN401
+    def info(self, path: str, **options: Any) -> Info:  # noqa: ANN401
         """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and status, too, by one look-up.
 
         Raises:
             FileNotFoundError: it says why the key is not archived, where that is known.
         """
+        _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if not source or (not key and source in self.archive.sources()):
@@ -106,10 +109,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                     raise
                 return _directory(path)
 
-    def exists(self, path: str, **_: Any) -> bool:  # noqa: ANN401
+    def exists(self, path: str, **options: Any) -> bool:  # noqa: ANN401
         """Return whether there is such a file or directory; an archive that cannot be asked is an error, and no False."""
         try:
-            self.info(path)
+            self.info(path, **options)
         except FileNotFoundError:
             return False
         return True
@@ -135,6 +138,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         **options: Any,  # noqa: ANN401
     ) -> list[str] | dict[str, Info]:
         """Return all files below a path, by a page of keys at a time instead of a question for each directory."""
+        _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if maxdepth is not None or not source:
@@ -167,8 +171,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             source, key = _split(self._strip_protocol(path))
             return self.archive.open(source, key, options.get("object_version"), as_of=options.get("as_of"))
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:  # noqa: ANN401
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
         """Return a file's bytes, or a slice of them."""
+        _only_open_has_versions(options)
         source, key = _split(self._strip_protocol(path))
         with _not_found(path):
             if start is None and end is None:
@@ -183,9 +188,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         ends: int | Sequence[int | None] | None,
         max_gap: int | None = None,
         on_error: str = "return",
-        **_: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
     ) -> list[bytes | Exception]:
         """Return slices of files; those that lie close in a chunk are one request, and `max_gap` is not asked."""
+        _only_open_has_versions(options)
         if not isinstance(paths, list):
             raise TypeError("paths is a list")
         begins = [starts] * len(paths) if starts is None or isinstance(starts, int) else list(starts)
@@ -211,6 +217,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:  # noqa: ANN401
         """Return files' bytes, by few requests where a list names them."""
+        _only_open_has_versions(options)
         if recursive or not isinstance(path, list):
             return super().cat(path, recursive, on_error, **options)
         paths = self.expand_path(path)
@@ -219,6 +226,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **options: Any) -> None:  # noqa: ANN401
         """Write a file; it appears when it is whole and was compared."""
+        _only_open_has_versions(options)
         if outfile is not None or isfilelike(lpath):
             super().get_file(rpath, lpath, outfile=outfile, **({"callback": callback} if callback else {}), **options)
         elif self.isdir(rpath):
@@ -240,6 +248,13 @@ def _close(pid: int, archive: Archive) -> None:
     """Close what this process opened; a child that was forked would end its parent's connections."""
     if pid == os.getpid():
         archive.close()
+
+
+def _only_open_has_versions(options: Mapping[str, object]) -> None:
+    """Refuse what would be passed over: fsspec hands any option on, and the current content would be taken for the asked one."""
+    for name in ("object_version", "as_of"):
+        if options.get(name) is not None:
+            raise TypeError(f"{name} is an option of open() alone: fs.open(path, {name}=…)")
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 from datetime import UTC, datetime
+from functools import partial
 
 import duckdb
 import fsspec
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import LedgerError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.retrieval import bulk
@@ -143,6 +144,17 @@ def test_bytes_and_slices_of_them_are_read(filled):
             filled.open("src/a/b", **asked)
     with pytest.raises(FileNotFoundError, match="'x' of source src is not archived"):
         filled.open("src/x")
+
+
+def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken_for_what_was_asked(filled):
+    for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
+        calls = [partial(call, "src/a/b", **asked) for call in (filled.cat_file, filled.cat, filled.info, filled.ls, filled.find)]
+        calls += [partial(fsspec.open, "caf://src/a/b", **asked), partial(filled.cat, ["src/a", "src/a/b"], **asked)]
+        for call in calls:
+            with pytest.raises(TypeError, match=r"is an option of open\(\) alone"):
+                call()
+    with pytest.raises(UsageError, match="has no zone"):
+        filled.open("src/a/b", as_of=datetime(2000, 1, 1))  # noqa: DTZ001 - a time that may mean any
 
 
 def test_ranges_are_read_by_few_requests(fs):

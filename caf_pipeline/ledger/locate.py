@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.rows import args_row
 
+from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
@@ -122,6 +123,8 @@ def _look_up(
     values = {"source": source, "keys": keys, "good": GOOD}
     if as_of is None:
         return cursor.execute(_LOOK_UP, values).fetchall()
+    if as_of.tzinfo is None:
+        raise UsageError(f"{as_of.isoformat()} has no zone", hint="give a datetime with tzinfo")
     known = cursor.execute(_LOOK_UP_AS_OF, values | {"as_of": as_of}).fetchall()
     # Of a claim that 0.3.0 wrote the LastModified is not known (None).
     return [one for one in known if one.moment is not None and one.moment <= as_of]
