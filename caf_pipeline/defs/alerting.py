@@ -1,11 +1,12 @@
 """The sensor that tells an operator what is wrong with any source: as checks on its assets' pages, by a webhook and by e-mail.
 
-Its cursor holds what was told, a time for each source and kind of condition, and is written only once all of it was sent: where
-something could not be sent, the next tick sends all of it. To lose the cursor tells what goes on once more.
+Its cursor holds what the webhook and the mailboxes were told, each for itself, since one may be away while the other is not: a
+time for each source and kind of condition. What could not be sent the next tick sends. To lose the cursor tells what goes on once
+more.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,7 +26,6 @@ from dagster import (
     sensor,
 )
 
-from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     FEW_OBJECTS_ARE_SKIPPED,
@@ -36,16 +36,20 @@ from caf_pipeline.defs.naming import (
     asset_key,
 )
 from caf_pipeline.defs.resources import ask_in_time
+from caf_pipeline.errors import AlertNotSent
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import AlertSettings, Settings
-from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
-from caf_pipeline.system.deadline import Deadline
+from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find_conditions
+from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.notify import post_json, send_mail
 from caf_pipeline.system.quantities import counted
 
 ALERT_SECONDS: Final = 300
 """Between two looks. Each reads the rows of all chunks; what it tells of lasts for hours."""
+
+_TOLD: Final = "told by each way"  # no source has such a name
+_CONDITIONS: Final = "conditions"
 
 CHECKED_ASSET: Final = "chunk_plan"
 """The asset whose checks the conditions are: it has no partitions."""
@@ -86,9 +90,17 @@ class Alert:
         return {"source": self.source, "condition": self.kind, "status": self.status, "severity": severity, "text": self.sentence}
 
 
-def conditions_of(ledger: Ledger, settings: Settings, sources: Iterable[str]) -> dict[str, list[Condition]]:
+Told = dict[str, dict[str, str]]
+"""When something was last told: by source and kind of condition."""
+
+
+def is_paused(ledger: Ledger) -> bool:
+    """Tell whether an operator has everything paused."""
+    return bool(ledger.controls().orders().paused)
+
+
+def conditions_of(ledger: Ledger, settings: Settings, sources: Iterable[str], *, paused: bool) -> dict[str, list[Condition]]:
     """Return what is so of each of these sources and should not be."""
-    paused = bool(ledger.controls().orders().paused)
     return {
         one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused))
         for one in ledger.progress(list(sources))
@@ -102,6 +114,7 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
         passed=not found,
         severity=AssetCheckSeverity.ERROR if any(one.severe for one in found) else AssetCheckSeverity.WARN,
         description="; ".join(f"{one.sentence}: {one.hint}" for one in found) or None,
+        metadata={_CONDITIONS: ", ".join(one.kind for one in found)},
     )
 
 
@@ -116,96 +129,144 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
         description=(
             "Looks in the ledger for what an operator is to know: parked chunks, sources that stand still or are late, many "
             "skipped objects. It reports each as a check of the source's plan, and sends it to the webhook and the addresses in "
-            "[alerts]. A tick fails where something could not be sent; the next one sends it again."
+            "[alerts]. A tick fails where nobody could be told; the next one sends it again."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
         deadline = Deadline(tick_seconds)
-        found = ask_in_time(
-            context,
-            deadline,
-            describe_database(settings),
-            lambda: conditions_of(context.resources.ledger.get(), settings, settings.sources),
-        )
+
+        def look() -> tuple[bool, dict[str, list[Condition]]]:
+            ledger = context.resources.ledger.get()
+            paused = is_paused(ledger)
+            return paused, conditions_of(ledger, settings, settings.sources, paused=paused)
+
+        paused, found = ask_in_time(context, deadline, describe_database(settings), look)
         _report(context.instance, found)
-        alerts, told = due_alerts(found, json.loads(context.cursor or "{}"), datetime.now(UTC), settings.alerts)
-        said = _send(alerts, settings, deadline)
+        explained = DELAYS if paused else frozenset()
+        told: dict[str, Told] = json.loads(context.cursor or "{}").get(_TOLD, {})
+        said = _send_due(found, told, explained, settings, deadline)
         counts = f"{counted(sum(map(len, found.values())), 'condition')} in {counted(len(found), 'source')}"
-        return SensorResult(skip_reason=f"{counts}; {said}.", cursor=json.dumps(told))
+        return SensorResult(skip_reason=f"{counts}; {said}.", cursor=json.dumps({_TOLD: told}))
 
     return watch_sources
 
 
 def due_alerts(
-    found: Mapping[str, Sequence[Condition]], told: Mapping[str, Mapping[str, str]], now: datetime, settings: AlertSettings
-) -> tuple[list[Alert], dict[str, dict[str, str]]]:
-    """Return what is to be sent, and what is told once it was: by source and kind of condition, when."""
+    found: Mapping[str, Sequence[Condition]],
+    told: Mapping[str, Mapping[str, str]],
+    now: datetime,
+    settings: AlertSettings,
+    *,
+    explained: Collection[str] = (),
+) -> tuple[list[Alert], Told]:
+    """Return what is to be sent, and what is told once it was. Of kinds that are `explained` it is not known that they ended."""
     alerts: list[Alert] = []
-    then: dict[str, dict[str, str]] = {}
+    then: Told = {}
     for source, conditions in found.items():
         before = told.get(source, {})
         for one in conditions:
             last = before.get(one.kind)
-            again = (
-                settings.repeat_after and last and now - datetime.fromisoformat(last) >= timedelta(seconds=settings.repeat_after)
-            )
+            age = now - datetime.fromisoformat(last) if last else timedelta()
+            # A time to come is that of a clock that was wrong.
+            again = settings.repeat_after and not timedelta() <= age < timedelta(seconds=settings.repeat_after)
             if not last or again:
                 alerts.append(Alert(source, one.kind, "goes on" if last else "begun", one))
             then.setdefault(source, {})[one.kind] = now.isoformat() if not last or again else last
-        ended = before.keys() - {one.kind for one in conditions}
+        missing = before.keys() - {one.kind for one in conditions}
+        if kept := {kind: before[kind] for kind in missing & {*explained}}:
+            then.setdefault(source, {}).update(kept)
+        ended = missing - {*explained}
         alerts += [Alert(source, kind, "ended") for kind in sorted(ended)]
     return alerts, then
 
 
-def _send(alerts: Sequence[Alert], settings: Settings, deadline: Deadline) -> str:
-    """Send alerts to all that the settings name; return what to say of it.
+def _send_due(
+    found: Mapping[str, Sequence[Condition]],
+    told: dict[str, Told],
+    explained: Collection[str],
+    settings: Settings,
+    deadline: Deadline,
+) -> str:
+    """Send what is due to each that the settings name, and write what it was told into `told`; return what to say of it.
 
     Raises:
-        AlertNotSent: one of them was not reached. Overdue: likewise, in time.
+        AlertNotSent: one of them was not reached, and no other one was told anything, so that `told` is as it was.
     """
-    its, text = settings.alerts, "\n".join(one.sentence for one in alerts)
-    to = [name for name, there in (("the webhook", its.webhook), (", ".join(its.mail_to), its.mail_to)) if there]
-    if not alerts or not to:
-        return "nothing to send" if to else "[alerts] names nobody to send it to"
-    if its.webhook:
-        body = {"text": text, "alerts": [one.as_json() for one in alerts]}
-        url = its.webhook.get_secret_value()
-        deadline.ask("the webhook", partial(post_json, url, body, seconds=deadline.left()))
-    if its.mail_to:
-        subject = f"caf-pipeline: {alerts[0].sentence}" if len(alerts) == 1 else f"caf-pipeline: {len(alerts)} alerts"
-        login = (its.smtp_user, its.smtp_password.get_secret_value()) if its.smtp_password else None
-        mail = partial(
-            send_mail,
-            subject,
-            text,
-            sender=its.mail_from,
-            to=its.mail_to,
-            host=its.smtp_host,
-            port=its.smtp_port,
-            security=its.smtp_security,
-            login=login,
-            seconds=deadline.left(),
+    its = settings.alerts
+    ways = {
+        name: way
+        for name, there, way in (
+            ("webhook", its.webhook, ("the webhook", _post)),
+            ("mail", its.mail_to, (", ".join(its.mail_to), _mail)),
         )
-        deadline.ask(f"the mail server {its.smtp_host}:{its.smtp_port}", mail)
-    return f"{counted(len(alerts), 'alert')} sent to {' and '.join(to)}"
+        if there
+    }
+    if not ways:
+        told.clear()
+        return "[alerts] names nobody to send it to"
+    said, failed = list[str](), list[str]()
+    for number, (name, (whom, send)) in enumerate(ways.items()):
+        alerts, then = due_alerts(found, told.get(name, {}), datetime.now(UTC), its, explained=explained)
+        if not alerts:
+            continue
+        try:
+            send(alerts, its, Deadline(deadline.left() / (len(ways) - number)))
+        except (AlertNotSent, Overdue) as error:
+            failed.append(f"{error}; {error.hint}" if isinstance(error, AlertNotSent) else str(error))
+        else:
+            told[name] = then
+            said.append(f"{counted(len(alerts), 'alert')} sent to {whom}")
+    if failed and not said:
+        raise AlertNotSent("; ".join(failed), hint="the next tick sends it again")
+    return "; ".join([*said, *failed]) or "nothing to send"
+
+
+def _post(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> None:
+    assert its.webhook
+    body = {"text": _text(alerts), "alerts": [one.as_json() for one in alerts]}
+    deadline.ask("the webhook", partial(post_json, its.webhook.get_secret_value(), body, seconds=deadline.left()))
+
+
+def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> None:
+    subject = f"caf-pipeline: {alerts[0].sentence}" if len(alerts) == 1 else f"caf-pipeline: {len(alerts)} alerts"
+    mail = partial(
+        send_mail,
+        subject,
+        _text(alerts),
+        sender=its.mail_from,
+        to=its.mail_to,
+        host=its.smtp_host,
+        port=its.smtp_port,
+        security=its.smtp_security,
+        login=(its.smtp_user, its.smtp_password.get_secret_value()) if its.smtp_password else None,
+        seconds=deadline.left(),
+    )
+    deadline.ask(f"the mail server {its.smtp_host}:{its.smtp_port}", mail)
+
+
+def _text(alerts: Sequence[Alert]) -> str:
+    return "\n".join(one.sentence for one in alerts)
 
 
 def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]]) -> None:
-    """Report the checks whose result is another than their last one, so that a look that finds nothing new writes no event."""
+    """Report the checks whose result, or its reasons, are others than last time: what goes on writes no event."""
     keys = {
         AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name) for source in found for name in CHECKS
     }
     last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
     for key, (source, name) in keys.items():
         result, before = check_result(found[source], name), last.get(key)
-        if before is not None and (before.status is AssetCheckExecutionRecordStatus.SUCCEEDED) is result.passed:
-            continue
         evaluation = AssetCheckEvaluation(
             asset_key=key.asset_key,
             check_name=name,
             passed=result.passed,
             severity=result.severity,
             description=result.description,
-            metadata={},
+            metadata=result.metadata,
         )
-        instance.report_runless_asset_event(evaluation)
+        if before is None or before.evaluation is None or _reasons(before.evaluation) != _reasons(evaluation):
+            instance.report_runless_asset_event(evaluation)
+
+
+def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
+    return evaluation.passed, evaluation.severity, evaluation.metadata.get(_CONDITIONS)

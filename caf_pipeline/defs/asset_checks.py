@@ -23,7 +23,7 @@ from caf_pipeline import wiring
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of
+from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
@@ -230,7 +230,8 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
 
 
 def _standing(check: str, work: Workplace, _: str) -> AssetCheckResult:
-    return check_result(conditions_of(work.ledger, work.settings, [work.source])[work.source], check)
+    found = conditions_of(work.ledger, work.settings, [work.source], paused=is_paused(work.ledger))
+    return check_result(found[work.source], check)
 
 
 def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:

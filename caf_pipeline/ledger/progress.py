@@ -14,12 +14,13 @@ from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 WINDOW_SECONDS: Final = 3600
 """Of a rate, at most. A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of now."""
 
+# Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves.
 _STATES: Final = text(
     """
     SELECT sources.name AS source, state, count(*) AS chunks,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
-        max(updated_at) AS moved_at, sum(attempts) AS attempts
+        max(CASE WHEN state = 'packing' THEN caf_files.created_at ELSE updated_at END) AS moved_at, sum(attempts) AS attempts
     FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(:sources) GROUP BY sources.name, state
     """
 )
@@ -46,6 +47,7 @@ _FACTS: Final = text(
             ORDER BY caf_files.source_id, caf_file_id LIMIT 1) AS oldest_planned_at,
         (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id AND reason <> 'waiting')
             AS skipped_objects,
+        sources.created_at AS registered_at,
         (SELECT max(taken_at) FROM inventories WHERE inventories.source_id = sources.source_id AND after_key = ''
             AND until_key IS NULL) AS inventory_at,
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
@@ -65,6 +67,7 @@ _COPIES: Final = text(
 _UNKNOWN: Final[dict[str, Any]] = {
     "oldest_planned_at": None,
     "skipped_objects": 0,
+    "registered_at": None,
     "inventory_at": None,
     "noticed_at": None,
     "noticed_keys": 0,

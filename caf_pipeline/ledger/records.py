@@ -559,10 +559,11 @@ class SourceProgress:
         states: sums by state: of what is archived the members, of what is not what was planned. States without chunks are absent.
         window_seconds: from the first chunk that was located in the last hour until `at`; 0 where none was.
         recent: what was located in that time, after that first chunk.
-        moved_at: when the state of any chunk was last changed; None where there is none.
+        moved_at: when a chunk was last planned, or its state changed but for an attempt to pack it; None where there is none.
         attempts: how often packing a chunk was begun.
         oldest_planned_at: when the oldest chunk under way was planned; None where none is under way.
         skipped_objects: those that wait for a larger chunk not among them.
+        registered_at: when the ledger learnt of the source; None where it does not have it.
         inventory_at: when the latest whole inventory that is planned was taken.
         noticed_at: since when the first of `noticed_keys` waits to be listed.
     """
@@ -576,6 +577,7 @@ class SourceProgress:
     attempts: int
     oldest_planned_at: datetime | None
     skipped_objects: int
+    registered_at: datetime | None
     inventory_at: datetime | None
     noticed_at: datetime | None
     noticed_keys: int

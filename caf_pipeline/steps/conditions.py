@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.ledger.records import SourceProgress
@@ -22,6 +23,10 @@ class ConditionKind(StrEnum):
     UNLISTED_EVENTS = "unlisted_events"
     MESSAGES_SET_APART = "messages_set_apart"
     SKIPPED = "skipped"
+
+
+DELAYS: Final = frozenset({ConditionKind.STALLED, ConditionKind.LATE, ConditionKind.NO_INVENTORY, ConditionKind.UNLISTED_EVENTS})
+"""What a pause explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def find_conditions(
 
 def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
-    moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
+    moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at or progress.registered_at
     late = timedelta(seconds=alerts.late_after)
     if oldest and moved and progress.at - moved > timedelta(seconds=alerts.stalled_after):
         said = f"nothing moves of {name}: {under_way} under way, and the last change of any was {_ago(moved, progress)}"
@@ -78,7 +83,11 @@ def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSet
         hint = f"`caf status {name} --watch` says how long it takes; raise runs.max_in_flight, or alerts.late_after"
         yield Condition(ConditionKind.LATE, False, said, hint)
     if inventory and progress.at - inventory > (max(late, MAX_REPORT_AGE) if settings.inventory else late):
-        said = f"the last whole inventory of {name} that was planned is of {_ago(inventory, progress)}"
+        said = (
+            f"the last whole inventory of {name} that was planned is of {_ago(inventory, progress)}"
+            if progress.inventory_at
+            else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, was ever planned"
+        )
         hint = f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
         yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
 

@@ -104,7 +104,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     port = mail_server.server_address[1]
     pipeline = told(pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses)
     tick = evaluate_tick(pipeline, SENSOR)
-    assert tick.skip_message == "1 condition in 1 source; 1 alert sent to the webhook and ops@example.org."
+    assert tick.skip_message == "1 condition in 1 source; 1 alert sent to the webhook; 1 alert sent to ops@example.org."
     (body,) = webhook.got
     assert body["alerts"] == [
         {"source": SOURCE, "condition": "parked", "status": "begun", "severity": "error", "text": body["text"]}
@@ -149,6 +149,49 @@ def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(par
     assert "secret" not in caplog.text
 
 
+def test_a_webhook_that_is_away_keeps_no_alert_from_a_mailbox_and_each_is_told_once(parked, webhook, mail_server):
+    pipeline, _ = parked
+    webhook.status = 500
+    url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
+    port = mail_server.server_address[1]
+    pipeline = told(pipeline, webhook=url, mail_to=("ops@example.org",), smtp_host="127.0.0.1", smtp_port=port)
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert "1 alert sent to ops@example.org; the webhook at 127.0.0.1 answers with HTTP status 500" in tick.skip_message
+    with pytest.raises(AlertNotSent, match="HTTP status 500"):
+        evaluate_tick(pipeline, SENSOR, tick.cursor)
+    webhook.status = 200
+    after = evaluate_tick(pipeline, SENSOR, tick.cursor)
+    assert after.skip_message.endswith("1 alert sent to the webhook.")
+    assert evaluate_tick(pipeline, SENSOR, after.cursor).skip_message.endswith("nothing to send.")
+    assert (len(webhook.got), mail_server.got.count("rcpt TO:<ops@example.org>")) == (3, 1)
+
+
+def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
+    pipeline, _ = parked
+    tick = evaluate_tick(pipeline, SENSOR)
+    url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
+    evaluate_tick(told(pipeline, webhook=url), SENSOR, tick.cursor)
+    assert [one["status"] for one in webhook.got[0]["alerts"]] == ["begun"]
+
+
+def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(pipeline, webhook):
+    pipeline.put(1)
+    pipeline.plan()
+    age(pipeline, caf_files="updated_at = now(), created_at = now() - interval '10 days'")
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert evaluation_of(pipeline).severity.value == "WARN"
+    age(pipeline, caf_files="updated_at = now() - interval '7 hours'")
+    tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
+    assert evaluation_of(pipeline).severity.value == "ERROR"
+    assert "nothing moves of my-source" in evaluation_of(pipeline).description
+    pipeline.ledger.controls().order("paused", "the building moves")
+    tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
+    pipeline.ledger.controls().order("paused", None)
+    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "2 conditions in 1 source; nothing to send."
+    assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [["late"], ["stalled"]]
+
+
 def test_where_nobody_is_named_the_checks_still_tell(parked):
     pipeline, _ = parked
     assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] names nobody to send it to."
@@ -156,6 +199,18 @@ def test_where_nobody_is_named_the_checks_still_tell(parked):
     records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
     evaluate_tick(pipeline, SENSOR)
     assert (len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)) == records
+
+
+def age(pipeline, **changes: str) -> None:
+    with pipeline.ledger._database.transaction() as connection:
+        for table, change in changes.items():
+            connection.execute(text(f"UPDATE {table} SET {change}"))
+
+
+def evaluation_of(pipeline):
+    """The last evaluation of `source_keeps_up`."""
+    key = AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "source_keeps_up")
+    return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
 
 
 def kinds(pipeline, *, paused: bool = False, **changes) -> set[str]:
@@ -169,19 +224,19 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     pipeline.put(12)
     chunk, _ = pipeline.plan()
     assert kinds(pipeline) == set()
-    with pipeline.ledger._database.transaction() as connection:
-        ages = {"caf_files": "updated_at = now() - interval '7 hours', created_at = now() - interval '10 days'"}
-        ages["inventories"] = "taken_at = now() - interval '3 days'"
-        for table, change in ages.items():
-            connection.execute(text(f"UPDATE {table} SET {change}"))
+    long_ago = "updated_at = now() - interval '7 hours', created_at = now() - interval '10 days'"
+    age(pipeline, caf_files=long_ago, inventories="taken_at = now() - interval '3 days'")
     event = QueueMessage("m", "", b"?", [ObjectEvent(b"k", "")], "it is not JSON")
     pipeline.ledger.take_messages(SOURCE, [event])
     assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
-    with pipeline.ledger._database.transaction() as connection:
-        connection.execute(text("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'"))
+    age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
     chunk_steps.park(pipeline.workplace(), chunk, "why")  # something moves again
     assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
+
+    age(pipeline, caf_files=f"state = 'packing', {long_ago.replace('7 hours', '1 minute')}")  # tried again while S3 is away
+    assert "stalled" in kinds(pipeline)
+    age(pipeline, caf_files=f"state = CASE name WHEN '{chunk}' THEN 'parked' ELSE 'planned' END, {long_ago}")
 
     pipeline.bucket.delete("key-011")
     (other,) = [name for name in pipeline.chunks() if name != chunk]
@@ -202,4 +257,11 @@ def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
     assert [one.status for one in again] == ["goes on"]
     assert after == {"a": {"parked": later.isoformat()}}
     assert due_alerts(parked, then, later, AlertSettings(repeat_after=0)) == ([], then)
+    assert [one.status for one in due_alerts(parked, then, now - timedelta(days=300), AlertSettings())[0]] == ["goes on"]
     assert due_alerts({}, then, later, AlertSettings()) == ([], {})  # a source that is gone from the settings
+
+
+def test_a_source_of_which_no_whole_inventory_was_ever_planned_is_told_of(pipeline):
+    pipeline.workplace()
+    age(pipeline, sources="created_at = now() - interval '3 days'")
+    assert kinds(pipeline) == {"no_inventory"}
