@@ -22,18 +22,22 @@ from caf_pipeline.ledger.records import Currency, LocatedRange, Location, Locati
 from caf_pipeline.store.protocol import Posting
 
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b)"
-# The same, with what inventories up to a time stated in place of what the last one did. LATERAL with LIMIT keeps the planner to
-# one look-up a key.
+# The same, with what inventories up to a time stated in place of what the last one did, and what the next one did. LATERAL with
+# LIMIT keeps the planner to one look-up a key.
 _LOOK_UP_AS_OF: Final = """
     SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b) WHERE told <> 'exception'
     UNION ALL
-    SELECT 'exception', asked.key, said.object_version, said.stated_at, NULL, NULL, said.inventory, NULL, NULL, NULL, NULL, NULL,
+    SELECT said.told, asked.key, said.object_version, said.stated_at, NULL, NULL, said.inventory, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NULL, NULL, NULL
-    FROM unnest(%(keys)b::text[]) AS asked (key) CROSS JOIN LATERAL (
-        SELECT object_version, stated_at, inventory FROM current_exceptions
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = asked.key
-            AND stated_at <= %(as_of)s
-        ORDER BY stated_at DESC LIMIT 1) AS said
+    FROM unnest(%(keys)b::text[]) AS asked (key)
+    CROSS JOIN (SELECT source_id FROM sources WHERE name = %(source)s) AS own
+    CROSS JOIN LATERAL (
+        (SELECT 'exception' AS told, object_version, stated_at, inventory FROM current_exceptions
+            WHERE source_id = own.source_id AND file_path = asked.key AND stated_at <= %(as_of)s ORDER BY stated_at DESC LIMIT 1)
+        UNION ALL
+        (SELECT 'next', object_version, stated_at, inventory FROM current_exceptions
+            WHERE source_id = own.source_id AND file_path = asked.key AND stated_at > %(as_of)s ORDER BY stated_at LIMIT 1)
+        ) AS said
 """
 _LAST_SEEN: Final = """
     SELECT max(earlier.taken_at)
@@ -100,14 +104,14 @@ class ObjectLookups(LedgerPart):
         """
         supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
         told: Mapping[str, defaultdict[str, list[_Known]]] = {
-            kind: defaultdict(list) for kind in ("location", "exception", "pending")
+            kind: defaultdict(list) for kind in ("location", "exception", "pending", "next")
         }
         located = {}
         with self._database.reading() as connection:
             for one in _look_up(connection, source, supported, as_of):
                 told[one.told][one.key].append(one)
             for key, versions in told["location"].items():
-                given_out, in_force = _choose(versions, told["exception"].get(key, ()))
+                given_out, in_force = _choose(versions, told["exception"].get(key, ()), told["next"].get(key, ()))
                 currency = replace(_currency(given_out, in_force, told["pending"].get(key, ())), as_of=as_of)
                 if last_seen and in_force and currency.gone_at:
                     currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
@@ -118,7 +122,10 @@ class ObjectLookups(LedgerPart):
 def _look_up(
     connection: psycopg.Connection[Any], source: str, keys: Sequence[str], as_of: datetime | None = None
 ) -> Sequence[_Known]:
-    """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up to that time."""
+    """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up to that time.
+
+    Then what was stated first after it comes, too ('next').
+    """
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
     values = {"source": source, "keys": keys, "good": GOOD}
     if as_of is None:
@@ -127,7 +134,7 @@ def _look_up(
         raise UsageError(f"{as_of.isoformat()} has no zone", hint="give a datetime with tzinfo")
     known = cursor.execute(_LOOK_UP_AS_OF, values | {"as_of": as_of}).fetchall()
     # Of a claim that 0.3.0 wrote the LastModified is not known (None).
-    return [one for one in known if one.moment is not None and one.moment <= as_of]
+    return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]
 
 
 def _location(one: _Known, currency: Currency | None = None) -> Location:
@@ -145,8 +152,11 @@ def _part(said: Mapping[str, Any]) -> LocatedRange:
 
 
 # S3 tells times to the second: of two versions of one second that is current which was listed later (a snapshot's name ends with
-# its time), whichever was planned or loaded first; a rebuilt ledger says the same.
-def _choose(versions: Sequence[_Known], exceptions: Sequence[_Known]) -> tuple[_Known, _Known | None]:
+# its time), whichever was planned or loaded first; a rebuilt ledger says the same. As of a time before an inventory said which of
+# them is current, it is that one.
+def _choose(
+    versions: Sequence[_Known], exceptions: Sequence[_Known], stated_next: Sequence[_Known]
+) -> tuple[_Known, _Known | None]:
     """Return which of a key's locations is given out, and the exception that is in force."""
     latest = max(one.moment for one in versions)
     in_force = next((one for one in exceptions if one.moment >= latest), None)
@@ -154,8 +164,10 @@ def _choose(versions: Sequence[_Known], exceptions: Sequence[_Known]) -> tuple[_
     if len(versions) == 1:
         return versions[0], in_force
 
+    then = next((one.object_version for one in stated_next), None)
+
     def order(one: _Known) -> tuple[Any, ...]:
-        return one.object_version == named, one.moment, one.inventory, one.object_version
+        return one.object_version == named, one.moment, one.object_version == then, one.inventory, one.object_version
 
     return max(versions, key=order), in_force
 

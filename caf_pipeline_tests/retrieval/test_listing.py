@@ -238,6 +238,9 @@ def test_of_two_versions_of_one_second_the_same_is_given_as_of_that_second_and_n
     version(ledger, "a", 1, 1)
     version(ledger, "a", 2, 1)
     assert as_of(ledger, 1)["a"][0] == ledger.locate(SOURCE, "a").row.object_version
+    state(ledger, 3, ("a", "v1"))
+    state(ledger, 5, ("a", "v2"))
+    assert [as_of(ledger, day)["a"][0] for day in (1, 2, 3, 4, 5)] == ["v1", "v1", "v1", "v1", "v2"]
     assert as_of(ledger, 1 - 1e-9) == {}
 
 
