@@ -85,7 +85,10 @@ def runs_command(source: str | None, *, settings: Settings, last: int, json: boo
 
 def find_runs(instance: DagsterInstance, ledger: Ledger, source: str | None, last: int) -> list[ShownRun]:
     """Return the runs that go on, then the `last` that ended, each the latest first."""
-    records = [*_of(instance, UNFINISHED, source, MOST_GOING_ON), *_of(instance, _ENDED, source, last)]
+    going_on = {record.dagster_run.run_id: record for record in _of(instance, UNFINISHED, source, MOST_GOING_ON)}
+    ended = {record.dagster_run.run_id: record for record in _of(instance, _ENDED, source, last)}
+    # A run may end between the two questions: it ended.
+    records = [*(record for run_id, record in going_on.items() if run_id not in ended), *ended.values()]
     waits: defaultdict[str, list[str]] = defaultdict(list)
     for one in ledger.waits():
         waits[one.run].append(one.wait.sentence)

@@ -144,6 +144,14 @@ def test_what_a_listing_does_not_show_is_found_to_be_there_when_it_is_written(re
     assert objects(new_bucket)["some/key-05"] == b"another's"
 
 
+def test_an_object_there_that_is_in_cold_storage_is_not_read_and_holds_up_no_other(restore, new_bucket, unruly_s3):
+    new_bucket.put(f"{PREFIX}some/key-05", BODIES["some/key-05"])  # with no checksum: it is read to be compared
+    unruly_s3.fail(403, "InvalidObjectState", kind="object", key=f"{PREFIX}some/key-05")
+    done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
+    one_sentence(done, 1, "InvalidObjectState", "1 object of 20 were not restored")
+    assert len(objects(new_bucket)) == 20
+
+
 def test_a_listing_that_is_forbidden_is_done_without(restore, new_bucket, unruly_s3):
     unruly_s3.fail(403, "AccessDenied", kind="listing")
     assert restore(prefix="some/", endpoint=unruly_s3.endpoint).status == 0

@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from dagster import DagsterRunStatus
 
+from caf_pipeline.dagster_host import runs
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.runs import find_runs, runs_command
 from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.waits import Wait
@@ -59,3 +61,16 @@ def test_where_no_dagster_ever_ran_there_are_no_runs_and_nothing_is_made(pipelin
     assert not dagster_home(pipeline_settings).exists()
     with pytest.raises(SettingsError, match="there is no source 'other'"):
         runs_command("other", settings=pipeline_settings, last=20, json=False)
+
+
+def test_a_run_that_ends_while_runs_are_asked_for_is_shown_once(pipeline, monkeypatch):
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED)
+    ask = runs._of
+
+    def end_after(instance, statuses, *rest):
+        yield from ask(instance, statuses, *rest)
+        if statuses is UNFINISHED:
+            instance.report_run_failed(instance.get_run_by_id(run_id))
+
+    monkeypatch.setattr(runs, "_of", end_after)
+    assert [run.status for run in find_runs(pipeline.instance, pipeline.ledger, None, 20)] == ["failure"]

@@ -56,6 +56,7 @@ MAX_PAGES: Final = 8
 _READ_BYTES: Final = 1 << 20
 _ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep a checksum only where this names it, too
 _NOT_TOLD: Final = (400, 403, 501)
+_IN_COLD_STORAGE: Final = "InvalidObjectState"
 _TAKEN: Final = (409, 412)  # a write of the same key was under way; there is an object
 _PARAMETERS: Final = {
     "content_type": "ContentType",
@@ -328,7 +329,7 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
     if not isinstance(error, ClientError) or concerns_all(error, at) or is_transient(error):
         return source_error(error, at)
     said, status = f"{code_of(error)} (HTTP status {status_of(error)})", status_of(error)
-    if status == 403:
+    if status == 403 and code_of(error) != _IN_COLD_STORAGE:
         return SourceDenied(
             f"{at.of(key)} may not be {done} with these credentials: {said}",
             hint=f"grant s3:ListBucket, s3:GetObject and s3:PutObject on '{at.bucket}', or check the credentials",
