@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from caf_pipeline.cli.clps import LogArgument
-from caf_pipeline.cli.opening import opened_ranges
+from caf_pipeline.cli.opening import opened_ranges, replacing
 from caf_pipeline.cli.terminal import JsonOption, counted, print_json, show_size
-from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, MalformedArchive, MemberNotFound, StagingError
+from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, MalformedArchive, MemberNotFound
 
 if TYPE_CHECKING:
     from caf_pipeline.formats.chunkio import LogEntry, LogReader
@@ -174,7 +174,7 @@ def salvage(
     from caf_pipeline.formats.chunkio import LogWriter  # noqa: PLC0415
 
     whole, writer = 0, LogWriter()
-    with _opened(file, _ALL_BYTES, damaged=True) as log, _output(output) as out:
+    with _opened(file, _ALL_BYTES, damaged=True) as log, _output(output, file) as out:
         for one in log.reader.salvage():
             if one.content_right and one.inside is None:
                 whole += 1
@@ -239,20 +239,15 @@ class _Pieces:
 
 
 @contextmanager
-def _output(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """Open a file that appears when the context ends without an error."""
+def _output(path: Path | None, words: Sequence[str]) -> Iterator[IO[bytes] | None]:
+    """Open a file that appears when the context ends without an error; it may not be the one that `words` name."""
     from caf_pipeline.system.atomic_files import WholeFile  # noqa: PLC0415
 
     if path is None:
         yield None
         return
-    try:
-        with WholeFile(path) as whole:
-            yield whole.file
-    except OSError as error:
-        raise StagingError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="Name a file in a folder with room."
-        ) from error
+    with replacing(path, *(words if len(words) == 1 else ())), WholeFile(path) as whole:
+        yield whole.file
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

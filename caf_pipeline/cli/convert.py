@@ -13,6 +13,7 @@ from caf_pipeline.caf.archive import CafReader, CafWriter, Member
 from caf_pipeline.caf.index import ByteRange
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, read_caf
 from caf_pipeline.cli.cotar import IgnoreZeros, copy_tar, opened_cotar, pieces_of, tar_files, tell_left_out
+from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import counted, print_json, printable, progress, show_size
 from caf_pipeline.errors import MemberRefused, UsageError
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
@@ -48,11 +49,13 @@ def convert(
     """
     from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  most commands need no numpy
 
+    if not out.name.endswith((".caf", ".tar", ".tar.co")):
+        raise UsageError(f"What {str(out)!r} is to be, its name does not say.", hint="OUT ends with .caf, .tar or .tar.co.")
     made = _kind(str(out))
     given = _kind(file.partition("?")[0]) if "://" in file else _kind(file)
     if made == given:
         raise UsageError(f"{file!r} and {str(out)!r} are of one format.", hint="OUT ends with .caf, .tar or .tar.co.")
-    with open_ranges(file, open_s3) as source:
+    with replacing(out, file), open_ranges(file, open_s3) as source:
         if given == ".caf":
             reader = read_caf(source, lenient=lenient)
             count = _to_tar(source, reader, out, indexed=made == ".tar.co")

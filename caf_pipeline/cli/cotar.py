@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ import typer
 from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, open_s3
+from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import counted, note, print_json, printable, progress, show_size
 from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, UsageError
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
-from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, size_in, walk
+from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, open_ranges, write_piece
 
@@ -126,13 +128,18 @@ class OpenedCotar:
             while len(first) < BLOCK_BYTES:
                 first += next(pieces)
             with suppress(MalformedArchive):
-                if size_in(first[:BLOCK_BYTES], slot.start_byte - BLOCK_BYTES) == slot.size_bytes:
+                if size_in(first[:BLOCK_BYTES], slot.start_byte - BLOCK_BYTES) == slot.size_bytes or self._pax_says(slot):
                     return chain([first[BLOCK_BYTES:]], pieces)
         raise MalformedArchive(
             f"The index of {self.source.name} leads to bytes {slot.start_byte} to {end_byte} for {os.fsdecode(name)!r}, "
             f"and the tar has no file of {slot.size_bytes} bytes there.",
             hint="One of them is damaged, or they do not belong together: `caf cotar verify` tells all such files.",
         )
+
+    def _pax_says(self, slot: Slot) -> bool:
+        """Say whether a PAX header gives a file the size that its own header does not have."""
+        before = self.source.read(max(0, slot.start_byte - SUFFIX_BYTES), slot.start_byte)
+        return pax_size_in(before) == slot.size_bytes
 
 
 @contextmanager
@@ -188,7 +195,7 @@ def index(
     if out is None and "://" in tar:
         raise UsageError("The index of a tar behind a URL needs a name.", hint="Give it with -o.")
     path = out or Path(f"{tar}.co" if embed else f"{tar}.index")
-    with open_ranges(tar, open_s3) as source:
+    with replacing(path, *([] if embed else [tar])), open_ranges(tar, open_s3) as source:
         _, size_bytes = source.read_suffix(1)
         found = tar_files(source, size_bytes, ignore_zeros=ignore_zeros)
         table = index_of(found.files)
@@ -331,17 +338,19 @@ def _verified(source: FileRanges, index: str | None, *, ignore_zeros: bool) -> d
                     f"{shown} has {each.size_bytes} bytes from byte {each.start_byte} on; "
                     f"the index says {slot.size_bytes} from {slot.start_byte} on"
                 )
-        held, known = list(opened.index.slots()), {(each.start_byte, each.size_bytes) for each in found.files}
+        held = Counter(opened.index.slots())
+        known = Counter(Slot(each.start_byte, each.size_bytes) for each in found.files)
         problems += [
             f"the slot of bytes {slot.start_byte} to {slot.start_byte + slot.size_bytes} is of no file"
-            for slot in held
-            if slot not in known
+            for slot in (held - known).elements()
         ]
+        if not opened.index.has_both_headers():
+            problems.append("the index does not have its header before its slots and behind them")
         for problem in problems[:_NAMED]:
             note(problem)
         if len(problems) > _NAMED:
             note(f"and {len(problems) - _NAMED} more")
-        return {"files": len(set(found.files)), "slots": len(held), "problems": len(problems)}
+        return {"files": len(set(found.files)), "slots": held.total(), "problems": len(problems)}
 
 
 COMMANDS: Final = (

@@ -3,13 +3,15 @@
 Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.errors import NotLocated, UsageError
+from caf_pipeline.errors import NotLocated, StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -104,6 +106,28 @@ def opened_ranges(words: Sequence[str]) -> "Iterator[FileRanges]":
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
         yield ObjectRanges(fetch(ledger, store, source, key))
+
+
+@contextmanager
+def replacing(path: Path, *read: str) -> Iterator[None]:
+    """Write a file while the context lasts.
+
+    Raises:
+        UsageError: something else than a file stands there, or it is one of those that are read. StagingError: an OSError inside.
+    """
+    try:
+        if path.exists():
+            if not path.is_file():
+                raise UsageError(f"{str(path)!r} is not a file that can be replaced.")
+            if any(os.path.exists(one) and path.samefile(one) for one in read):
+                raise UsageError(f"{str(path)!r} would replace what is read.", hint="Name another file.")
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StagingError(
+            f"{str(path)!r} cannot be written: {error.strerror}.", hint="Name a file in a folder with room."
+        ) from error
 
 
 @contextmanager

@@ -72,6 +72,7 @@ class CotarIndex:
         self.slot_count = slot_count
         self.size_bytes = 2 * HEADER_BYTES + SLOT_BYTES * slot_count
         self._headers_agree: bool | None = True  # None: the first one is not read yet
+        self._has_last_header = True
 
     @classmethod
     def open_embedded(cls, read: Read, tail: bytes, size_bytes: int, *, name: str) -> Self:
@@ -107,7 +108,9 @@ class CotarIndex:
                 f"{name} is the index of {slot_count} slots, {without_last + HEADER_BYTES} bytes, and has {size_bytes}.",
                 hint=_DAMAGED,
             )
-        return cls(read, tail, size_bytes, 0, slot_count, name=name)
+        index = cls(read, tail, size_bytes, 0, slot_count, name=name)
+        index._has_last_header = size_bytes > without_last and tail[-HEADER_BYTES:] == head
+        return index
 
     def find(self, name: bytes) -> Slot | None:
         """Return where a file's bytes are; None where the index has no such name.
@@ -140,6 +143,15 @@ class CotarIndex:
         if first_byte < self._tail_start:
             self._tail = bytes(self._read(first_byte, self._tail_start)) + self._tail
             self._tail_start = first_byte
+
+    def has_both_headers(self) -> bool:
+        """Say whether the same header stands before the slots and behind them; the index may be read where it does not.
+
+        Raises:
+            MalformedArchive: two headers stand there, and do not agree.
+        """
+        self._compare_headers()
+        return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
         """Yield what is in the table, in its order, by reads of `SUFFIX_BYTES`."""

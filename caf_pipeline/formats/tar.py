@@ -12,13 +12,14 @@ Source: POSIX.1-2024, pax, "ustar Interchange Format" and "pax Extended Header";
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zlib import adler32
 
 from typing_extensions import Buffer
 
-from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.errors import MalformedArchive, MemberRefused
 
 BLOCK_BYTES: Final = 512
 RECORD_BYTES: Final = 20 * BLOCK_BYTES  # what tar programs fill the last one up to
@@ -33,6 +34,9 @@ _FULL: Final = re.compile(rb"[0-7]+[ \0]")  # as nearly all write it
 _RECORD: Final = re.compile(rb"([1-9][0-9]{0,7}) ")
 _DIGITS: Final = re.compile(rb"[0-9]{1,18}")
 _USTAR: Final = b"ustar\0"
+_SPARSE: Final = b"GNU.sparse."
+_KEYS: Final = frozenset((b"path", b"linkpath", b"size", b"GNU.sparse.name"))
+"""The PAX records that are read: what else an archive has of them is not kept."""
 _NO_TAR: Final = "It is damaged, or it is not a tar archive, or one that is compressed."
 
 Read = Callable[[int, int], Buffer]
@@ -134,7 +138,7 @@ def _described(
         name = said.get(b"GNU.sparse.name") or said.get(b"path") or name
         link = said.get(b"linkpath") or link
         length = _pax_size(said[b"size"], position) if said.get(b"size") else length
-        if kind == "0" and any(key.startswith(b"GNU.sparse.") for key in said):
+        if kind == "0" and (_SPARSE in said or b"GNU.sparse.name" in said):
             kind = "S"
     if letter == b"\0" and name.endswith(b"/"):
         kind = "5"  # v7 has no letter for a folder
@@ -146,6 +150,19 @@ def size_in(header: bytes, position: int) -> int:
     """Return the size that a header of one block says; raises MalformedArchive, with its `position`, where it is none."""
     _compare_checksum(header, position)
     return _number(header[124:136], "size", position)
+
+
+def pax_size_in(headers: bytes) -> int | None:
+    """Return the size that a PAX header says which stands right before the last block of these; None where there is none."""
+    last = len(headers) - BLOCK_BYTES
+    for at in range(last - 2 * BLOCK_BYTES, -1, -BLOCK_BYTES):
+        if headers[at + 156] not in b"xX":
+            continue
+        with suppress(MalformedArchive):
+            start, length = at + BLOCK_BYTES, size_in(headers[at : at + BLOCK_BYTES], at)
+            if start + _padded(length) == last and (size := _pax(headers[start : start + length], at).get(b"size")):
+                return _pax_size(size, at)
+    return None
 
 
 class _Window:
@@ -220,7 +237,10 @@ def _pax(text: bytes, position: int) -> dict[bytes, bytes]:
         if not match or end > len(text) or text[end - 1 : end] != b"\n" or b"=" not in text[match.end() : end]:
             raise MalformedArchive(f"The PAX header at byte {position} of the tar archive has a record that is none.")
         key, _, value = text[match.end() : end - 1].partition(b"=")
-        records[key] = value
+        if key in _KEYS:
+            records[key] = value
+        elif key.startswith(_SPARSE):
+            records[_SPARSE] = b""
         start = end
     return records
 
@@ -264,52 +284,65 @@ KINDS: Final = {"2": "symbolic link", "3": "device", "4": "device", "5": "folder
 """What has no range of bytes of its own, in words."""
 
 
+_Place = tuple[int, int] | bytes | str
+"""Start and size in bytes of a file, the name that a link waits for, or the kind of what has no range."""
+
+
 def files_of(members: Iterable[TarMember]) -> TarFiles:
     """Return the regular files among members, hard links resolved to the bytes of what they link to.
 
-    A link means the file of its name that stands before it, else the one behind it.
+    A link means the file of its name that stands before it, else the one behind it. One to what is left out is left out, too.
 
     Raises:
         MalformedArchive: a hard link to a name that no file has.
     """
-    found: list[tuple[bytes, tuple[int, int] | bytes]] = []
-    now: dict[bytes, tuple[int, int] | bytes] = {}
+    found: list[tuple[bytes, _Place]] = []
+    now: dict[bytes, _Place] = {}
     left_out: dict[str, int] = {}
     for member in members:
-        place: tuple[int, int] | bytes
+        place: _Place
         if member.kind == "0":
             place = (member.start_byte, member.size_bytes)
         elif member.kind == "1":
             place = now.get(member.link, member.link)
         else:
-            kind = KINDS.get(member.kind, "member of an unknown kind")
-            left_out[kind] = left_out.get(kind, 0) + 1
-            if kind != "folder":
-                now.pop(member.name, None)  # it takes the place of a file
+            place = KINDS.get(member.kind, "member of an unknown kind")
+        if isinstance(place, str):
+            left_out[place] = left_out.get(place, 0) + 1
+            if place != "folder":
+                now[member.name] = place  # it takes the place of a file
             continue
         now[member.name] = place
         found.append((member.name, place))
-    ends = {name: place if isinstance(place, tuple) else _resolved(name, place, now) for name, place in now.items()}
     files = []
+    ends: dict[bytes, tuple[int, int] | str] = {}
     for name, place in found:
-        end = ends.get(name)
-        if end and end == (place if isinstance(place, tuple) else _resolved(name, place, now)):
+        end = place if isinstance(place, tuple) else _resolved(name, place, now, ends)
+        last = now[name]
+        if end != (last if isinstance(last, tuple) else _resolved(name, last, now, ends)):
+            continue
+        if isinstance(end, str):
+            left_out[end] = left_out.get(end, 0) + 1
+        else:
             files.append(FileRange(name, *end))
     return TarFiles(files, left_out)
 
 
-def _resolved(name: bytes, link: bytes, now: Mapping[bytes, tuple[int, int] | bytes]) -> tuple[int, int]:
-    place: tuple[int, int] | bytes = link
-    steps = 0
+def _resolved(
+    name: bytes, place: _Place, now: Mapping[bytes, _Place], ends: dict[bytes, tuple[int, int] | str]
+) -> tuple[int, int] | str:
+    """Return what a place leads to; `ends` keeps it for each link on the way, so that a chain is walked once."""
+    passed = []
     while isinstance(place, bytes):
-        steps += 1
-        following = now.get(place)
-        if following is None or steps > len(now):
+        passed.append(place)
+        following = ends.get(place) or now.get(place)
+        if following is None or len(passed) > len(now):
             raise MalformedArchive(
                 f"The tar archive has a hard link {name.decode(errors='backslashreplace')!r} to "
                 f"{place.decode(errors='backslashreplace')!r}, and no file of that name."
             )
         place = following
+    ends.update(dict.fromkeys(passed, place))
     return place
 
 
@@ -320,17 +353,22 @@ def header(name: bytes, size_bytes: int) -> bytes:
     """Return the header of a regular file: one block of ustar, or with PAX records before it what ustar cannot hold.
 
     Owner and time are 0, the mode is 644. ustar holds names of ASCII without NUL, of up to 100 bytes, or of 256 where a `/`
-    stands right, and sizes below 8 GiB.
+    stands right, and sizes below 8 GiB. An empty name stays empty: an empty PAX record would mean that there is none.
+
+    Raises:
+        MemberRefused: a name of more than 1 MiB, which `walk` would refuse.
     """
     prefix, short = b"", name
     if len(name) > 100:
         cut = name.rfind(b"/", 0, 156)
         prefix, short = (name[:cut], name[cut + 1 :]) if cut > 0 else (b"", name)
     records = b""
-    if not name or not name.isascii() or b"\0" in name or not 0 < len(short) <= 100:
+    if name and (not name.isascii() or b"\0" in name or not 0 < len(short) <= 100):
         prefix, short, records = b"", b"././@PaxHeader", _record(b"path", name)
     if size_bytes > MAX_USTAR_BYTES:
         records += _record(b"size", b"%d" % size_bytes)
+    if len(records) > _MAX_NAME_BYTES:
+        raise MemberRefused(f"A name of {len(name)} bytes is too long: of a tar archive's headers at most 1 MiB is read.")
     before = b""
     if records:
         before = _ustar(b"././@PaxHeader", b"", len(records), b"x") + records + padding(len(records))

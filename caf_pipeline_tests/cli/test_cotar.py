@@ -181,6 +181,49 @@ def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said)
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change", [lambda index: index[:-8], lambda index: index[:-1] + b"x"], ids=["no last header", "another one"]
+)
+def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbinary, change):
+    _, index = indexed({"a": b"1"})
+    (here / "x.tar.index").write_bytes(change(index))
+    assert main(["cotar", "cat", "x.tar", "--index", "x.tar.index", "a"]) == 0
+    assert capfdbinary.readouterr().out.endswith(b"1")
+    assert main(["cotar", "verify", "x.tar", "--index", "x.tar.index"]) == 1
+
+
+def test_a_slot_more_than_files_is_told(here, capsys):
+    tar, index = indexed({"a": b"1", "b": b"2", "c": b"3"})
+    slots = [index[at : at + 16] for at in range(8, len(index) - 8, 16)]
+    free = 8 + 16 * slots.index(bytes(16))
+    taken = next(filter(any, slots))
+    (here / "x.tar.co").write_bytes(tar + index[:free] + b"x" * 8 + taken[8:] + index[free + 16 :])
+    assert main(["cotar", "verify", "x.tar.co"]) == 1
+    assert "of no file" in capsys.readouterr().err
+
+
+def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
+    one = info("p", tarfile.REGTYPE)
+    one.size, one.pax_headers = 5, {"size": "5"}
+    tar = bytearray(one.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")]))
+    tar[1024 + 124 : 1024 + 136] = b"%011o\0" % 0
+    tar[1024 + 148 : 1024 + 156] = b" " * 8
+    tar[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(tar[1024:1536])
+    (here / "x.tar").write_bytes(tar)
+    assert main(["cotar", "index", "x.tar", "--embed"]) == main(["cotar", "verify", "x.tar.co"]) == 0
+    assert main(["cotar", "cat", "x.tar.co", "p"]) == 0
+    assert capfdbinary.readouterr().out.endswith(b"12345")
+
+
+@pytest.mark.parametrize(("out", "status"), [("t.tar", 2), (".", 2), ("no/folder", 8)])
+def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was(here, capsys, out, status):
+    before = (here / "t.tar").read_bytes()
+    assert main(["cotar", "index", "t.tar", "-o", out]) == status
+    assert repr(out) in capsys.readouterr().err
+    assert os.listdir(here) == ["t.tar"]
+    assert (here / "t.tar").read_bytes() == before
+
+
 def test_verify_tells_a_slot_of_no_file(here, capsys):
     indexed({"a": b"1", "b": b"2"})
     (here / "one.tar").write_bytes(made([("a", b"1")]))
@@ -270,7 +313,10 @@ def test_a_caf_behind_a_url_is_converted(here):
     [
         (["t.tar", "o.tar"], 2, "one format"),
         (["nope.caf", "o.tar"], 4, "no file"),
-        (["t.tar", "nowhere/o.caf"], 1, "nowhere"),
+        (["t.tar", "nowhere/o.caf"], 8, "'nowhere/o.caf' cannot be written"),
+        (["t.tar", "folder.caf"], 2, "not a file"),
+        (["t.tar", "o.zip"], 2, "OUT ends with"),
+        (["t.tar", "same.caf"], 2, "replace what is read"),
         (["broken.tar", "o.caf"], 4, "cut off"),
         (["latin.tar", "o.caf"], 4, "UTF-8"),
         (["t.tar.co", "o.caf"], 4, "no file"),
@@ -281,6 +327,8 @@ def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, argum
     (here / "broken.tar").write_bytes((here / "t.tar").read_bytes()[:700])
     (here / "fake.tar.co").write_bytes((here / "t.tar").read_bytes())
     (here / "latin.tar").write_bytes(made([("ü", b"1")], tarfile.GNU_FORMAT, encoding="latin-1"))
+    (here / "folder.caf").mkdir()
+    (here / "same.caf").hardlink_to(here / "t.tar")
     before = set(os.listdir(here))
     assert main(["convert", *arguments]) == status
     assert said in capsys.readouterr().err

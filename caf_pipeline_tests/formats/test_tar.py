@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.errors import MalformedArchive, MemberRefused
 from caf_pipeline.formats.tar import BLOCK_BYTES, FileRange, end_of, files_of, header, padding, walk
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -72,6 +72,7 @@ def test_members_are_those_that_tarfile_finds(tar_format, bodies):
 
 @given(bodies=st.dictionaries(NAMES | st.just("a/"), st.binary(max_size=2000), max_size=6))
 @example(bodies={"p" * 150 + "/" + "n" * 100: b"in two fields", "p" * 156 + "/n": b"in none", LONG: b"", "x" * 100: b"1"})
+@example(bodies={"": b"no name"})
 @settings(max_examples=60)
 def test_what_is_written_is_read_by_tarfile_and_by_us(bodies):
     tar = b"".join(header(name.encode(), len(body)) + body + padding(len(body)) for name, body in bodies.items())
@@ -113,6 +114,8 @@ def test_a_size_that_ustar_cannot_hold_stands_in_a_pax_header():
         (made([("a", b"1"), info("l", tarfile.LNKTYPE, "a"), ("a", b"2")]), {"a": b"2", "l": b"1"}),
         (made([("a", b"1"), ("b", b"2"), info("a", tarfile.LNKTYPE, "b")]), {"a": b"2", "b": b"2"}),
         (made([("a", b"1"), info("a", tarfile.SYMTYPE, "b")]), {}),
+        (made([("a", b"1"), info("s", tarfile.SYMTYPE, "a"), info("l", tarfile.LNKTYPE, "s")]), {"a": b"1"}),
+        (made([("l", b"1"), info("l", tarfile.LNKTYPE, "s"), info("s", tarfile.SYMTYPE, "a")]), {}),
         (made([("a", b"1"), info("d", tarfile.DIRTYPE), info("p", tarfile.FIFOTYPE)]), {"a": b"1"}),
         (made([("a", b"1")], pax_headers={"path": "all"}), {"all": b"1"}),
         (made([("a", b"1")]).rstrip(b"\0").ljust(1024, b"\0"), {"a": b"1"}),
@@ -139,6 +142,19 @@ def test_a_link_to_no_file_is_refused(target):
 def test_links_in_a_circle_are_refused():
     with pytest.raises(MalformedArchive, match="hard link"):
         files_of(members_of(made([info("a", tarfile.LNKTYPE, "b"), info("b", tarfile.LNKTYPE, "a")])))
+
+
+def test_a_long_chain_of_links_and_many_pax_records_cost_no_more_than_they_are():
+    links = [info(f"l{number}", tarfile.LNKTYPE, f"l{number + 1}") for number in range(10_000)]
+    records = {f"user.{number}": "" for number in range(20_000)}
+    found = files_of(members_of(made([*links, ("l10000", b"1")], pax_headers=records))).files
+    assert len(found) == 10_001
+    assert len({file.start_byte for file in found}) == 1
+
+
+def test_a_name_that_would_not_be_read_back_is_not_written():
+    with pytest.raises(MemberRefused):
+        header(b"n" * (1 << 20), 0)
 
 
 def test_an_archive_ends_at_two_blocks_of_zeros_unless_told_to_go_on():
