@@ -5,6 +5,7 @@ A key is noticed until a listing ends well that began after its latest event: `m
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import text
@@ -39,6 +40,14 @@ _FORGET: Final = text(
     """
     DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source
         AND listing = :listing AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
+    """
+)
+# Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
+_WAITS_SINCE: Final = text(
+    """
+    UPDATE noticed_keys SET noticed_at = least(:began, now()) FROM sources
+    WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source AND noticed_at < :began
+        AND file_path > :after AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
     """
 )
 _SET_APART: Final = text(
@@ -82,10 +91,12 @@ class Notices(LedgerPart):
         with self._database.transaction() as connection:
             connection.execute(_MARK, {"source": source, "listing": listing, "after": after, "until": until})
 
-    def forget_noticed(self, source: str, listing: str, until: bytes | None = None) -> None:
-        """Forget the keys, up to and including `until`, of which no event came since this listing began."""
+    def forget_noticed(self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None) -> None:
+        """Forget the keys greater than `after`, up to and including `until`, of which no event came since this listing began."""
+        facts = {"source": source, "listing": listing, "began": began, "after": after, "until": until}
         with self._database.transaction() as connection:
-            connection.execute(_FORGET, {"source": source, "listing": listing, "until": until})
+            connection.execute(_FORGET, facts)
+            connection.execute(_WAITS_SINCE, facts)
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
         """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""

@@ -64,9 +64,10 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     if not noticed:
         return None
     start, end, listing = just_before(noticed[0]), noticed[-1], f"look {uuid4().hex}"
+    began = datetime.now(UTC)
     work.ledger.mark_noticed(work.source, listing, start, end)
     there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
-    filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
+    filters = ObjectFilter.of(work.source_settings, began)
     try:
         for page in work.objects.list_pages(after=start, max_pages=max_pages, in_order=True, versions=work.all_versions):
             there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
@@ -86,5 +87,5 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     until = come_to[-1]
     to_plan = any(key <= until for key in unsettled) or not there.issuperset(come_to)
     if not to_plan:
-        work.ledger.forget_noticed(work.source, listing, until)
+        work.ledger.forget_noticed(work.source, listing, began, start, until)
     return NoticedLook(to_plan, start, until)

@@ -457,7 +457,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         export_standing(work, current.standing)  # with what was just claimed
                     else:
                         waiting = _let_wait(work, snapshot, plan)
-        work.ledger.forget_noticed(work.source, snapshot.name)
+        if snapshot.silent_from is None:  # a report may lack what was written before it
+            work.ledger.forget_noticed(work.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))

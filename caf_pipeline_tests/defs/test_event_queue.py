@@ -138,6 +138,21 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
+def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not_since_its_first_event(queue):
+    queue.bucket.put("k", b"1")
+    queue.send("k", sequencer="0A")
+    queue.drain()
+    with queue.work.ledger._database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
+    snapshot = planning.take_inventory(queue.work)
+    queue.send("k", sequencer="0B")
+    queue.drain()
+    planning.cut_plan(queue.work, snapshot, second_copy=True)
+    (progress,) = queue.work.ledger.progress([SOURCE])
+    assert progress.noticed_keys == 1
+    assert snapshot.listed_at <= progress.noticed_at <= progress.at
+
+
 def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(queue, monkeypatch):
     monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
     queue.bucket.put("k", b"1")
