@@ -50,6 +50,9 @@ _WAITS_SINCE: Final = text(
         AND file_path > :after AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
     """
 )
+_SET_APART_BEFORE: Final = text(
+    "SELECT message_id FROM messages_set_apart WHERE source_id = :source_id AND message_id = ANY(:ids)"
+)
 _SET_APART: Final = text(
     """
     INSERT INTO messages_set_apart (source_id, message_id, body, reason) VALUES (:source_id, :message_id, :body, :reason)
@@ -74,13 +77,17 @@ class Notices(LedgerPart):
             if keys:
                 facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
                 connection.execute(_NOTICE, facts)
+            wrong = {message.message_id: message for message in messages if message.wrong}
+            facts = {"source_id": source_id, "ids": list(wrong)}
+            known = connection.execute(_SET_APART_BEFORE, facts).scalars()  # whose deletion failed: they need no room
+            for message_id in known.all():
+                del wrong[message_id]
             count = text("SELECT count(*) FROM messages_set_apart WHERE source_id = :source_id")
             room = MOST_SET_APART - connection.execute(count, {"source_id": source_id}).scalar_one()
-            wrong = [message for message in messages if message.wrong]
-            for message in wrong[: max(room, 0)]:
-                facts = {"message_id": message.message_id, "body": message.body, "reason": message.wrong}
+            left = set(list(wrong)[max(room, 0) :])
+            for message_id in wrong.keys() - left:
+                facts = {"message_id": message_id, "body": wrong[message_id].body, "reason": wrong[message_id].wrong}
                 connection.execute(_SET_APART, {"source_id": source_id, **facts})
-        left = {message.message_id for message in wrong[max(room, 0) :]}
         return {message.message_id for message in messages} - left
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:

@@ -213,6 +213,9 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     tick = queue.tick()
     assert "4 messages of the queue set apart: `caf queue my-source` shows why. 1 message left in the queue" in tick.skip_message
     assert queue.left() == 1
+    again = QueueMessage(apart[0].message_id, "", apart[0].body, (), apart[0].reason)
+    other = replace(again, message_id="other")
+    assert queue.work.ledger.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
 
 
 @pytest.mark.parametrize(
