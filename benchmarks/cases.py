@@ -14,6 +14,8 @@ from benchmarks.ledgers import load, look_up
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import whole_pipeline
 from benchmarks.reports import FILES, listing, report
+from benchmarks.retrieval import read_large, read_one, restore_small
+from benchmarks.server import COPY
 from caf_pipeline_tests.support.inventory_reports import FORMATS
 
 KIB = 1 << 10
@@ -115,7 +117,6 @@ def _pack(bench: Bench, prefix: str, sizes: list[int], script: str) -> Sides:
     )
 
 
-COPY = 'rclone copy --transfers 16 "$1" "$2"'
 COPY_HASH_CAT = f"""{COPY}; cd "$2"; find . -type f | sort > ../names
 xargs sha256sum < ../names > ../sums; xargs cat < ../names > ../whole; rm ../names ../sums ../whole"""
 
@@ -241,6 +242,27 @@ CASES = {
             whole_pipeline,
         ),
         Case("upload", "a chunk of 4 GiB to the loopback provider", "curl of the same form", 1.1, upload),
+        Case(
+            "read-one",
+            "an object of 64 KiB looked up, read from the loopback provider and compared, 5,000 times in one process",
+            "as many keep-alive ranged GETs of the same bytes, and 2 ms of waiting after each, which is what the rest may take",
+            1.0,
+            read_one,
+        ),
+        Case(
+            "restore-small",
+            "10,000 objects of 16 KiB restored to a folder from the loopback provider, each compared",
+            "rclone copying the same objects from the S3 server",
+            0.8,
+            restore_small,
+        ),
+        Case(
+            "read-large",
+            "an object of 1 GiB written to a file by `caf get` from the loopback provider, and compared",
+            "curl of the same range",
+            1.2,
+            read_large,
+        ),
         Case(
             "journal-small",
             "20,000 objects of 16 KiB packed with the journal's checkpoints",

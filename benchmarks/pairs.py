@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import statistics
@@ -33,12 +34,16 @@ class Command:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one run took, by which command: wall and CPU seconds of all its processes, the largest resident set in bytes."""
+    """What one run took, by which command: wall and CPU seconds of all its processes, the largest resident set in bytes.
+
+    `p50_ms` is what a command that does the same many times tells of one time; None of others.
+    """
 
     seconds: float
     cpu_seconds: float
     peak_bytes: int
     argv: Sequence[str]
+    p50_ms: float | None = None
 
 
 def run(command: Command) -> Usage:
@@ -48,14 +53,13 @@ def run(command: Command) -> Usage:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     os.sync()  # what the run before left to be written is not charged to this one
     environment = {name: value for name, value in {**os.environ, **command.environment}.items() if value is not None}
-    done = subprocess.run(
-        [sys.executable, "-IS", TIMED, *argv], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=False
-    )
+    done = subprocess.run([sys.executable, "-IS", TIMED, *argv], capture_output=True, env=environment, check=False)
     *said, told = done.stderr.decode(errors="replace").splitlines() or [""]
     used = json.loads(told) if told.startswith("{") else {"exit": done.returncode}
     if used.pop("exit"):
         raise SystemExit("\n".join([f"{shlex.join(argv)} failed:", *said[-20:]]))
-    return Usage(**used, argv=argv)
+    told_p50 = re.search(rb'"p50_ms": ([0-9.]+)', done.stdout)
+    return Usage(**used, argv=argv, p50_ms=float(told_p50[1]) if told_p50 else None)
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class Compared:
             side: {name: statistics.median(getattr(usage, name) for usage in usages) for name in names}
             for side, usages in (("ours", self.ours), ("theirs", self.theirs))
         }
+        for side, usages in (("ours", self.ours), ("theirs", self.theirs)):
+            if told := [usage.p50_ms for usage in usages if usage.p50_ms is not None]:
+                sides[side]["p50_ms"] = statistics.median(told)
         return {
             **sides,
             "ratio": statistics.median(self.ratios()),

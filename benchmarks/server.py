@@ -25,6 +25,8 @@ KEY = "bench"
 BUCKET = "bench"
 SOURCE_KEYS = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
 """The server's keys as the environment gives them to our source `bench`."""
+COPY = 'rclone copy --transfers 16 "$1" "$2"'
+"""The peer's copy of `bench:bench/PREFIX` to a folder, in the environment of `S3Server.rclone`."""
 START_SECONDS = 60
 FILLERS = 8
 

@@ -135,6 +135,23 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     return {"looked_up": len(wanted), "located": count}
 
 
+def read_one(key: str, count: str) -> dict[str, Any]:
+    """Read an object again and again, as a program does that keeps the archive open; each time it is looked up and compared."""
+    import statistics
+    import time
+
+    from caf_pipeline.wiring import open_archive
+
+    seconds = []
+    with open_archive() as archive:
+        for _ in range(int(count)):
+            begun = time.perf_counter()
+            with archive.open("bench", key) as file:
+                size_bytes = len(file.read())
+            seconds.append(time.perf_counter() - begun)
+    return {"bytes": size_bytes, "p50_ms": 1000 * statistics.median(seconds)}
+
+
 def upload(*arguments: str) -> dict[str, Any]:
     """Upload a posted file to one provider, up to its answer."""
     from benchmarks.jackal import send
@@ -148,6 +165,7 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "report": report,
     "load": load,
     "look-up": look_up,
+    "read-one": read_one,
     "upload": upload,
 }
 

@@ -84,6 +84,11 @@ def test_the_peak_is_that_of_the_command_and_not_of_what_measures_it():
     assert found["theirs"]["peak_bytes"] < len(ballast) // 2
 
 
+def test_what_a_command_tells_of_one_time_is_shown_beside_what_all_of_them_took():
+    found = compare(Command(["echo", '{"p50_ms": 1.5}']), Command(["true"]), pairs=1).summary()
+    assert (found["ours"]["p50_ms"], "p50_ms" in found["theirs"]) == (1.5, False)
+
+
 def test_what_a_run_made_is_gone_before_the_next(tmp_path):
     made = tmp_path / "made"
     compare(Command(["mkdir", str(made)], removed=[made]), Command(["mkdir", str(made)], removed=[made]), pairs=2)
