@@ -154,11 +154,11 @@ class CotarIndex:
         return bool(self._headers_agree) and self._has_last_header
 
     def slots(self) -> Iterator[Slot]:
-        """Yield what is in the table, in its order, by reads of `SUFFIX_BYTES`."""
+        """Yield what is in the table, in its order, by reads of `SUFFIX_BYTES`; also of a slot that has all but its hash."""
         at_once = SUFFIX_BYTES // SLOT_BYTES
         for first in range(0, self.slot_count, at_once):
             for value, block, size in self._slots(first, min(at_once, self.slot_count - first)):
-                if value:
+                if value or block or size:
                     yield Slot(block * BLOCK_BYTES, size)
 
     def _find(self, value: int) -> Slot | None:

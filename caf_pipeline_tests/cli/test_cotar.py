@@ -192,12 +192,13 @@ def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbi
     assert main(["cotar", "verify", "x.tar", "--index", "x.tar.index"]) == 1
 
 
-def test_a_slot_more_than_files_is_told(here, capsys):
+@pytest.mark.parametrize("hashed", [b"x" * 8, bytes(8)])
+def test_a_slot_more_than_files_is_told(here, capsys, hashed):
     tar, index = indexed({"a": b"1", "b": b"2", "c": b"3"})
     slots = [index[at : at + 16] for at in range(8, len(index) - 8, 16)]
     free = 8 + 16 * slots.index(bytes(16))
     taken = next(filter(any, slots))
-    (here / "x.tar.co").write_bytes(tar + index[:free] + b"x" * 8 + taken[8:] + index[free + 16 :])
+    (here / "x.tar.co").write_bytes(tar + index[:free] + hashed + taken[8:] + index[free + 16 :])
     assert main(["cotar", "verify", "x.tar.co"]) == 1
     assert "of no file" in capsys.readouterr().err
 
