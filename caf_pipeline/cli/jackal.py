@@ -286,9 +286,10 @@ def files(
 ) -> None:
     r"""Hold what the chain lists against the ledger.
 
-    Of this wallet and these archives. missing: the ledger has it on the chain, and the chain does not list it. foreign:
-    listed, and no chunk of the ledger, e.g. of an abandoned one. short: fewer copies than required. expiring: ends within
-    jackal.warn_days. --json names every file, and the URLs at which its providers serve it.
+    Of these archives: what this wallet posted, and other wallets that the ledger's chunks were posted by. missing: the ledger has
+    it on the chain, and the chain does not list it. foreign: listed, and no chunk of the ledger, e.g. of an abandoned one.
+    short: fewer copies than required. expiring: ends within jackal.warn_days. --json names every file, and the URLs at which its
+    providers serve it.
 
     \b
     Examples:
@@ -328,9 +329,11 @@ def _holdings(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
         blocks = ahead.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
         urls = {one.address: one.url.rstrip("/") for one in store.chain.providers()} if with_urls else {}
+        chunks = ledger.chunks(source)
+        owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}  # also wallets used before
         found = compare(
-            store.listed(work.archive_id),
-            ledger.chunks(source),
+            store.listed(work.archive_id, owners),
+            chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,
             expiring_at=store.chain.height() + int(blocks),

@@ -60,6 +60,10 @@ _WAITING = text(
     ORDER BY asked_at, caf_file_id
     """
 )
+_END_OTHER_ASKS = text("DELETE FROM posts WHERE caf_file_id = :id AND account <> :account")
+_OTHER_POSTS = text(
+    "SELECT DISTINCT account FROM transaction_posts WHERE caf_file_id = :id AND account <> :account AND live ORDER BY 1"
+)
 SIGNED: Final = "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
 _PENDING = text(f"{SIGNED} WHERE account = :account AND outcome IS NULL ORDER BY sequence")
 # In one order, so that two commits cannot wait for each other.
@@ -159,6 +163,19 @@ class TransactionLog:
             if row.state == _S.DAMAGED:
                 connection.execute(_END_FIRST_POST, {**facts, "start": row.start})
             connection.execute(_ASK, facts)
+
+    def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
+        """End what other accounts asked for the chunk; return those that have a live post of it.
+
+        Afterwards no other account comes to have one, as long as the caller has the chunk's lease.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).one_or_none()
+            if row is None:
+                return ()
+            facts = {"id": row.caf_file_id, "account": account}
+            connection.execute(_END_OTHER_ASKS, facts)
+            return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted.

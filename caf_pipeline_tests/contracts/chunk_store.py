@@ -34,6 +34,9 @@ class MemoryLease:
 class MemoryLog:
     """A transaction log that forgets when the test ends, and refuses what the ledger's refuses."""
 
+    def other_accounts(self, chunk: str, account: str) -> list[str]:
+        return []
+
     def __init__(self) -> None:
         self.asked: dict[tuple[str, str], WaitingPost] = {}
         self.transactions: dict[str, SignedTransaction] = {}

@@ -82,6 +82,17 @@ class TransactionLogContract:
 
     # --- committing ---
 
+    @pytest.mark.parametrize("outcome", [None, "included", "expired"])
+    def test_another_account_takes_a_chunk_over_with_what_may_be_posted_of_it(self, log, chunks, outcome):
+        ask(log, *chunks)
+        one = commit(log, signed(1), chunks[0])
+        if outcome:
+            settle(log, one, outcome, *([50] if outcome == "included" else []))
+        assert list(log.other_accounts(chunks[0], OTHER)) == ([] if outcome == "expired" else [ACCOUNT])
+        assert list(log.other_accounts(chunks[1], OTHER)) == []
+        assert list(log.other_accounts(chunks[0], ACCOUNT)) == []
+        assert names(log.waiting(ACCOUNT)) == [chunks[2]]  # of the others it signs no more
+
     def test_committed_transactions_are_pending_by_sequence_until_they_are_settled(self, log, chunks):
         ask(log, *chunks)
         two = commit(log, signed(2), chunks[0])

@@ -54,6 +54,13 @@ def test_files_of_other_owners_are_left_out():
     assert compared([a_file(owner="jkl1other")], []).foreign == []
 
 
+def test_the_file_of_a_chunk_that_another_wallet_posted_is_listed_and_ends_not_with_this_ones_space():
+    file, chunk = a_file(owner="jkl1before"), a_chunk(owner="jkl1before")
+    found = compare([file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True)
+    assert (found.listed, found.missing, found.foreign, found.expiring) == ([(chunk, file)], [], [], set())
+    assert compared([a_file()], [chunk]).missing == [chunk]
+
+
 @pytest.mark.parametrize(("expires", "expiring"), [(0, 0), (500, 1), (501, 0)])
 def test_a_file_with_an_end_of_its_own_is_expiring_up_to_the_height_asked_about(expires, expiring):
     assert len(compared([a_file(expires=expires)], [a_chunk()]).expiring) == expiring

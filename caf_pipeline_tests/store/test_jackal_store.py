@@ -154,8 +154,8 @@ def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
 
 def test_what_the_chain_lists_of_an_archive_is_listed(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
-    assert posting.merkle_root in {file.merkle_root for file in opened.store.listed("0" * 32)}
-    assert list(opened.store.listed("f" * 32)) == []
+    assert posting.merkle_root in {file.merkle_root for file in opened.store.listed("0" * 32, {opened.store.wallet.address})}
+    assert list(opened.store.listed("f" * 32, {opened.store.wallet.address})) == []
 
 
 def test_neither_the_store_nor_its_errors_show_the_mnemonic(opened, stranger):

@@ -77,6 +77,13 @@ class MemoryLog:
                 if before is None or before.message != message:
                     self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
+    def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
+        with self._lock:
+            for other in [key for key in self.asked if key[0] != account and key[1] == chunk]:
+                del self.asked[other]
+            posted = {one.transaction.account for one in self.entries if chunk in one.chunks and one.outcome in MAY_HOLD}
+            return sorted(posted - {account})
+
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         with self._lock:
             return [

@@ -25,7 +25,7 @@ class ChainDiff:
     Attributes:
         listed: chunks that the chain has, each with its file.
         missing: chunks that the ledger says are posted, and the chain does not list.
-        foreign: files of this owner and archive that no kept chunk names, e.g. of an abandoned one.
+        foreign: files of the wallet and archive that no kept chunk names, e.g. of an abandoned one.
         expiring: names of listed ones whose file ends at or before the height asked about.
         short: names of located ones whose file has fewer providers than copies are required.
     """
@@ -49,20 +49,20 @@ def compare(
     """Hold the chain's files against the ledger's chunks.
 
     Args:
-        files: what the chain lists for the archive; of other owners, too, which are left out.
+        files: what the chain lists for the archive, of the wallet and of those that the chunks were posted by.
         chunks: the ledger's, of any state.
         owner: the wallet's address.
         required_copies: providers that a located chunk should have.
         expiring_at: a block height; a file with an end of its own at or before it is expiring.
-        plan_ends: the bought space ends by then, and with it every file that has no end of its own.
+        plan_ends: the wallet's space ends by then, and with it each of its files that has no end of its own.
     """
-    files_by_post = {(file.merkle_root, file.start): file for file in files if file.owner == owner}
+    files_by_post = {(file.merkle_root, file.owner, file.start): file for file in files}
     listed: list[tuple[Chunk, ChainFile]] = []
     missing: list[Chunk] = []
     for chunk in chunks:
-        if chunk.state not in KEPT or chunk.merkle_root is None or chunk.start is None:
+        if chunk.state not in KEPT or chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
             continue
-        file = files_by_post.pop((chunk.merkle_root, chunk.start), None)
+        file = files_by_post.pop((chunk.merkle_root, chunk.owner, chunk.start), None)
         if file is None:
             missing.append(chunk)
         else:
@@ -70,7 +70,11 @@ def compare(
     return ChainDiff(
         listed=listed,
         missing=missing,
-        foreign=[files_by_post[key] for key in sorted(files_by_post)],
-        expiring={chunk.name for chunk, file in listed if (file.expires <= expiring_at if file.expires else plan_ends)},
+        foreign=[files_by_post[key] for key in sorted(files_by_post) if files_by_post[key].owner == owner],
+        expiring={
+            chunk.name
+            for chunk, file in listed
+            if (file.expires <= expiring_at if file.expires else plan_ends and file.owner == owner)
+        },
         short={chunk.name for chunk, file in listed if chunk.state in STORED and len(set(file.providers)) < required_copies},
     )

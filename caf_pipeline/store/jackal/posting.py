@@ -8,6 +8,8 @@
 A transaction is given up only where a node past its timeout height says that its sequence is unused, or where the sequence is
 used and, some blocks later, the node knows neither the transaction nor what it would have done.
 
+A wallet that takes the place of another one settles what that one signed for a chunk before it signs anything for it.
+
 Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and errors.go of Cosmos SDK
 0.45.
 """
@@ -15,6 +17,7 @@ Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jac
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -166,15 +169,20 @@ class Poster:
     ) -> None:
         self._chain = chain
         self._wallet = wallet
+        self._other_address = ""
         self._settings = settings
         self._spend_cap = spend_cap
         self._wait_while_paused = wait_while_paused
         self._waits = waits or Waits()
 
     @property
+    def _address(self) -> str:
+        return self._other_address or self._wallet.address
+
+    @property
     def account(self) -> str:
         """What the log knows it by: "<chain id>/<address>"."""
-        return f"{self._chain.chain_id}/{self._wallet.address}"
+        return f"{self._chain.chain_id}/{self._address}"
 
     # what is asked of it
 
@@ -193,8 +201,11 @@ class Poster:
         if found is not None:
             self._settle_post(chunk.merkle_root, log)
             return found
+        found = self._found_of_others(chunk, log)
+        if found is not None:
+            return found
         message = post_file(
-            self._wallet.address,
+            self._address,
             chunk.merkle_root,
             chunk.stored_size_bytes,
             copies=self._settings.copies,
@@ -228,12 +239,32 @@ class Poster:
         Raises:
             What `post` raises of a chain and of posts that do not serve.
         """
+        return self._found_of_others(chunk, log) or self._found(chunk, log)
+
+    def _found(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         while self._is_pending(chunk.merkle_root, log):
             try:
                 self.settle(log)
             except HeldByOther:  # who has the sequence does just that
                 self._wait()
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
+
+    def _found_of_others(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+        """Return the chunk's post by a wallet that was used before, once none of its transactions may become one.
+
+        What was signed is sent again and looked for, which takes no key.
+        """
+        for account in log.other_accounts(chunk.name, self.account):
+            chain_id, _, address = account.rpartition("/")
+            if chain_id != self._chain.chain_id:
+                continue
+            other = copy(self)
+            other._other_address = address
+            with other._for_turn():
+                found = other._found(chunk, log)
+            if found is not None:
+                return found
+        return None
 
     def buy(self, size_bytes: int, days: int, log: "TransactionLog") -> Purchase:
         """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it came through, is the answer.
@@ -243,7 +274,7 @@ class Poster:
                 that is set. TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
         """
         attempts = _Attempts()
-        message = buy_storage(self._wallet.address, size_bytes, days)
+        message = buy_storage(self._address, size_bytes, days)
         with ExitStack() as waiting:
             waiting.enter_context(self._for_turn())
             while True:
@@ -284,7 +315,7 @@ class Poster:
 
     def _ours(self, merkle_root: bytes) -> list[ChainFile]:
         """Return our posts of a root that last as long as the plan, the first first."""
-        listed = self._chain.files_of_root(merkle_root, self._wallet.address)
+        listed = self._chain.files_of_root(merkle_root, self._address)
         return sorted((one for one in listed if not one.expires), key=lambda one: one.start)
 
     def _posted(self, merkle_root: bytes, size_bytes: int) -> Posting | None:
@@ -297,7 +328,7 @@ class Poster:
         required = self._settings.copies_required
         fit = [one for one in ours if one.size_bytes == size_bytes and one.max_proofs >= required]
         if fit:
-            return Posting(merkle_root, self._wallet.address, fit[0].start, size_bytes)
+            return Posting(merkle_root, self._address, fit[0].start, size_bytes)
         if ours:
             first = ours[0]
             raise StoreError(
@@ -311,9 +342,9 @@ class Poster:
     def _posted_by_other(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         """Return the chunk's post where another run's transaction, or our last, made it and the chain still has it."""
         start = log.start_of(self.account, chunk.name)
-        if start is None or self._chain.file(chunk.merkle_root, self._wallet.address, start) is None:
+        if start is None or self._chain.file(chunk.merkle_root, self._address, start) is None:
             return None
-        return Posting(chunk.merkle_root, self._wallet.address, start, chunk.stored_size_bytes)
+        return Posting(chunk.merkle_root, self._address, start, chunk.stored_size_bytes)
 
     # signing
 
@@ -363,12 +394,12 @@ class Poster:
         return posts
 
     def _usable_plan(self) -> StoragePlan:
-        plan = self._chain.plan(self._wallet.address)
+        plan = self._chain.plan(self._address)
         if plan is None:
-            raise NoStoragePlan(f"{self._wallet.address} has bought no space", hint="buy some with `caf jackal buy`")
+            raise NoStoragePlan(f"{self._address} has bought no space", hint="buy some with `caf jackal buy`")
         if plan.ends_at <= datetime.now(UTC):
             raise PlanExpired(
-                f"the space of {self._wallet.address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
+                f"the space of {self._address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
                 hint="buy again with `caf jackal buy`",
             )
         return plan
@@ -390,12 +421,12 @@ class Poster:
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
-                f"{SIGNINGS} transactions of {self._wallet.address} in a row had no effect",
+                f"{SIGNINGS} transactions of {self._address} in a row had no effect",
                 hint="another program may be using the same wallet: stop it, or give it a wallet of its own",
             )
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
         self._check_money(fee + price, log)
-        account = self._chain.account(self._wallet.address)
+        account = self._chain.account(self._address)
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee)
         body = sign_transaction(self._wallet, messages, terms)
@@ -412,10 +443,10 @@ class Poster:
                 f"{cost} ujkl more would come to {spent + cost} ujkl; the limit is {cap} ujkl and {spent} ujkl are spent",
                 hint="raise it with `caf jackal limit` or jackal.spend_cap",
             )
-        balance = self._chain.balance(self._wallet.address)
+        balance = self._chain.balance(self._address)
         if balance < cost:
             raise EmptyWallet(
-                f"{self._wallet.address} has {balance} ujkl, and {cost} ujkl are needed",
+                f"{self._address} has {balance} ujkl, and {cost} ujkl are needed",
                 hint=f"send at least {cost - balance} ujkl to it",
             )
 
@@ -426,7 +457,7 @@ class Poster:
         self._chain.require_verified(self._settings.proof_type)
         gas = ceil(GAS_BUY * GAS_MARGIN) * attempts.gas_factor
         price = self._chain.price(days, size_bytes)
-        plan = self._chain.plan(self._wallet.address)
+        plan = self._chain.plan(self._address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise PlanTooSmall(
                 f"{size_bytes} bytes are fewer than the {plan.used_bytes} that are used",
@@ -482,7 +513,7 @@ class Poster:
             lease.check()
             if sent_at >= 0 and (fate := self._included(transaction)):
                 return self._written(fate, messages, lease, log)
-            height, sequence = self._chain.height(), self._chain.account(self._wallet.address).sequence
+            height, sequence = self._chain.height(), self._chain.account(self._address).sequence
             if sequence > transaction.sequence:
                 taken_at = height if taken_at < 0 else taken_at
                 fate = self._overtaken(transaction, messages, last=height >= taken_at + TAKEN_BLOCKS)
@@ -507,7 +538,7 @@ class Poster:
         # One that was refused in the block before its messages ran has taken neither fee nor sequence, and could come again.
         if answer.code == _WRONG_SEQUENCE and answer.codespace == "sdk":
             return None
-        if self._chain.account(self._wallet.address).sequence <= transaction.sequence:
+        if self._chain.account(self._address).sequence <= transaction.sequence:
             return None
         return _Fate(transaction, "failed", answer.height, answer)
 
@@ -539,7 +570,7 @@ class Poster:
     def _bought(self, transaction: SignedTransaction, message: bytes, height: int) -> bool:
         """Whether the wallet's plan is one that this purchase would have made: as large, and ending no earlier."""
         wanted = decode("BuyStorage", message)
-        plan = self._chain.plan(self._wallet.address)
+        plan = self._chain.plan(self._address)
         if plan is None or plan.space_bytes != wanted.bytes:
             return False
         blocks = max(0, height - (transaction.timeout_height - self._settings.timeout_blocks))
@@ -561,8 +592,8 @@ class Poster:
         if fate.outcome == "failed":
             return fee
         moved = fate.answer.moved if fate.answer else None
-        if fate.transaction.purpose == "buy" and fate.outcome == "included" and moved and self._wallet.address in moved:
-            return fee + max(0, -moved[self._wallet.address])
+        if fate.transaction.purpose == "buy" and fate.outcome == "included" and moved and self._address in moved:
+            return fee + max(0, -moved[self._address])
         return None
 
     def _starts(self, fate: _Fate, posts: Sequence[bytes]) -> list[int]:
@@ -597,7 +628,7 @@ class Poster:
     def _for_turn(self) -> AbstractContextManager[object]:
         """Say that another run has the account's sequence."""
         return self._waits.waiting(
-            f"another run that sends transactions of {self._wallet.address}",
+            f"another run that sends transactions of {self._address}",
             ends_by="it ends when what that run has sent is in a block or has expired",
             grace=BRIEF_SECONDS,
         )

@@ -5,7 +5,7 @@ Source: docs/jackal.md.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
@@ -219,9 +219,9 @@ class JackalStore:
         """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
         return Counter(archive_of(file.note) for file in self.chain.files_of_owner(self.wallet.address) if is_ours(file.note))
 
-    def listed(self, archive_id: str) -> Iterator[ChainFile]:
-        """Yield what the chain lists for this owner and archive."""
-        return self.chain.files_of_archive(self.wallet.address, archive_id)
+    def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
+        """Yield what the chain lists for an archive and these owners."""
+        return (file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners)
 
 
 def _to_buy(size_bytes: int) -> str:
