@@ -100,7 +100,11 @@ class CotarIndex:
         Raises:
             MalformedArchive: it is none, of version 2, or it is not as long as it says.
         """
-        head = tail[:HEADER_BYTES] if len(tail) == size_bytes else bytes(read(0, HEADER_BYTES))
+        last = tail[-HEADER_BYTES:]
+        # The header behind the slots saves a read, where it is one of an index of this size.
+        slots = (size_bytes - 2 * HEADER_BYTES) // SLOT_BYTES
+        by_last = len(tail) < size_bytes and len(last) == HEADER_BYTES and HEADER.unpack(last) == (b"COT", VERSION, slots)
+        head = last if by_last else tail[:HEADER_BYTES] if len(tail) == size_bytes else bytes(read(0, HEADER_BYTES))
         slot_count = _slot_count(head, name, "Give the .tar.index that belongs to the tar, or a .tar.co without an index.")
         without_last = HEADER_BYTES + SLOT_BYTES * slot_count
         if size_bytes not in (without_last, without_last + HEADER_BYTES):
@@ -109,7 +113,8 @@ class CotarIndex:
                 hint=_DAMAGED,
             )
         index = cls(read, tail, size_bytes, 0, slot_count, name=name)
-        index._has_last_header = size_bytes > without_last and tail[-HEADER_BYTES:] == head
+        index._has_last_header = size_bytes > without_last and last == head
+        index._headers_agree = None if by_last else True
         return index
 
     def find(self, name: bytes) -> Slot | None:

@@ -94,7 +94,7 @@ def test_one_to_three_requests_are_sent_to_a_file(capfdbinary, bodies, embed, co
         where = [] if embed else ["--index", separate.url]
         assert main(["cotar", command[0], file.url, *command[1:], *where]) == 0
         assert len(file.requests) == requests
-        assert len(separate.requests) <= 3
+        assert len(separate.requests) <= 2
     if command[0] == "cat":
         assert capfdbinary.readouterr().out.endswith(bodies[command[1]])
 
