@@ -23,6 +23,7 @@ class Need(Flag):
         LEDGER: the ledger's URL.
         STORAGE: the URL of Dagster's own storage.
         POSTGRES: what libpq reads, its password with it; for either of the two.
+        ALERTS: where alerts are sent, with what that takes.
     """
 
     NOTHING = 0
@@ -33,6 +34,7 @@ class Need(Flag):
     LEDGER = auto()
     STORAGE = auto()
     POSTGRES = auto()
+    ALERTS = auto()
 
 
 _PLAIN: Final = """
@@ -56,6 +58,8 @@ _SECRETS: Final = {
     "access_key_id": Need.S3,
     "secret_access_key": Need.S3,
     "mnemonic": Need.WALLET,
+    "webhook": Need.ALERTS,
+    "smtp_password": Need.ALERTS,
 }
 """Of our own settings, by how their names end."""
 
