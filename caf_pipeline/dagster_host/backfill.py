@@ -108,20 +108,24 @@ def backfill_command(
             console.print(f"would submit {counted(len(names), 'chunk')}; nothing was changed")
             return 0
         require_daemon(instance, settings)
-        if names:
-            names = _unparked(settings, ledger, chosen.chunks)
-            backfill_id = submit(settings, instance, ledger, source, names)
-            console.print(f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; Dagster's daemon runs them")
-        elif chosen.backfills:
-            backfill_id, names = max(chosen.backfills.items(), key=lambda one: len(one[1]))
-            console.print(f"following backfill {backfill_id}")
-        else:
-            _print(json, {"backfill": None, "chunks": [], "held": chosen.held, "backfills": []})
-            return HELD_BY_OTHERS if chosen.held else 0
+        backfill_id = new_id()
         try:
+            if names:
+                names = _unparked(settings, ledger, chosen.chunks)
+                submit(settings, instance, ledger, source, names, backfill_id)
+                console.print(
+                    f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; Dagster's daemon runs them"
+                )
+            elif chosen.backfills:
+                backfill_id, names = max(chosen.backfills.items(), key=lambda one: len(one[1]))
+                console.print(f"following backfill {backfill_id}")
+            else:
+                _print(json, {"backfill": None, "chunks": [], "held": chosen.held, "backfills": []})
+                return HELD_BY_OTHERS if chosen.held else 0
             status = follow(instance, backfill_id, len(names), console)
         except KeyboardInterrupt:
-            console.print(f"backfill {backfill_id} goes on in Dagster's daemon; `caf backfill {source}` follows it again")
+            if instance.get_backfill(backfill_id):
+                console.print(f"backfill {backfill_id} goes on in Dagster's daemon; `caf backfill {source}` follows it again")
             raise
         left = _not_archived(ledger, source, names)
         for chunk in left:
@@ -197,10 +201,16 @@ def _said_of(chosen: Chosen, source: str) -> list[str]:
     return said
 
 
-def submit(settings: Settings, instance: DagsterInstance, ledger: Ledger, source: str, names: Sequence[str]) -> str:
-    """Ask Dagster for a backfill of these chunks; return its id. The daemon submits the runs."""
+def new_id() -> str:
+    """Return an id for a backfill, as the UI makes them."""
+    return "".join(secrets.choice(string.ascii_lowercase) for _ in range(8))
+
+
+def submit(  # noqa: PLR0917 - what it takes
+    settings: Settings, instance: DagsterInstance, ledger: Ledger, source: str, names: Sequence[str], backfill_id: str
+) -> None:
+    """Ask Dagster for a backfill of these chunks. The daemon submits the runs."""
     register_chunks(instance, ledger, source)
-    backfill_id = "".join(secrets.choice(string.ascii_lowercase) for _ in range(8))  # as the UI makes them
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dagster calls a name of its own that it calls deprecated
         backfill = PartitionBackfill.from_asset_partitions(
@@ -217,7 +227,6 @@ def submit(settings: Settings, instance: DagsterInstance, ledger: Ledger, source
             run_config=None,
         )
     instance.add_backfill(backfill)
-    return backfill_id
 
 
 def follow(instance: DagsterInstance, backfill_id: str, total: int, console: Console) -> str:

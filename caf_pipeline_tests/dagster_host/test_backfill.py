@@ -43,7 +43,9 @@ def chosen(pipeline, **wanted) -> list[str]:
 
 
 def submit(pipeline) -> str:
-    return backfill.submit(pipeline.settings, pipeline.instance, pipeline.ledger, SOURCE, pipeline.chunks())
+    backfill_id = backfill.new_id()
+    backfill.submit(pipeline.settings, pipeline.instance, pipeline.ledger, SOURCE, pipeline.chunks(), backfill_id)
+    return backfill_id
 
 
 # --- where nothing would happen ---------------------------------------------------------------------------------------
@@ -154,6 +156,22 @@ def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_foll
 
 
 # --- with a daemon ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(planned, monkeypatch, capsys, submitted):
+    heartbeat(planned)
+    add = type(planned.instance).add_backfill
+
+    def interrupted(*arguments):
+        if submitted:
+            add(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(planned.instance), "add_backfill", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backfill_command(SOURCE, settings=planned.settings, wanted={})
+    assert ("goes on in Dagster's daemon" in capsys.readouterr().err) is submitted
 
 
 @pytest.mark.thorough

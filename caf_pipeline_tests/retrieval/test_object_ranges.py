@@ -11,7 +11,7 @@ from caf_pipeline.retrieval.object_ranges import ObjectRanges
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.formats.test_clps import WHOLE, built
-from caf_pipeline_tests.retrieval.test_archive import CountingFolders
+from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
@@ -22,7 +22,7 @@ SMALL = os.urandom(1000)
 @pytest.fixture
 def work(tmp_path, ledger):
     source = MemorySource({"large": LARGE, "small": SMALL})
-    work = a_workplace(tmp_path, source, ledger, store=CountingFolders(tmp_path / "store"))
+    work = a_workplace(tmp_path, source, ledger, store=BreakingFolders(tmp_path / "store"))
     archive_everything(work)
     work.store.asked.clear()
     return work
