@@ -1,7 +1,6 @@
 """The commands on CAF files: create, list, extract, cat, verify, merkle."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import typer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.cli import creating
-from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size, write_bytes
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
 from caf_pipeline.system.files_below import FilesBelow, NotRestored
 from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
@@ -223,9 +222,7 @@ def cat(
     In constant memory, and by at most three reads of the file.
     """
     with _opened(file, lenient=lenient) as reader:
-        for piece in reader.stream(key):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        write_bytes(reader.stream(key))
 
 
 # --- verify --------------------------------------------------------------------------------------------------------

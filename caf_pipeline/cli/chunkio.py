@@ -1,6 +1,5 @@
 """`caf chunkio`: list, cat, verify and salvage ChunkIO logs."""
 
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import typer
 
 from caf_pipeline.cli.clps import LogArgument
 from caf_pipeline.cli.opening import opened_ranges, replacing
-from caf_pipeline.cli.terminal import JsonOption, counted, print_json, show_size
+from caf_pipeline.cli.terminal import JsonOption, counted, print_json, show_size, write_bytes
 from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, MalformedArchive, MemberNotFound
 
 if TYPE_CHECKING:
@@ -102,9 +101,7 @@ def cat(
                 pass
         except ArchiveError as error:
             raise MalformedArchive(f"{log.name}: the entry at {position}: {error}") from error
-        for piece in inflated(_pieces(content)) if inflate else _pieces(content):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        write_bytes(inflated(_pieces(content)) if inflate else _pieces(content))
 
 
 def verify(file: LogArgument, json: JsonOption = False) -> None:

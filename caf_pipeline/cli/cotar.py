@@ -1,7 +1,6 @@
 """The commands on cotar files: a tar archive with an index by which a file of it is read by its name."""
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +14,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, open_s3
 from caf_pipeline.cli.opening import replacing
-from caf_pipeline.cli.terminal import counted, note, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import counted, note, print_json, printable, progress, show_size, write_bytes
 from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, UsageError
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
@@ -75,21 +74,13 @@ class _Forward:
         return b"".join(taken)
 
 
-class _Suffix(FileRanges):
+class _Suffix:
     """A file whose end is in memory."""
 
     def __init__(self, source: FileRanges) -> None:
         self.name = source.name
         self._source = source
         self.tail, self.size_bytes = source.read_suffix(SUFFIX_BYTES)
-
-    def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
-        return self._source.read_prefix(size_bytes)
-
-    def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """See `FileRanges`."""
-        return (self.tail[-size_bytes:], self.size_bytes) if size_bytes <= SUFFIX_BYTES else self._source.read_suffix(size_bytes)
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """See `FileRanges`."""
@@ -98,15 +89,16 @@ class _Suffix(FileRanges):
             return self._source.stream(start_byte, end_byte, piece_bytes)
         return iter([self.tail[start_byte - first_byte : end_byte - first_byte]])
 
-    def close(self) -> None:
-        """See `FileRanges`; whoever opened the file closes it."""
+    def read(self, start_byte: int, end_byte: int) -> bytes:
+        """See `FileRanges`."""
+        return b"".join(self.stream(start_byte, end_byte, PIECE_BYTES))
 
 
 @dataclass(frozen=True)
 class OpenedCotar:
     """A tar and its index."""
 
-    source: FileRanges
+    source: FileRanges | _Suffix
     index: CotarIndex
     tar_bytes: int
 
@@ -285,9 +277,7 @@ def cat(
     tar's own header before it, which is compared.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
-        for piece in opened.pieces(os.fsencode(name)):
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+        write_bytes(opened.pieces(os.fsencode(name)))
 
 
 _VERIFY_EPILOG: Final = """\b

@@ -1,7 +1,6 @@
 """Commands on the archive itself: run, get, status, and what an operator does with a chunk."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,12 +9,22 @@ import typer
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.cli.listing import AsOfOption, parse_time
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_archive, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, show_size, show_time
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourceArgument,
+    counted,
+    note,
+    print_json,
+    printable,
+    show_size,
+    show_time,
+    write_bytes,
+)
 from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import SkipReason, versions_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from caf_pipeline.ledger.records import Chunk, Location, RunWait, SourceAccount
 
@@ -144,17 +153,11 @@ def get(  # noqa: PLR0917 - the command line's options
                 if output:
                     write_whole(output, lambda file: file.writelines(pieces))
                     return
-                _print_pieces(pieces)
+                write_bytes(pieces)
         elif output:
             save(found, output)
         else:
-            _print_pieces(found.pieces)
-
-
-def _print_pieces(pieces: "Iterable[bytes]") -> None:
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+            write_bytes(found.pieces)
 
 
 def status(

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -65,6 +65,13 @@ def help_of(command: Callable[..., object]) -> str:
 def print_json(record: Mapping[str, object]) -> None:
     """Print one JSON object on a line of its own, ASCII only."""
     sys.stdout.write(json.dumps(record) + "\n")
+
+
+def write_bytes(pieces: Iterable[bytes]) -> None:
+    """Write pieces to stdout as they are."""
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 def note(text: str) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.dead_runs import process_lives
-from caf_pipeline.defs.launching import UNFINISHED
+from caf_pipeline.defs.launching import ENDED, UNFINISHED
 from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
@@ -30,8 +30,6 @@ PAGE: Final = 200
 
 MOST_READ: Final = 20_000
 """Runs that are looked through for those of a source: some seconds of Dagster's storage."""
-
-_ENDED: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ def runs_command(source: str | None, *, settings: Settings, last: int, json: boo
 def find_runs(instance: DagsterInstance, ledger: Ledger, source: str | None, last: int) -> list[ShownRun]:
     """Return the runs that go on, then the `last` that ended, each the latest first."""
     going_on = {record.dagster_run.run_id: record for record in _of(instance, UNFINISHED, source, MOST_GOING_ON)}
-    ended = {record.dagster_run.run_id: record for record in _of(instance, _ENDED, source, last)}
+    ended = {record.dagster_run.run_id: record for record in _of(instance, ENDED, source, last)}
     # A run may end between the two questions: it ended.
     records = [*(record for run_id, record in going_on.items() if run_id not in ended), *ended.values()]
     waits: defaultdict[str, list[str]] = defaultdict(list)
@@ -119,7 +117,7 @@ def _source_of(run: DagsterRun) -> str:
 def _shown(instance: DagsterInstance, ledger: Ledger, record: RunRecord, waits: Mapping[str, Sequence[str]]) -> ShownRun:
     run = record.dagster_run
     chunk = run.tags.get(PARTITION_TAG, "")
-    since = record.end_time if run.status in _ENDED else record.start_time
+    since = record.end_time if run.status in ENDED else record.start_time
     return ShownRun(
         run_id=run.run_id,
         job=run.job_name,
@@ -141,7 +139,7 @@ def _state_of(ledger: Ledger, chunk: str) -> str:
 
 
 def _result(instance: DagsterInstance, run: DagsterRun, waits: Sequence[str]) -> str:
-    if run.status not in _ENDED:
+    if run.status not in ENDED:
         return "; ".join(waits) if process_lives(run) is not False else "its process is dead; the daemon ends it"
     if holder := run.tags.get(HELD_TAG):
         return f"held by run {holder}"

@@ -35,6 +35,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, LaunchableChunk
 from caf_pipeline.settings import ChunkRunSettings
 
+ENDED: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 UNFINISHED: Final = [
     DagsterRunStatus.QUEUED,
     DagsterRunStatus.NOT_STARTED,

@@ -16,7 +16,6 @@ from typing import Final
 from dagster import (
     DagsterEventType,
     DagsterInstance,
-    DagsterRunStatus,
     DefaultScheduleStatus,
     GraphDefinition,
     JobDefinition,
@@ -31,6 +30,7 @@ from dagster import (
 from sqlalchemy import bindparam, text
 
 from caf_pipeline.defs.dagster_private import SqlEventLogStorage, SqliteEventLogStorage
+from caf_pipeline.defs.launching import ENDED
 
 PRUNE_JOB: Final = "prune_events"
 
@@ -56,7 +56,6 @@ PRUNED: Final = (
 )
 """And lines of the log, which have no type. What Dagster adds in later versions is kept until it is named here."""
 
-_FINISHED: Final = [DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED]
 _RUNS_AT_ONCE: Final = 500
 _TYPES: Final = [each.value for each in PRUNED]
 _DELETE: Final = text(
@@ -117,7 +116,7 @@ def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
 
 def _ended(instance: DagsterInstance, after: datetime | None, until: datetime) -> Iterator[list[str]]:
     """Yield the ids of runs that ended, or were changed last, between two times."""
-    wanted = RunsFilter(statuses=_FINISHED, updated_after=after, updated_before=until)
+    wanted = RunsFilter(statuses=ENDED, updated_after=after, updated_before=until)
     cursor = None
     while ids := instance.get_run_ids(wanted, limit=_RUNS_AT_ONCE, cursor=cursor):
         yield list(ids)

@@ -13,7 +13,8 @@ from caf_pipeline.ledger.records import LocatedRange, Location, LocationRow
 from caf_pipeline.retrieval import object_file
 from caf_pipeline.retrieval.object_file import ObjectFile
 from caf_pipeline.retrieval.reader import Found
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
+from caf_pipeline_tests.contracts import chunk_store
+from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -49,10 +50,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def posting(store, tmp_path):
-    path = staged_file(tmp_path, CHUNK)
-    posting = store.post(to_store(store, path), MemoryLog())
-    store.put(posting, path, lambda _: None)
-    return posting
+    return chunk_store.stored(store, staged_file(tmp_path, CHUNK))
 
 
 @pytest.fixture

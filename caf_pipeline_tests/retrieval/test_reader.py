@@ -13,7 +13,8 @@ from caf_pipeline.ledger.records import Location, LocationRow
 from caf_pipeline.retrieval import reader
 from caf_pipeline.retrieval.reader import Found, save
 from caf_pipeline.store.protocol import Posting
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt, staged_file, to_store
+from caf_pipeline_tests.contracts import chunk_store
+from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.contracts.ledger import SOURCE, VERSION, archive, end, register, skip
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -29,10 +30,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def posting(store, tmp_path) -> Posting:
-    path = staged_file(tmp_path, CHUNK)
-    posting = store.post(to_store(store, path), MemoryLog())
-    store.put(posting, path, lambda _: None)
-    return posting
+    return chunk_store.stored(store, staged_file(tmp_path, CHUNK))
 
 
 def found(store, posting, start=1000, end=2_000_000, *, sha256=None):

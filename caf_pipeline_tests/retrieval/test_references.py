@@ -7,7 +7,8 @@ import pytest
 from caf_pipeline.errors import StagingError, StoreUnreachable
 from caf_pipeline.retrieval.references import write_references
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline_tests.contracts.chunk_store import MemoryLog, staged_file, to_store
+from caf_pipeline_tests.contracts import chunk_store
+from caf_pipeline_tests.contracts.chunk_store import staged_file
 from caf_pipeline_tests.retrieval.test_object_file import BODY, CHUNK, END, START, in_parts, whole
 
 
@@ -18,10 +19,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def posting(store, tmp_path):
-    path = staged_file(tmp_path, CHUNK)
-    posting = store.post(to_store(store, path), MemoryLog())
-    store.put(posting, path, lambda _: None)
-    return posting
+    return chunk_store.stored(store, staged_file(tmp_path, CHUNK))
 
 
 def test_an_object_in_a_folder_is_read_by_its_reference(store, posting, tmp_path):
