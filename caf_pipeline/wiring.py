@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, SettingsError
 from caf_pipeline.ledger.database import describe_database, open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.source.protocol import EventQueue, ObjectSource
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
 
 if TYPE_CHECKING:
+    from caf_pipeline.context import Workplace
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
+    from caf_pipeline.source.protocol import EventQueue, ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
 
 BUCKET_SCHEME: Final = "s3://"
@@ -60,7 +60,7 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits
     return open_jackal_store(settings, ledger, holder, waits)
 
 
-def jackal_of(work: Workplace) -> "JackalStore":
+def jackal_of(work: "Workplace") -> "JackalStore":
     """Return the workplace's store, as what it is on Jackal.
 
     Raises:
@@ -155,7 +155,7 @@ def open_restore(
         yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
 
 
-def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401
+def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> "ObjectSource":  # noqa: ANN401
     """Open the S3 source of this name, with a boto3 client of its own where none is given."""
     from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
@@ -170,7 +170,7 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
     )
 
 
-def open_queue(settings: Settings, source: str) -> EventQueue:
+def open_queue(settings: Settings, source: str) -> "EventQueue":
     """Open the queue of a source's event notifications."""
     from caf_pipeline.source.s3.queue import open_event_queue  # noqa: PLC0415 - as above
 
@@ -185,12 +185,12 @@ def open_workplace(
     ledger: Ledger | None = None,
     store: Callable[[Ledger, Holder, Waits], ChunkStore] | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
-    objects: ObjectSource | None = None,
+    objects: "ObjectSource | None" = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
     waiting: Listener | None = None,
     register: bool = True,
-) -> Workplace:
+) -> "Workplace":
     """Open everything that the steps of one source need.
 
     Args:
@@ -206,6 +206,8 @@ def open_workplace(
         waiting: told what is waited for, beside the ledger, which every process can ask.
         register: make the source known to the ledger.
     """
+    from caf_pipeline.context import Workplace  # noqa: PLC0415 - reading what is archived needs none
+
     opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
     waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))

@@ -6,13 +6,15 @@ A key is noticed until a listing ends well that began after its latest event: `m
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import text
 
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import MessageSetApart
-from caf_pipeline.source.protocol import QueueMessage
+
+if TYPE_CHECKING:
+    from caf_pipeline.source.protocol import QueueMessage
 
 MOST_SET_APART: Final = 1_000
 """Messages of one source; more stay in the queue. A stranger who may send there must not fill the ledger."""
@@ -64,7 +66,7 @@ _SET_APART: Final = text(
 class Notices(LedgerPart):
     """What queues said."""
 
-    def take_messages(self, source: str, messages: Sequence[QueueMessage]) -> set[str]:
+    def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
         """Write the keys that messages name, and set apart what is no event of the source, at once.
 
         Returns the ids of the messages that are durable now: not of what would be set apart, where there is no more room.

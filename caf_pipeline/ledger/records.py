@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.caf.archive import Member
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.errors import StoredChunkMissing
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
@@ -14,6 +13,7 @@ from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
 
 if TYPE_CHECKING:
+    from caf_pipeline.caf.archive import Member
     from caf_pipeline.inventory.manifest import PartLocation
 
 
@@ -228,7 +228,7 @@ class StoredChunk:
     member_bytes: int
     skipped_count: int
     samples: Sequence[Sample]
-    manifest: Member
+    manifest: "Member"
     manifest_sha256: bytes
     part: "PartLocation | None" = None
 

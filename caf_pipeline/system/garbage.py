@@ -1,5 +1,6 @@
 """How often Python looks for garbage in cycles."""
 
+import atexit
 import gc
 from typing import Final
 
@@ -9,5 +10,9 @@ that modules are made of were looked at 745 times: a sixth of the CPU time of a 
 
 
 def look_rarely() -> None:
-    """Let this process look rarely; what is in no cycle is freed at once, as ever."""
+    """Let this process look rarely, and not at its end; what is in no cycle is freed at once, as ever.
+
+    The looks that the interpreter takes while it ends, at what ends with the process, were a sixth of the CPU time of `caf get`.
+    """
     gc.set_threshold(*_THRESHOLDS)
+    atexit.register(gc.freeze)

@@ -13,13 +13,14 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError, Message
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.errors import ChainUnreachable, StoreError
 from caf_pipeline.store.jackal.wallet import Wallet
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 DENOM: Final = "ujkl"
 NOTE_MEMBER: Final = "caf_pipeline"
@@ -28,9 +29,6 @@ NOTE_MEMBER: Final = "caf_pipeline"
 POST_FILE: Final = "/canine_chain.storage.MsgPostFile"
 BUY_STORAGE: Final = "/canine_chain.storage.MsgBuyStorage"
 PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
-
-_F = descriptor_pb2.FieldDescriptorProto
-_SCALARS: Final = {"string": _F.TYPE_STRING, "bytes": _F.TYPE_BYTES, "int64": _F.TYPE_INT64, "uint64": _F.TYPE_UINT64}
 
 _TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
     # name: {field: (number, type)}; "*" before a type: repeated; a capital: another message
@@ -76,29 +74,41 @@ _TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
 SIGN_MODE_DIRECT: Final = 1
 
 
-def _message_classes() -> dict[str, type[Message]]:
+@cache
+def _message_classes() -> "Mapping[str, type[Message]]":
+    # A twentieth of a second that only transactions need: what is read is JSON.
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    scalars = {
+        "string": kinds.TYPE_STRING,
+        "bytes": kinds.TYPE_BYTES,
+        "int64": kinds.TYPE_INT64,
+        "uint64": kinds.TYPE_UINT64,
+    }
     file = descriptor_pb2.FileDescriptorProto(name="caf_pipeline/jackal.proto", package="wire", syntax="proto3")
     for name, fields in _TYPES.items():
         described = file.message_type.add(name=name)
         for field, (number, type_name) in fields.items():
             kind = type_name.removeprefix("*")
-            label = _F.LABEL_REPEATED if type_name.startswith("*") else _F.LABEL_OPTIONAL
+            label = kinds.LABEL_REPEATED if type_name.startswith("*") else kinds.LABEL_OPTIONAL
             one = described.field.add(name=field, number=number, label=label)
-            if kind in _SCALARS:
-                one.type = _SCALARS[kind]
+            if kind in scalars:
+                one.type = scalars[kind]
             else:
-                one.type, one.type_name = _F.TYPE_MESSAGE, f".wire.{kind}"
+                one.type, one.type_name = kinds.TYPE_MESSAGE, f".wire.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"wire.{name}")) for name in _TYPES}
 
 
-_CLASSES: Final = _message_classes()
+def _message(type_name: str, **fields: Any) -> "Message":  # noqa: ANN401 - a field's type is in `_TYPES`
+    return _message_classes()[type_name](**fields)
 
 
-def encode(type_name: str, **fields: Any) -> bytes:  # noqa: ANN401 - a field's type is in `_TYPES`
+def encode(type_name: str, **fields: Any) -> bytes:  # noqa: ANN401 - as above
     """Return a message's bytes; fields of their default value are left out, as proto3 does."""
-    return _CLASSES[type_name](**fields).SerializeToString(deterministic=True)
+    return _message(type_name, **fields).SerializeToString(deterministic=True)
 
 
 def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes are made at run time
@@ -107,7 +117,9 @@ def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes ar
     Raises:
         StoreError: these are not its bytes.
     """
-    message = _CLASSES[type_name]()
+    from google.protobuf.message import DecodeError  # noqa: PLC0415 - as above
+
+    message = _message(type_name)
     try:
         message.ParseFromString(data)
     except DecodeError as error:
@@ -167,16 +179,17 @@ def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: Tr
     """Return the bytes to send (TxRaw), signed in SIGN_MODE_DIRECT."""
     body = encode(
         "TxBody",
-        messages=[_CLASSES["Any"](type_url=one.type_url, value=one.value) for one in messages],
+        messages=[_message("Any", type_url=one.type_url, value=one.value) for one in messages],
         timeout_height=terms.timeout_height,
     )
-    signer = _CLASSES["SignerInfo"](
-        public_key=_CLASSES["Any"](type_url=PUBLIC_KEY, value=encode("PubKey", key=wallet.public_key)),
-        mode_info=_CLASSES["ModeInfo"](single=_CLASSES["Single"](mode=SIGN_MODE_DIRECT)),
+    signer = _message(
+        "SignerInfo",
+        public_key=_message("Any", type_url=PUBLIC_KEY, value=encode("PubKey", key=wallet.public_key)),
+        mode_info=_message("ModeInfo", single=_message("Single", mode=SIGN_MODE_DIRECT)),
         sequence=terms.sequence,
     )
-    coins = [_CLASSES["Coin"](denom=DENOM, amount=str(terms.fee))] if terms.fee else []
-    auth_info = encode("AuthInfo", signer_infos=[signer], fee=_CLASSES["Fee"](amount=coins, gas_limit=terms.gas_limit))
+    coins = [_message("Coin", denom=DENOM, amount=str(terms.fee))] if terms.fee else []
+    auth_info = encode("AuthInfo", signer_infos=[signer], fee=_message("Fee", amount=coins, gas_limit=terms.gas_limit))
     document = encode(
         "SignDoc",
         body_bytes=body,
