@@ -70,9 +70,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.listing import list_level, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
-    if as_of and current:
-        raise UsageError("--as-of and --current exclude each other.")
-    moment = parse_time(as_of) if as_of else None
+    moment = _moment(as_of, current)
     listed = list_objects if recursive else list_level
     empty = True
     with _opened(source) as ledger:
@@ -95,18 +93,20 @@ def find(  # noqa: PLR0917 - the command line's options
     ] = "",
     older: Annotated[str, typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC.")] = "",
     current: CurrentOption = False,
+    as_of: AsOfOption = "",
     long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find archived objects by pattern, size and LastModified; all that is asked for must hold.
 
-    What is listed is as by `caf ls --recursive`: for each key, the object that `caf get` gives. Only keys that begin with
-    what PATTERN has before its first * or ? are read.
+    What is listed is as by `caf ls --recursive`, also with --as-of: for each key, the object that `caf get` gives. Only keys that
+    begin with what PATTERN has before its first * or ? are read.
 
     \b
     Examples:
       caf find demo '*.py' --larger 1MiB
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
+      caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
     Exit status: 0, also where nothing is found; 2 SIZE or TIME is none; 3 a setting is wrong or there is no such source; 6 the
     database failed; 11 nothing of the source is archived.
@@ -117,7 +117,7 @@ def find(  # noqa: PLR0917 - the command line's options
     least, most = (parse_size(one) if one else None for one in (larger, smaller))
     after, before = (parse_time(one) if one else None for one in (newer, older))
     matches = re.compile(regex_of((pattern,))).fullmatch
-    is_wanted = wanted_status(current)
+    moment, is_wanted = _moment(as_of, current), wanted_status(current)
 
     def wanted(one: "Location") -> bool:
         return (
@@ -130,33 +130,38 @@ def find(  # noqa: PLR0917 - the command line's options
         )
 
     with _opened(source) as ledger:
-        for one in list_objects(ledger, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted):
+        for one in list_objects(ledger, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment):
             _print_entry(one, long, json)
 
 
-def du(
+def du(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
     summarize: Annotated[bool, typer.Option("-s", "--summarize", help="Show the sum alone.")] = False,
     current: CurrentOption = False,
+    as_of: AsOfOption = "",
     json: JsonOption = False,
 ) -> None:
     r"""Sum up archived objects below a prefix: a line for each next level, and one for all.
 
-    Counted is what `caf ls --recursive` lists: for each key one object, and its size as in S3. Every key is read.
+    Counted is what `caf ls --recursive` lists, also with --as-of: for each key one object, and its size as in S3. Every key is
+    read.
 
     \b
     Examples:
       caf du demo
       caf du demo packages/ --json
+      caf du demo --as-of 2026-11-21T10:00
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
+    Exit status: 0; 2 TIME is none; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key
+    begins with PREFIX.
     """
     from caf_pipeline.retrieval.listing import common_prefix, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
+    moment = _moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as ledger:
-        found = list_objects(ledger, source, prefix, wanted=wanted_status(current))
+        found = list_objects(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
         for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
             objects = size_bytes = 0
             for one in members:
@@ -165,7 +170,7 @@ def du(
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
     if not total_objects:
-        raise nothing_listed(source, prefix, current)
+        raise nothing_listed(source, prefix, current, moment)
     _print_sum(prefix, total_objects, total_bytes, json)
 
 
@@ -202,6 +207,13 @@ def parse_time(text: str) -> datetime:
     except ValueError as error:
         raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _moment(as_of: str, current: bool) -> datetime | None:
+    """Return the time of --as-of; raises UsageError where --current is given, too."""
+    if as_of and current:
+        raise UsageError("--as-of and --current exclude each other.")
+    return parse_time(as_of) if as_of else None
 
 
 def _print_entry(entry: "Location | str", long: bool, json: bool) -> None:

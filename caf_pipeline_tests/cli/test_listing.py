@@ -90,10 +90,19 @@ def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
     assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {"logs/2025/c.gz": "gone"}
     got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
     assert (got.out, "was gone from S3 at 2099-01-01 00:00:00 UTC" in got.err) == (BODIES["logs/2025/c.gz"], True)
-    one_sentence(caf("ls", "src", "--as-of", "2020-01-01"), 11, "no object of source 'src' is archived as of 2020-01-01")
+    assert objects(caf("find", "src", "--json", "--as-of", "2099-01-01")) == later
+    (gone,) = objects(caf("find", "src", "logs/2025/*", "--json", "--as-of", "2099-01-01"))
+    assert (gone["key"], gone["status"]) == ("logs/2025/c.gz", "gone")
+    assert lines(caf("find", "src", "--as-of", "2020-01-01")) == []
+    *_, total = objects(caf("du", "src", "--json", "--as-of", "2099-01-01"))
+    assert (total["objects"], total["size_bytes"]) == (len(BODIES), sum(map(len, BODIES.values())))
+    for command in ("ls", "du"):
+        none = "no object of source 'src' is archived as of 2020-01-01"
+        one_sentence(caf(command, "src", "--as-of", "2020-01-01"), 11, none)
+    for command in ("ls", "find", "du"):
+        one_sentence(caf(command, "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
+        one_sentence(caf(command, "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other")
     one_sentence(caf("get", "src", "zoë", "--as-of", "2020-01-01"), 11, "'zoë' of source src is not archived as it was at 2020")
-    one_sentence(caf("ls", "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
-    one_sentence(caf("ls", "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other")
     one_sentence(caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"), 2, "exclude each other")
 
 
