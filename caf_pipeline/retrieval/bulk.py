@@ -6,8 +6,8 @@ One object is `reader`; which keys there are is `listing`.
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby, islice, zip_longest
 from typing import TYPE_CHECKING, Final
@@ -30,6 +30,9 @@ the way there and back to most of them."""
 REQUEST_BYTES: Final = IN_MEMORY_BYTES
 """Of a request for several ranges; a range that is larger has a request of its own."""
 
+SMALL_BYTES: Final = 1 << 20
+"""Up to this size a whole object is read together with its neighbours; a larger one would gain little."""
+
 LOOKUP_KEYS: Final = 1000
 """Of one look-up: a listing's page has as many."""
 
@@ -49,6 +52,7 @@ class ObjectRead:
         end_byte: exclusive.
         compared: whether these bytes were compared with the SHA-256 that was taken when the object was archived.
         error: why there are no bytes; None where there are.
+        failed: what is wrong with providers that others stood in for.
     """
 
     number: int
@@ -59,6 +63,7 @@ class ObjectRead:
     compared: bool = False
     error: CafError | None = None
     given: bytes = b""
+    failed: Mapping[str, CafError] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
@@ -94,10 +99,10 @@ class _Part:
             return row.start_byte, row.end_byte
         return row.start_byte + self.start_byte, row.start_byte + self.end_byte
 
-    def read(self, body: bytes, *, compared: bool) -> ObjectRead:
+    def read(self, body: bytes, failed: Mapping[str, CafError], *, compared: bool) -> ObjectRead:
         """Return it with the bytes of its range."""
         key = self.location.row.key
-        return ObjectRead(self.number, key, self.location, self.start_byte, self.end_byte, compared, None, body)
+        return ObjectRead(self.number, key, self.location, self.start_byte, self.end_byte, compared, None, body, failed)
 
     def failed(self, error: CafError) -> ObjectRead:
         """Return it without bytes."""
@@ -111,6 +116,11 @@ class _Request:
     start_byte: int
     end_byte: int
     parts: Sequence[_Part]
+
+
+def is_small(one: Location) -> bool:
+    """Tell whether an object is read together with its neighbours."""
+    return one.size_bytes <= SMALL_BYTES and not one.parts
 
 
 def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
@@ -183,7 +193,7 @@ def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
     by_chunk = defaultdict[Posting, list[_Part]](list)
     for part in parts:
         if part.start_byte == part.end_byte and not part.is_whole:
-            yield part.read(b"", compared=True)
+            yield part.read(b"", {}, compared=True)
         elif part.location.parts or not part.location.size_bytes:
             yield _Request(0, part.location.size_bytes, [part])
         else:
@@ -223,7 +233,7 @@ def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
     holders = RangeHolders(one, store, f"{first.row.key}' to '{last.row.key}")
     reads, left, is_first = list[ObjectRead](), list(request.parts), True
     while len(left) > 1:
-        body, failed = _all_of(holders)
+        body, passed, failed = _all_of(holders)
         end_byte = request.start_byte + len(body)
         wrong = _wrong((part for part in left if part.span[1] <= end_byte), body, request.start_byte)
         others = list[_Part]()
@@ -233,7 +243,9 @@ def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
             elif part.span[1] > end_byte or part.span in wrong or (wrong and not part.is_compared):
                 others.append(part)
             else:
-                reads.append(_cut_out(part, body, request.start_byte))
+                end = part.span[1] - request.start_byte
+                stood_in = {provider: holders.failed[provider] for provider, since in passed.items() if since < end}
+                reads.append(_cut_out(part, body, request.start_byte, stood_in))
         left = others
         if failed or not left:
             break
@@ -242,15 +254,20 @@ def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
     return [*reads, *(_alone(store, part) for part in left)]
 
 
-def _all_of(holders: RangeHolders) -> tuple[bytearray, CafError | None]:
-    """Return the bytes of a range, from its beginning as far as they are to be had, and why they end before it does."""
-    body = bytearray()
+def _all_of(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
+    """Return the bytes of a range, from its beginning as far as they are to be had, and why they end before it does.
+
+    Between them, from which byte on others stood in for which providers.
+    """
+    body, passed = bytearray(), dict.fromkeys(holders.failed, 0)
     try:
         for piece in holders.pieces(0, holders.size_bytes):
+            for provider in holders.failed:
+                passed.setdefault(provider, len(body))
             body += piece
     except (StoreError, IntegrityError) as error:
-        return body, error
-    return body, None
+        return body, passed, error
+    return body, passed, None
 
 
 def _wrong(parts: Iterable[_Part], body: bytearray, at: int) -> set[tuple[int, int]]:
@@ -260,9 +277,10 @@ def _wrong(parts: Iterable[_Part], body: bytearray, at: int) -> set[tuple[int, i
     return {span for span, sha256 in known.items() if hashlib.sha256(view[span[0] - at : span[1] - at]).digest() != sha256}
 
 
-def _cut_out(part: _Part, body: bytearray, at: int) -> ObjectRead:
+def _cut_out(part: _Part, body: bytearray, at: int, failed: Mapping[str, CafError]) -> ObjectRead:
     begin = part.span[0] - at + (part.start_byte if part.is_compared else 0)
-    return part.read(bytes(memoryview(body)[begin : begin + part.end_byte - part.start_byte]), compared=part.is_compared)
+    its = bytes(memoryview(body)[begin : begin + part.end_byte - part.start_byte])
+    return part.read(its, failed, compared=part.is_compared)
 
 
 def _alone(store: ChunkStore, part: _Part) -> ObjectRead:
@@ -271,9 +289,11 @@ def _alone(store: ChunkStore, part: _Part) -> ObjectRead:
     try:
         if part.is_compared:
             whole = io.BytesIO()
-            Found(location, store).write_to(whole)
-            return part.read(whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]), compared=True)
-        return part.read(b"".join(pieces_between(holders_of(location, store), begin, end)), compared=False)
+            failed = Found(location, store).write_to(whole)
+            return part.read(whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]), failed, compared=True)
+        ranges = holders_of(location, store)
+        its = b"".join(pieces_between(ranges, begin, end))
+        return part.read(its, {who: error for one in ranges for who, error in one.failed.items()}, compared=False)
     except (StoreError, IntegrityError) as error:
         return part.failed(error)
 

@@ -68,22 +68,26 @@ class Found:
             while piece := spool.read(PIECE_BYTES):
                 yield piece
 
-    def write_to(self, file: IO[bytes]) -> None:
+    def write_to(self, file: IO[bytes]) -> Mapping[str, CafError]:
         """Write the object to an empty file that can be sought and cut, from holders that give it right.
+
+        Returns what is wrong with providers that others stood in for.
 
         Raises:
             IntegrityError: the providers that have it give other bytes; the message names them. StoredChunkMissing: none has it.
             StoreUnreachable: no provider that answers gives it right, and one did not answer.
             After any of them the file holds nothing.
         """
-        begin = 0
+        begin, failed = 0, dict[str, CafError]()
         try:
             for one in holders_of(self.location, self.store):
                 one.copy(file.write, partial(cut, file, begin))
                 begin += one.size_bytes
+                failed |= one.failed
         except CafError:
             cut(file, 0)
             raise
+        return failed
 
     def compare(self) -> Mapping[str, CafError]:
         """Read the whole object and compare it, keeping nothing; return what is wrong with providers that others stood in for.

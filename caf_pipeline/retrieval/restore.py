@@ -13,9 +13,6 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.quantities import counted
 
-SMALL_BYTES: Final = 1 << 20
-"""Of a file, read piece by piece to be compared; and an object up to this size is read together with its neighbours."""
-
 ERRORS_KEPT: Final = 1000
 _GOES_ON: Final = "the same command goes on, and leaves what is there"
 
@@ -56,11 +53,6 @@ class RestoreTarget(Protocol):
             StagingError, SourceError: the place takes no more, or is out of reach.
         """
         ...
-
-
-def is_small(one: Location) -> bool:
-    """Tell whether an object is read together with its neighbours, and held in memory until it is written."""
-    return one.size_bytes <= SMALL_BYTES and not one.parts
 
 
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:

@@ -13,12 +13,12 @@ from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.bulk import ObjectRead, read_located
+from caf_pipeline.retrieval.bulk import ObjectRead, is_small, read_located
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found
-from caf_pipeline.retrieval.restore import Outcome, RestoredObject, is_small
+from caf_pipeline.retrieval.restore import Outcome, RestoredObject
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
 from caf_pipeline.store.protocol import ChunkStore

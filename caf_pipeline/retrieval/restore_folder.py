@@ -10,10 +10,10 @@ from typing import IO, Final
 
 from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.bulk import ObjectRead, in_order, read_located
+from caf_pipeline.retrieval.bulk import ObjectRead, in_order, is_small, read_located
 from caf_pipeline.retrieval.file_names import path_of
-from caf_pipeline.retrieval.reader import Found
-from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, RestoredObject, is_small
+from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
+from caf_pipeline.retrieval.restore import Outcome, RestoredObject
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, NotRestored
 
@@ -107,7 +107,7 @@ def _is_equal(file: IO[bytes], one: Location) -> bool:
             return False
         for each in one.ranges:
             digest, left = hashlib.sha256(), each.end_byte - each.start_byte
-            while left and (piece := file.read(min(left, SMALL_BYTES))):
+            while left and (piece := file.read(min(left, PIECE_BYTES))):
                 digest.update(piece)
                 left -= len(piece)
             if digest.digest() != each.sha256:

@@ -79,7 +79,7 @@ class FilesBelow:
 
         self.fill(key, _parts(key), fill)
 
-    def fill(self, key: str, parts: Sequence[bytes], fill: Callable[[IO[bytes]], None], modified_ns: int | None = None) -> None:
+    def fill(self, key: str, parts: Sequence[bytes], fill: Callable[[IO[bytes]], object], modified_ns: int | None = None) -> None:
         """Write a file of these parts below the folder, by what fills it; `modified_ns` is its mtime. Raises as `write`."""
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
@@ -164,7 +164,7 @@ class FilesBelow:
         if (status.st_dev, status.st_ino) in self._written:
             raise NotRestored(f"{key!r} was not written: this file system does not distinguish its name from another member's.")
 
-    def _write_file(self, parent: int, name: bytes, fill: Callable[[IO[bytes]], None], modified_ns: int | None) -> None:
+    def _write_file(self, parent: int, name: bytes, fill: Callable[[IO[bytes]], object], modified_ns: int | None) -> None:
         temporary = f".caf-{secrets.token_hex(8)}.partial"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)

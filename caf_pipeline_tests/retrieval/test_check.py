@@ -6,20 +6,22 @@ import pytest
 
 from caf_pipeline.errors import IntegrityError, StoreUnreachable
 from caf_pipeline.retrieval import check
+from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline_tests.contracts.chunk_store import corrupt
+from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
-BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)}
+BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)} | {"key-20-large": os.urandom(SMALL_BYTES + 1)}
 
 
 @pytest.fixture
 def work(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=SeveralFolders(tmp_path / "folders"))
+    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=BreakingFolders(tmp_path / "folders"))
     archive_everything(work)
+    work.store.asked.clear()
     return work
 
 
@@ -34,10 +36,20 @@ def checked(work):
     return list(check_objects(list_objects(work.ledger, "src"), work.store))
 
 
-def test_every_object_is_read_and_told_in_order(work):
+@pytest.mark.parametrize("batch_objects", [check.BATCH_OBJECTS, 15])
+def test_every_object_is_read_and_told_in_order_by_few_requests(work, monkeypatch, batch_objects):
+    monkeypatch.setattr(check, "BATCH_OBJECTS", batch_objects)
     found = checked(work)
     assert [one.location.row.key for one in found] == sorted(BODIES)
     assert not any(one.error or one.failed for one in found)
+    assert len(work.store.asked) <= 6 < len(BODIES) / 6
+
+
+def test_who_breaks_off_is_named_with_what_others_had_to_give_and_no_more(work):
+    work.store.breaks["anna"] = 20_500  # the first 20 and a half of them lie together, before the large one
+    found = checked(work)
+    assert [one.location.row.key for one in found if one.failed] == ["key-20", "key-20-large"]
+    assert not any(one.error for one in found)
 
 
 def test_an_object_that_no_provider_gives_right_is_wrong_and_the_others_are_not(work):

@@ -6,9 +6,10 @@ import pytest
 
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.retrieval import restore_folder
+from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.restore import SMALL_BYTES, Outcome, restore_objects
+from caf_pipeline.retrieval.restore import Outcome, restore_objects
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline_tests.contracts.chunk_store import corrupt
