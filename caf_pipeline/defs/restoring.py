@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from dagster import (
+    AssetKey,
+    AssetObservation,
     Config,
     Failure,
     GraphDefinition,
@@ -22,7 +24,7 @@ from pydantic import Field
 from caf_pipeline import wiring
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE
+from caf_pipeline.defs.naming import ASSETS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import every, is_current, list_objects
@@ -35,6 +37,9 @@ RESTORE_JOB: Final = "restore"
 
 MOST_TOLD: Final = 20
 """Errors of objects in the log of a run, each an event in Dagster's storage; all are counted."""
+
+OBSERVED_LATER: Final = 0.25
+"""Of its age, after which a run is observed again: some 30 times in a day, 40 in a week. Each is a row of Dagster's storage."""
 
 
 class Restore(Config):
@@ -86,7 +91,7 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
     if unknown := no_source(ledger, config.source):
         raise unknown
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
-    told_at = time.monotonic()
+    progress = _Progress(context, config, sums)
     try:
         with wiring.open_restore(
             ledger,
@@ -102,18 +107,38 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
                 sums.add(one)
                 if one.error and len(sums.errors) <= MOST_TOLD:
                     context.log.error(f"{one.error} {one.error.hint}".rstrip())
-                if time.monotonic() - told_at >= LINE_SECONDS:
-                    told_at = time.monotonic()
-                    size = show_size(sums.restored_bytes)
-                    context.log.info(
-                        f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
-                    )
+                progress.tell()
     except HeldByOther as held:
         raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure
     if not sums.listed:
         raise NotLocated(f"no key of source '{config.source}' is archived and begins with '{config.prefix}'")
     if sums.failure:
         raise sums.failure
+
+
+class _Progress:
+    """How far a run is: a line of its log every minute, and now and then an observation of what it reads, the locations."""
+
+    def __init__(self, context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
+        self._context = context
+        self._locations = AssetKey(asset_key(config.source, ASSETS[-1]))
+        self._sums = sums
+        self._began_at = self._told_at = self._observed_at = time.monotonic()
+
+    def tell(self) -> None:
+        """Say how far it is, where it is time to."""
+        now = time.monotonic()
+        if now - self._told_at < LINE_SECONDS:
+            return
+        self._told_at, sums = now, self._sums
+        size = show_size(sums.restored_bytes)
+        line = f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
+        self._context.log.info(line)
+        if now - self._observed_at >= OBSERVED_LATER * (self._observed_at - self._began_at):
+            self._observed_at = now
+            shown = {f"restore_{name}": count for name, count in _shown(sums).items()}
+            run = MetadataValue.dagster_run(self._context.run_id)
+            self._context.log_event(AssetObservation(self._locations, description=line, metadata={**shown, "run": run}))
 
 
 def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:

@@ -3,6 +3,7 @@
 import pytest
 from dagster import Definitions, asset, define_asset_job
 
+from caf_pipeline.defs import restoring
 from caf_pipeline.defs.object_reader import ObjectReader
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.workplaces import archive_everything
@@ -36,6 +37,18 @@ def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
     (tmp_path / "out" / "key-003").unlink()
     result, shown, _ = restore(archived, destination=str(tmp_path / "out"))
     assert (shown["objects"], shown["skipped"]) == (1, 8)
+
+
+def test_a_run_that_goes_on_is_observed_on_what_it_reads(archived, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "LINE_SECONDS", 0)
+    result, _, _ = restore(archived, destination=str(tmp_path / "out"))
+    observed = result.get_asset_observation_events()
+    shown = [event.asset_observation_data.asset_observation.metadata for event in observed]
+    restored = [one["restore_objects"].value for one in shown]
+    assert {tuple(event.asset_key.path) for event in observed} == {(SOURCE, "file_locations")}
+    assert restored == sorted(set(restored))
+    assert set(restored) <= set(range(1, 10))
+    assert {one["run"].value for one in shown} == {result.run_id}
 
 
 def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
