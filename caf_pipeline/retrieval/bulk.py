@@ -8,7 +8,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, groupby, islice, zip_longest
 from typing import TYPE_CHECKING, Final
 
@@ -73,9 +73,9 @@ class ObjectRead:
         return self.given
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Part:
-    """One of the things asked for: `[start_byte, end_byte)` of an object."""
+    """One of the things asked for: `[start_byte, end_byte)` of an object. What follows from that is asked for many times."""
 
     number: int
     location: Location
@@ -86,12 +86,12 @@ class _Part:
     def is_whole(self) -> bool:
         return self.end_byte - self.start_byte == self.location.size_bytes
 
-    @property
+    @cached_property
     def is_compared(self) -> bool:
         """Whether all of the object is read for it, so that its SHA-256 tells whether it is right: as `ObjectFile` does."""
         return self.is_whole or self.location.size_bytes <= IN_MEMORY_BYTES
 
-    @property
+    @cached_property
     def span(self) -> tuple[int, int]:
         """What is read of the chunk."""
         row = self.location.row

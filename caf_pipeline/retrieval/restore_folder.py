@@ -91,8 +91,9 @@ def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] |
         NotRestored: neither of its two paths can have a file.
     """
     key, blocked = one.row.key, None
-    for names in (path_of(key), path_of(key, escaped=True)):
+    for escaped in (False, True):
         try:
+            names = path_of(key, escaped=escaped)
             return names, files.open(key, _encoded(names))
         except NotRestored as error:
             blocked = error
