@@ -75,6 +75,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "safe-to-delete": "safe_to_delete",
     "doctor": "doctor",
     "rebuild": "rebuild",
+    "adopt": "adopt",
 }
 """In the order of the help: each with its module in this folder."""
 

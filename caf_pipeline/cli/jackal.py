@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.chain_diff import ChainDiff
     from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
+    from caf_pipeline.store.jackal.store import JackalStore
 
 MOST_DAYS: Final = 36_500
 
@@ -332,7 +333,7 @@ def _holdings(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
         chunks = ledger.chunks(source)
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}  # also wallets used before
         found = compare(
-            store.listed(work.archive_id, owners),
+            [*store.listed(work.archive_id, owners), *_adopted(store, chunks)],
             chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,
@@ -340,6 +341,15 @@ def _holdings(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
             plan_ends=plan is None or plan.ends_at <= datetime.now(UTC) + ahead,
         )
         return found, urls
+
+
+def _adopted(store: "JackalStore", chunks: "Sequence[Chunk]") -> "Iterator[ChainFile]":
+    """Yield the files of adopted chunks, which do not name the archive, as far as the chain has them."""
+    for chunk in chunks:
+        if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
+            file = store.chain.file(chunk.merkle_root, chunk.owner, chunk.start)
+            if file is not None:
+                yield file
 
 
 def _print_files_json(source: str, found: "ChainDiff", urls: Mapping[str, str]) -> None:

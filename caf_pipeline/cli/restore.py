@@ -48,8 +48,8 @@ def restore(  # noqa: PLR0917 - the command line's options
     key's name is another's folder. Content type and user metadata are not kept in files.
 
     In a bucket, an object has PREFIX/ and the key as its key, and its content type, its other headers and its user metadata as
-    archived; LastModified is the time of the restore. Equal is what has the same headers, too. Credentials, region and server
-    are looked for as the AWS tools do.
+    archived; LastModified is the time of the restore. Equal is what has the same headers, too. Of an adopted file no headers are
+    known: its objects come back without, and are counted. Credentials, region and server are looked for as the AWS tools do.
 
     \b
     Examples:
@@ -112,7 +112,8 @@ def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:
 def _print_sums(sums: "RestoreSums", source: str, destination: str, dry_run: bool, json: bool) -> None:
     if json:
         counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
-        print_json(counts | {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes})
+        restored = {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes}
+        print_json(counts | restored | {"without_headers": sums.without_headers})
         return
     done = "would be written" if dry_run else "written"
     note(
@@ -120,3 +121,9 @@ def _print_sums(sums: "RestoreSums", source: str, destination: str, dry_run: boo
         f" ({show_size(sums.restored_bytes)}), {sums.equal:,} there already, {sums.different:,} different,"
         f" {sums.failed:,} failed"
     )
+    if sums.without_headers:
+        has = "has" if sums.without_headers == 1 else "have"
+        note(
+            f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no user metadata: an adopted file"
+            " does not tell them"
+        )

@@ -28,6 +28,7 @@ _SENTENCES: Final = {
     "not_looked_at": "archived, but their chunk could not be looked at now",
     "not_read_back": "archived, but their chunk was not read back yet",
     "disagrees": "archived, but the ledger and the chunk do not agree on them",
+    "adopted": "archived by another program, which kept none of their headers and user metadata",
     "not_told_apart": "archived, but S3 gives neither a version id nor a strong ETag that would tell a change of them",
     "not_expressible": "safe, but a manifest for S3 Batch Operations cannot name their version",
 }

@@ -21,9 +21,12 @@ def chunk_partitions(source: str) -> DynamicPartitionsDefinition:
 
 
 def register_chunks(instance: DagsterInstance, ledger: Ledger, source: str) -> int:
-    """Add a partition for every chunk of the source that has none; return how many were added. May be repeated."""
+    """Add a partition for every chunk of the source that has none; return how many were added. May be repeated.
+
+    Adopted files have none: no run ever packs or uploads one.
+    """
     known = set(instance.get_dynamic_partitions(partitions_name(source)))
-    missing = [chunk.name for chunk in ledger.chunks(source) if chunk.name not in known]
+    missing = [chunk.name for chunk in ledger.chunks(source) if chunk.name not in known and not chunk.adopted]
     for start in range(0, len(missing), KEYS_A_CALL):
         instance.add_dynamic_partitions(partitions_name(source), missing[start : start + KEYS_A_CALL])
     return len(missing)

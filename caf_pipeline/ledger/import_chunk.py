@@ -54,10 +54,11 @@ _NEW_CHUNK: Final = text(
     """
     INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at)
+        proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at)
     VALUES (:name, :source_id, :plan_id, :number, :state, :reason, :object_count, :object_bytes, :stored_size_bytes,
         :stored_size_bytes, :stored_size_bytes, :member_count, :member_bytes, :skipped_count, :released_count, :merkle_root,
-        :proof_type, :owner, :start, CAST(:samples AS jsonb), now(), now(), now(), now(), now())
+        :proof_type, :owner, :start, CAST(:samples AS jsonb), now(), now(), now(), now(), now(),
+        CASE WHEN :adopted THEN now() END)
     RETURNING caf_file_id
     """
 )
@@ -205,6 +206,7 @@ def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: S
         "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
         "released_count": object_count - here,
         "proof_type": chunk.file.proof_type,
+        "adopted": chunk.manifest is None,
         "samples": samples_as_json(chunk.samples),
     }
     return int(connection.execute(_NEW_CHUNK, values).scalar_one())

@@ -29,7 +29,7 @@ _CHUNK: Final = """
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
         proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
         tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
-        coalesce(abandoned, false) AS part_abandoned
+        coalesce(abandoned, false) AS part_abandoned, adopted_at IS NOT NULL AS adopted
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
 """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)

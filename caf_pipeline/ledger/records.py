@@ -129,6 +129,7 @@ class Chunk:
     `tail_start` and `tail_sha256` are those of the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
     A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
     Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
+    An `adopted` one is another program's CAF file: it has no head and no manifest, and members that are no objects of the source.
     """
 
     caf_file_id: int
@@ -165,6 +166,7 @@ class Chunk:
     part: int = 0
     part_count: int = 0
     part_abandoned: bool = False
+    adopted: bool = False
 
 
 def posting_of(chunk: Chunk) -> Posting:
@@ -195,7 +197,7 @@ class LaunchableChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChunk:
-    """A posted file that is a chunk of ours, and what it says of itself. Sizes in bytes.
+    """A posted file that is a chunk of ours and what it says of itself, or another program's that is adopted. Sizes in bytes.
 
     Attributes:
         file: what the store lists.
@@ -206,8 +208,8 @@ class StoredChunk:
         plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell. Then
             nothing counts as released: `object_count` is `member_count + skipped_count`.
         samples: as a seal would take them.
-        manifest: where the manifest is in the file.
-        manifest_sha256: of its bytes.
+        manifest: where the manifest is in the file; None where it is adopted.
+        manifest_sha256: of its bytes; b"" where it is adopted.
         part: the part of an object that it has, and nothing else; None where its members are whole objects.
     """
 
@@ -228,7 +230,7 @@ class StoredChunk:
     member_bytes: int
     skipped_count: int
     samples: Sequence[Sample]
-    manifest: "Member"
+    manifest: "Member | None"
     manifest_sha256: bytes
     part: "PartLocation | None" = None
 

@@ -284,7 +284,7 @@ def restore(work: Workplace, finding: ListedFile) -> int:
         return _restore_from(work, chunk, finding.spool)
     with _spool(work) as spool:
         source = AgreedSource(work.store, chunk.file.posting, chunk.read_from)
-        if fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256:
+        if chunk.manifest is None or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256:
             raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
         return _restore_from(work, chunk, spool)
 
@@ -349,6 +349,8 @@ NOT_KNOWN: Final[Mapping[str, str]] = {
     " included may still be",
     "proof windows": "in which windows each copy was proven; they are seen again, one after the other",
     "orders": "pauses, limits and measured rates of providers",
+    "adopted files": "CAF files of other programs do not name this archive; 'caf adopt SOURCE --from-chain' finds them and loads"
+    " their rows again",
     "times": "when chunks were sealed, posted and located; all of it counts as now",
     "plans": "a plan's objects as a whole; of a chunk packed by an earlier version, also what was planned for it and put off",
 }

@@ -154,6 +154,8 @@ def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, f
         return "provider"
     tried += said
     try:
+        if chunk.adopted:
+            raise CafError("another program made the file")
         if repeat_packing(work, lease, chunk):
             return "source"
     except CafError as error:

@@ -43,15 +43,17 @@ class Manifests:
         self._staged = staged
         self._kept: dict[str, Path] = {}
 
-    def headers(self, name: str, wanted: set[tuple[str, str]]) -> Mapping[tuple[str, str], ObjectHeaders] | CafError:
+    def headers(self, name: str, wanted: set[tuple[str, str]]) -> Mapping[tuple[str, str], ObjectHeaders] | CafError | None:
         """Return the headers of these (key, object version) of a chunk, or why its manifest cannot be had.
 
-        Only the rows between the first and the last of the keys are read.
+        None where the chunk was adopted: it has no manifest. Only the rows between the first and the last of the keys are read.
 
         Raises:
             NoChainAnswer. StagingError: the folder takes no more.
         """
         try:
+            if name not in self._kept and self._ledger.chunk(name).adopted:
+                return None
             path = self._kept.get(name) or self._fetch(name)
             columns = ("key", *IDENTITY_COLUMNS, *HEADERS, "user_metadata")
             keys = [key for key, _ in wanted]

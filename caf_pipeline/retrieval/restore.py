@@ -35,12 +35,14 @@ class RestoredObject:
         outcome: EQUAL and DIFFERENT say that something is there already, which was left as it is.
         place: its path in the folder, or its key in the bucket.
         error: why it failed.
+        headers_known: whether it has its headers and user metadata, where it went to a bucket; of an adopted file none are known.
     """
 
     location: Location
     outcome: Outcome
     place: str = ""
     error: CafError | None = None
+    headers_known: bool = True
 
 
 class RestoreTarget(Protocol):
@@ -71,11 +73,12 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 
 @dataclass
 class RestoreSums:
-    """What became of all objects so far; `restored_bytes` of those restored, `errors` the first ones."""
+    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the first ones."""
 
     listed: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    without_headers: int = 0
     equal: int = 0
     different: int = 0
     failed: int = 0
@@ -87,6 +90,7 @@ class RestoreSums:
         setattr(self, one.outcome.value, getattr(self, one.outcome.value) + 1)
         if one.outcome is Outcome.RESTORED:
             self.restored_bytes += one.location.size_bytes
+            self.without_headers += not one.headers_known
         if one.error and len(self.errors) < ERRORS_KEPT:
             self.errors.append(one.error)
 

@@ -5,7 +5,7 @@ What writes them there is `source.protocol.ObjectTarget`.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,8 +27,9 @@ from caf_pipeline.system.files_below import NotRestored
 OBJECTS_AT_ONCE: Final = 2_000
 """Objects whose headers are read at once from the manifests of their chunks: half a row group."""
 
-_Prepared = tuple[Location, ObjectHeaders | CafError, bool, ObjectRead | None]
-"""An object, its headers or why they are not had, whether it may be there already, and its bytes where they were read."""
+_Prepared = tuple[Location, ObjectHeaders | CafError | None, bool, ObjectRead | None]
+"""An object, its headers (None: of an adopted file, which has none) or why they are not had, whether it may be there already,
+and its bytes where they were read."""
 
 
 class RestoreBucket:
@@ -59,16 +60,16 @@ class RestoreBucket:
             headers = {chunk: self._manifests.headers(chunk, wanted) for chunk, wanted in by_chunk.items()}
             first = some[0].row.key
             there = self._bucket.keys_between(first, some[-1].row.key)
-            new = list[tuple[Location, ObjectHeaders]]()
+            new = list[tuple[Location, ObjectHeaders | None]]()
             for one in some:
                 known, key = headers[one.chunk], one.row.key
-                found = known if isinstance(known, CafError) else known.get((key, one.row.object_version))
                 missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have {key!r}")
+                found = known.get((key, one.row.object_version), missing) if isinstance(known, Mapping) else known
                 may_be_there = there is None or key == first or key in there
-                if found and not isinstance(found, CafError) and is_small(one) and not may_be_there and not self._dry_run:
+                if not isinstance(found, CafError) and is_small(one) and not may_be_there and not self._dry_run:
                     new.append((one, found))
                 else:
-                    yield one, found or missing, may_be_there, None
+                    yield one, found, may_be_there, None
             for read in read_located(self._store, (one for one, _ in new)):
                 yield *new[read.number], False, read
 
@@ -78,11 +79,12 @@ class RestoreBucket:
             place = self._bucket.place(one.row.key)
             if isinstance(headers, CafError):
                 raise headers
-            return RestoredObject(one, self._outcome(one, headers, may_be_there, read), place)
+            outcome = self._outcome(one, headers, may_be_there, read)
+            return RestoredObject(one, outcome, place, headers_known=headers is not None)
         except (NotRestored, StoreError, IntegrityError) as error:
             return RestoredObject(one, Outcome.FAILED, error=error)
 
-    def _outcome(self, one: Location, headers: ObjectHeaders, may_be_there: bool, read: ObjectRead | None) -> Outcome:
+    def _outcome(self, one: Location, headers: ObjectHeaders | None, may_be_there: bool, read: ObjectRead | None) -> Outcome:
         """Write an object that is not there; where another is written meanwhile, look again."""
         for look in (may_be_there, True):
             there = self._bucket.find(one.row.key) if look else None
@@ -93,7 +95,7 @@ class RestoreBucket:
             if self._dry_run:
                 return Outcome.RESTORED
             try:
-                checked = self._write(one, headers, read, replace=there is not None)
+                checked = self._write(one, headers or ObjectHeaders(), read, replace=there is not None)
             except KeyTaken:
                 continue
             if not checked:  # a server that knows no SHA-256
@@ -101,8 +103,9 @@ class RestoreBucket:
             return Outcome.RESTORED
         raise NotRestored(f"{self._bucket.place(one.row.key)} was not written: others write it, too")
 
-    def _is_equal(self, one: Location, headers: ObjectHeaders, there: ObjectThere) -> bool:
-        """Compare size and headers, and then the bytes: by S3's SHA-256 of all of them, else they are read."""
+    def _is_equal(self, one: Location, headers: ObjectHeaders | None, there: ObjectThere) -> bool:
+        """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them, else they are read."""
+        headers = headers or there.headers
         expected = headers if headers.content_type else replace(headers, content_type=there.headers.content_type)
         if there.size_bytes != one.size_bytes or there.headers != expected:
             return False
@@ -134,7 +137,7 @@ class RestoreBucket:
             upload.abort()
             raise
 
-    def _compare(self, one: Location, headers: ObjectHeaders) -> None:
+    def _compare(self, one: Location, headers: ObjectHeaders | None) -> None:
         there = self._bucket.find(one.row.key)
         if not there or not self._is_equal(one, headers, there):
             raise IntegrityError(

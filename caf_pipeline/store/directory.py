@@ -111,6 +111,14 @@ class DirectoryStore(ChunkStore):
             if archive in (archive_id, None):
                 yield listed
 
+    def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
+        """Return the post of a root. Raises as `posted`."""
+        return [listed for listed, _ in self._listed() if listed.posting.merkle_root == merkle_root]
+
+    def posted_by(self, owner: str) -> Iterator[PostedFile]:
+        """Yield all posts of the one owner. Raises as `posted`."""
+        return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
+
     def archives(self) -> Mapping[str | None, int]:
         """Count the posts by their archive; None: posts that are older than that id. Raises as `posted`."""
         return Counter(archive for _, archive in self._listed())

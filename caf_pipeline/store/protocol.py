@@ -206,6 +206,14 @@ class ChunkStore(Protocol):
         """Yield the files that are listed under an archive's id, of any owner and any content, in any order."""
         ...
 
+    def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
+        """Return the files of a Merkle root, of any owner and whichever program posted them."""
+        ...
+
+    def posted_by(self, owner: str) -> Iterator[PostedFile]:
+        """Yield the files of an owner, whichever program posted them. Goes through all that the store lists, so ask seldom."""
+        ...
+
     def archives(self) -> Mapping[str | None, int]:
         """Count the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
 

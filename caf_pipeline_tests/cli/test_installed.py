@@ -44,6 +44,7 @@ COMMANDS = {
     "safe-to-delete": ("safe-to-delete", "src"),
     "doctor": ("doctor",),
     "rebuild": ("rebuild", "--dry-run"),
+    "adopt": ("adopt", "src", "--from-chain", "--dry-run"),
     "clps inspect": ("clps", "inspect", "folder/archive.clp"),
     "chunkio list": ("chunkio", "list", "folder/log"),
     "chunkio cat": ("chunkio", "cat", "folder/log", "0"),

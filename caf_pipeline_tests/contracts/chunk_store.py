@@ -205,6 +205,13 @@ class ChunkStoreContract:
         assert posting.owner == store.owner()
         assert list(store.posted("f" * 32)) == []
 
+    def test_what_is_posted_is_found_by_its_root_and_by_its_owner(self, store, log, tmp_path):
+        chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
+        posting = store.post(chunk, log)
+        assert [(one.posting, one.proof_type) for one in store.posted_as(chunk.merkle_root)] == [(posting, chunk.proof_type)]
+        assert posting in [one.posting for one in store.posted_by(store.owner())]
+        assert list(store.posted_as(bytes(32))) == list(store.posted_by("nobody")) == []
+
     def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
         before = store.archives()
         chunk = replace(to_store(store, staged_file(tmp_path, os.urandom(1000))), archive_id=os.urandom(16).hex())

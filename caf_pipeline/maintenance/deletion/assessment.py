@@ -83,7 +83,8 @@ class ChunkAssessor:
 
     def read_back_all(self) -> tuple[int, int]:
         """Read every located chunk back that was not read back yet; return how many were, and their bytes."""
-        unread = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED and not chunk.read_back_at]
+        located = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED]
+        unread = [chunk for chunk in located if not chunk.read_back_at and not chunk.adopted]
         if not unread:
             return 0, 0
         self._export()
@@ -186,6 +187,8 @@ class ChunkAssessor:
 
     def _assessed(self, chunk: Chunk, problem: str) -> tuple[Unsafe | None, str]:
         """Say why the chunk's objects are not safe, by the first fault found; (None, "") where there is none."""
+        if chunk.adopted:
+            return Unsafe.ADOPTED, f"chunk {chunk.name} is a file of another program, which kept no headers and no user metadata"
         found = self._assessed_by_copies(chunk, problem)
         if found:
             return found

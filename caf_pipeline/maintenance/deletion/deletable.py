@@ -33,6 +33,7 @@ class Unsafe(StrEnum):
     NOT_LOOKED_AT = "not_looked_at"
     NOT_READ_BACK = "not_read_back"
     DISAGREES = "disagrees"
+    ADOPTED = "adopted"
     NOT_TOLD_APART = "not_told_apart"
     NOT_EXPRESSIBLE = "not_expressible"
 

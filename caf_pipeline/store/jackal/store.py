@@ -211,9 +211,15 @@ class JackalStore:
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
         """Yield what the chain lists under the archive's note, of any owner."""
-        for file in self.chain.files_of_archive(None, archive_id):
-            posting = Posting(file.merkle_root, file.owner, file.start, file.size_bytes)
-            yield PostedFile(posting, file.proof_type)
+        return map(_posted, self.chain.files_of_archive(None, archive_id))
+
+    def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
+        """Return what the chain lists under a root, of any owner."""
+        return [_posted(file) for file in self.chain.files_of_root(merkle_root)]
+
+    def posted_by(self, owner: str) -> Iterator[PostedFile]:
+        """Yield what the chain lists of an owner, among all that it lists."""
+        return map(_posted, self.chain.files_of_owner(owner))
 
     def archives(self) -> Mapping[str | None, int]:
         """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
@@ -222,6 +228,10 @@ class JackalStore:
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
         """Yield what the chain lists for an archive and these owners."""
         return (file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners)
+
+
+def _posted(file: ChainFile) -> PostedFile:
+    return PostedFile(Posting(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type)
 
 
 def _to_buy(size_bytes: int) -> str:

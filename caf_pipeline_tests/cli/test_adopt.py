@@ -1,0 +1,181 @@
+"""`caf adopt` on a Jackal network, as somebody meets it who comes from another program: files, lies, a lost ledger."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+from caf_pipeline.caf.archive import CafWriter
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.chain_user import ChainUser
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
+
+pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
+
+
+def lines_of(done):
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+@dataclasses.dataclass
+class OtherProgram:
+    """What posts CAF files beside `caf`, with the same wallet or another one."""
+
+    folder: object
+    network: object
+    client: httpx.Client
+    words: str
+
+    def post(self, name, members, words=None):
+        """Write a CAF file and store it; return its path."""
+        path = self.folder / name
+        with CafWriter(path) as writer:
+            for key, body in members.items():
+                writer.add(key, len(body), [body])
+            writer.seal()
+            writer.publish()
+        user = ChainUser(self.network, self.client, words or self.words)
+        posted = user.post(path.read_bytes(), note='{"description":"caf"}')
+        for provider in range(3):
+            user.upload(posted, provider)
+        self.network.wait_for(
+            lambda state: any((one["start"], len(one["providers"])) == (posted.start, 3) for one in state["files"])
+        )
+        return path
+
+
+@pytest.fixture
+def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
+    caf = jackal_command_line(tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url)
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return caf
+
+
+@pytest.fixture
+def other(caf, tmp_path, network):
+    with httpx.Client() as client:
+        yield OtherProgram(tmp_path, network, client, caf.environment["JACKAL_MNEMONIC"])
+
+
+@pytest.fixture
+def bodies(caf, new_bucket):
+    """A bucket's objects, of which an inventory was taken and nothing is archived."""
+    bodies = {f"a/key-{number}": os.urandom(40_000) for number in range(6)}
+    for key, body in bodies.items():
+        new_bucket.put(key, body, ContentType="text/odd")
+    assert caf("plan", "src", "--dry-run").status == 0
+    return bodies
+
+
+def part(bodies, *numbers):
+    return {f"a/key-{number}": bodies[f"a/key-{number}"] for number in numbers}
+
+
+def test_who_comes_from_another_program_pays_nothing_twice_and_every_command_knows_what_was_adopted(  # noqa: PLR0917 - fixtures
+    caf,
+    other,
+    bodies,
+    network,
+    ledger,
+    new_ledger,  # noqa: F811
+    new_bucket,
+):
+    first = other.post("1.caf", {f"task/{key}": body for key, body in part(bodies, 0, 1).items()})
+    other.post("2.caf", {f"task/{key}": body for key, body in part(bodies, 1, 2).items()} | {"task/unknown": b"x"})
+    charged = network.state()["charged"]
+    dry = caf("adopt", "src", str(first), "--strip", "1", "--dry-run", "--json")
+    assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks()) == (0, 2, [])
+    done = caf("adopt", "src", str(first), "--strip", "1")
+    assert done.status == 0, done.err
+    assert "2 objects of 2 members" in done.out.decode()
+    *_, sums = told = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
+    assert (sums["files"], sums["adopted"]) == ({"adopted": 1, "known": 1}, 1)
+    assert {line["member"]: line["left_out"] for line in told if "member" in line} == {
+        "task/a/key-1": "archived_already",
+        "task/unknown": "not_in_inventory",
+    }
+    adopted = rows_of(ledger)
+    again = caf("adopt", "src", "--from-chain", str(first))
+    one_sentence(again, 2, "takes files, or --from-chain")
+    assert lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"known": 2}
+    assert rows_of(ledger) == adopted
+    assert network.state()["charged"] == charged
+
+    archive_source(caf)
+    rows = rows_of(ledger)["file_locations"]
+    assert len(rows) == 6
+    assert {row["file_path"] for row in rows if row["chunk"] in {one["name"] for one in adopted["caf_files"]}} == set(
+        part(bodies, 0, 1, 2)
+    )
+    assert caf("get", "src", "a/key-0").out == bodies["a/key-0"]
+    assert len(caf("ls", "src", "a/", "--recursive").out.splitlines()) >= 6
+    assert b"a/key-2" in caf("find", "src", "a/key-2").out
+    assert caf("ls", "src", "--recursive", "--as-of", "2099-01-01T00:00:00Z").status == 0
+    assert b"6 objects" in caf("du", "src").out
+    for command in (("check", "src", "--full"), ("jackal", "files", "src"), ("jackal", "prove", "src"), ("status",), ("doctor",)):
+        shown = caf(*command)
+        assert shown.status == 0, (command, shown.out, shown.err)
+    assert b"0 missing" in caf("jackal", "files", "src").out
+    assert caf("export-references", "src", "-o", "references.json").status == 0
+    unsafe = {one["reason"]: one["objects"] for one in lines_of(caf("safe-to-delete", "src", "--json")) if "reason" in one}
+    assert unsafe["adopted"] == 3
+
+    to = f"s3://{new_bucket.name}-back"
+    new_bucket.client.create_bucket(Bucket=f"{new_bucket.name}-back")
+    restored = caf("restore", "src", to, "--endpoint-url", new_bucket.endpoint)
+    assert restored.status == 0, restored.err
+    assert "3 objects of these have no headers" in restored.err
+    for key, kind in (("a/key-0", "binary/octet-stream"), ("a/key-5", "text/odd")):
+        there = new_bucket.client.get_object(Bucket=f"{new_bucket.name}-back", Key=key)
+        assert (there["Body"].read(), there["ContentType"]) == (bodies[key], kind)
+    assert "6 there already" in caf("restore", "src", to, "--endpoint-url", new_bucket.endpoint).err
+
+    fresh = new_ledger()
+    lost = dataclasses.replace(caf, environment=caf.environment | {"CAF_DATABASE_URL": fresh.url})
+    rebuilt = lost("rebuild", "src")
+    assert rebuilt.status == 0, rebuilt.err
+    assert "caf adopt SOURCE --from-chain" in rebuilt.out.decode()
+    assert lines_of(lost("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"adopted": 2, "known": 1}
+    assert {row["file_path"]: row["sha256"] for row in rows_of(fresh)["file_locations"]} == {
+        row["file_path"]: row["sha256"] for row in rows
+    }
+    assert len(fresh.chunks()) == 3
+
+
+def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(caf, other, bodies, network, ledger):
+    strange = other.post("strange.caf", part(bodies, 0), wallet_with_space(network).words)
+    one_sentence(caf("adopt", "src", str(strange)), 7, "is not on the chain")
+    path = other.post("ours.caf", part(bodies, 1))
+    network.misbehave(provider=0, flip_byte=30_000)
+    for arguments in ((str(path),), ("--from-chain",)):
+        lied = caf("adopt", "src", *arguments)
+        one_sentence(lied, 7, "2 of 3 copies listed and read back right", network.provider_addresses[0])
+    assert ledger.chunks() == []
+    network.well_behaved()
+    assert caf("adopt", "src", str(path), str(strange)).status == 7
+    assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == ["a/key-1"]
+
+
+@pytest.mark.thorough
+def test_an_adoption_that_is_killed_is_gone_on_with(caf, other, bodies, ledger):
+    for number in range(3):
+        other.post(f"{number}.caf", part(bodies, number))
+    process = caf.start("adopt", "src", "--from-chain")
+    while not ledger.chunks() and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for chunk in ledger.chunks():
+        assert len([row for row in rows_of(ledger)["file_locations"] if row["chunk"] == chunk.name]) == chunk.member_count
+    assert caf("adopt", "src", "--from-chain").status == 0
+    assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == [f"a/key-{number}" for number in range(3)]
+
+
+def test_without_an_inventory_it_is_said_how_to_take_one(caf):
+    one_sentence(caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src --dry-run")

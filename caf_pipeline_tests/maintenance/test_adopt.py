@@ -1,0 +1,247 @@
+"""CAF files of other programs, taken over: what becomes of each member, and what all else says of such a chunk."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from caf_pipeline.caf.archive import CafWriter
+from caf_pipeline.caf.merkle import merkle_root
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import ArchiveError, StoreError
+from caf_pipeline.inventory.adoption import LeftOut
+from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.ledger import import_chunk
+from caf_pipeline.ledger.records import posting_of
+from caf_pipeline.maintenance import rebuild
+from caf_pipeline.maintenance.adopt import TEMPORARY, AdoptionKind, Terms, adopt_files, adopt_from_chain, chunk_of_root
+from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter
+from caf_pipeline.maintenance.deletion.deletable import Unsafe
+from caf_pipeline.maintenance.doctor.examine import _amiss
+from caf_pipeline.maintenance.repair import repair_chunk
+from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.retrieval.manifests import Manifests
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.steps import planning
+from caf_pipeline.store.protocol import ChunkToStore
+from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "caf"
+WRITTEN = [one for one in json.loads((VECTORS / "manifest.json").read_text()) if one["name"].startswith(("go_", "ts_"))]
+
+
+class Bucket(MemorySource):
+    """Objects whose ETags are the MD5 of their bytes, except those that a test names."""
+
+    def __init__(self, bodies, etags):
+        super().__init__(bodies)
+        self.etags = etags
+
+    def object(self, key):
+        found = super().object(key)
+        md5 = hashlib.md5(self.bodies[key], usedforsecurity=False).hexdigest()
+        return dataclasses.replace(found, etag=self.etags.get(key, md5))
+
+
+@pytest.fixture
+def open_work(tmp_path, ledger):
+    """Opens the source on a bucket, whose inventory is taken."""
+
+    def make(bodies, **etags):
+        work = a_workplace(tmp_path, Bucket(dict(bodies), etags), ledger)
+        planning.take_inventory(work)
+        return work
+
+    return make
+
+
+def write(path, members) -> Path:
+    with CafWriter(path) as writer:
+        for key, body in members.items():
+            writer.add(key, len(body), [body])
+        writer.seal()
+        writer.publish()
+    return path
+
+
+def post(work, path, proof_type=3) -> Path:
+    """Post a file as another program of the same owner does."""
+    root = merkle_root(path, proof_type)
+    chunk = ChunkToStore("anything", "another program", True, path.stat().st_size, proof_type, root)
+    work.store.put(work.store.post(chunk, MemoryLog()), path, lambda size: None)
+    return path
+
+
+def adopt(work, *paths, **terms):
+    return list(adopt_files(work, paths, Terms(**terms)))
+
+
+def body_of(work, key) -> bytes:
+    return b"".join(fetch(work.ledger, work.store, work.source, key).pieces)
+
+
+@pytest.mark.parametrize("proof_type", [0, 3])
+@pytest.mark.parametrize("vector", WRITTEN, ids=lambda one: one["name"])
+def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_work, vector, proof_type):
+    path = VECTORS / vector["file"]
+    content = path.read_bytes()
+    members = {bytes.fromhex(one["key_hex"]): content[one["start"] : one["end"]] for one in vector["gocaf"]["files"]}
+    objects = {key.decode(): body for key, body in members.items() if is_supported(key)}
+    work = open_work(objects)
+    (done,) = adopt(work, post(work, path, proof_type))
+    assert (done.kind, done.rows) == ((AdoptionKind.ADOPTED if objects else AdoptionKind.NO_OBJECT), len(objects))
+    assert sum(done.left_out.values()) == len(members) - len(objects) == done.left_out.get(LeftOut.UNSUPPORTED_KEY, 0)
+    for key, body in objects.items():
+        assert body_of(work, key) == body
+    assert all(
+        row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest() for row in rows_of(work.ledger)["file_locations"]
+    )
+
+
+def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(open_work, tmp_path):
+    members = {name: name.encode() * 9 for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)}
+    bodies = {key: members[key] for key in ("same", "longer", "parts")} | {"flipped": members["flipped"][::-1], "other": b"1"}
+    md5 = hashlib.md5(members["longer"], usedforsecurity=False).hexdigest()
+    bodies["longer"] += b"!"  # the ETag is that of the member, the size is not
+    work = open_work({"ours": members["ours"]})
+    archive_everything(work)
+    work.objects.bodies |= bodies
+    work.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
+    planning.take_inventory(work)
+    told = {}
+    (done,) = adopt(work, post(work, write(tmp_path / "a.caf", members)), tell=told.__setitem__)
+    assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
+    assert told == {
+        "gone": "not_in_inventory",
+        "flipped": "other_content",
+        "longer": "other_size",
+        "parts": "not_comparable",
+        "ours": "archived_already",
+        "n" * 1025: "unsupported_key",
+    }
+    assert done.left_out == dict.fromkeys(told.values(), 1)
+    archive_everything(work)
+    located = {row["file_path"]: row["chunk"] for row in rows_of(work.ledger)["file_locations"]}
+    assert set(located) == {"ours", *bodies}
+    assert [key for key, chunk in located.items() if chunk == done.chunk] == ["same"]
+    assert all(body_of(work, key) == body for key, body in work.objects.bodies.items())
+
+
+def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(open_work, tmp_path):
+    members = {f"key-{number}": os.urandom(500) for number in range(4)}
+    work = open_work(members)
+    first = post(work, write(tmp_path / "1.caf", {key: members[key] for key in ("key-0", "key-1")}))
+    second = post(work, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")}))
+    third = post(work, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
+    dry = adopt(work, first, dry_run=True)
+    assert (dry[0].kind, dry[0].rows, work.ledger.chunks()) == (AdoptionKind.ADOPTED, 2, [])
+    done = adopt(work, first, second, third)
+    assert [(one.kind, one.rows) for one in done] == [("adopted", 2), ("adopted", 1), ("nothing_new", 0)]
+    assert [one.chunk for one in done[:2]] == [str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)]
+    before = rows_of(work.ledger)
+    assert [one.kind for one in adopt(work, first, second, third)] == ["known", "known", "nothing_new"]
+    assert [one.kind for one in adopt_from_chain(work, Terms())].count("known") == 2
+    assert rows_of(work.ledger) == before
+    assert [one for one in rebuild.rebuild(work) if not one.complete] == []
+    assert not list(work.staging().glob(f"{TEMPORARY}*"))
+
+
+def test_parts_of_keys_that_the_worker_adds_are_left_out(open_work, tmp_path):
+    work = open_work({"a/b": b"1", "c": b"2"})
+    path = post(work, write(tmp_path / "batch.caf", {"task-1/a/b": b"1", "task-2/a/b": b"1", "task-2/c": b"2", "c": b"2"}))
+    (done,) = adopt(work, path, strip=1)
+    assert (done.rows, done.left_out) == (2, {LeftOut.REPEATED: 1, LeftOut.UNSUPPORTED_KEY: 1})
+    assert (body_of(work, "a/b"), body_of(work, "c")) == (b"1", b"2")
+
+
+def test_members_that_share_bytes_with_one_before_them_are_left_out(open_work, tmp_path):
+    index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'
+    path = tmp_path / "a.caf"
+    path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
+    work = open_work({"a": b"123", "b": b"34"})
+    (done,) = adopt(work, post(work, path))
+    assert (done.rows, done.left_out) == (1, {LeftOut.OVERLAPPING: 1})
+
+
+def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(open_work, tmp_path):
+    work = open_work({"a": b"1"})
+    path = write(tmp_path / "a.caf", {"a": b"1"})
+    (missing,) = adopt(work, path)
+    assert isinstance(missing.error, StoreError)
+    assert "is not on the chain" in str(missing.error)
+    assert "nothing was changed" in str(missing.error)
+    post(work, path)
+    flipped = tmp_path / "flipped.caf"
+    flipped.write_bytes(b"2" + path.read_bytes()[1:])
+    cut = tmp_path / "cut.caf"
+    cut.write_bytes(path.read_bytes()[:-1])
+    done = adopt(work, flipped, cut, tmp_path / "none.caf")
+    assert {one.kind for one in done} == {AdoptionKind.REFUSED}
+    assert [isinstance(one.error, ArchiveError) for one in done] == [False, True, True]
+    corrupt(work.store._chunk_path(next(iter(work.store.posted_as(merkle_root(path, 3)))).posting))
+    (wrong,) = adopt(work, path)
+    assert "0 of 1 copy" in str(wrong.error)
+    (lied,) = adopt_from_chain(work, Terms())
+    assert "other bytes than its Merkle root" in str(lied.error)
+    assert work.ledger.chunks() == []
+
+
+def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(open_work, tmp_path, monkeypatch):
+    work = open_work({"a": b"1"})
+    path = post(work, write(tmp_path / "a.caf", {"a": b"1"}))
+    empty = rows_of(work.ledger)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(import_chunk, "record_verified", die)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(work, path)
+    assert rows_of(work.ledger) == empty
+    assert [one.kind for one in adopt_from_chain(work, Terms())] == ["adopted"]
+
+
+def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(open_work, tmp_path):
+    work = open_work({"a": b"1" * 50_000, "b": b"2"})
+    (done,) = adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"})))
+    (chunk,) = work.ledger.chunks()
+    assert chunk.adopted
+    assert prove_chunk(work, done.chunk).explanation == ""
+    assert repair_chunk(work, done.chunk).origin == "none needed"
+    assert [_amiss(rows) for rows in work.ledger.rows_by_chunk("src")] == [None]
+    assert Manifests(work.ledger, work.store, tmp_path).headers(done.chunk, {("a", "")}) is None
+    folder = tmp_path / "deletion"
+    folder.mkdir()
+    with work.lease("deletion/src") as lease:
+        assessor = ChunkAssessor(work, lease, folder, ProgressReporter())
+        assert assessor.read_back_all() == (0, 0)
+        ((_, assessment),) = assessor.assess().values()
+    assert assessment.reason is Unsafe.ADOPTED
+    corrupt(work.store._chunk_path(posting_of(chunk)))
+    assert prove_chunk(work, done.chunk).chunk.state is ChunkState.DAMAGED
+    with pytest.raises(StoreError, match="another program made the file"):
+        repair_chunk(work, done.chunk)
+
+
+def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(open_work, tmp_path):
+    work = open_work({"a": b"1"})
+    adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1"})))
+    later = dataclasses.replace(work.objects.object("a"), last_modified=work.objects.object("a").last_modified.replace(year=2027))
+
+    def again(key) -> S3Object:
+        return later
+
+    work.objects.object = again
+    work.objects.headers["a"] = ObjectHeaders("text/plain")
+    (name,) = archive_everything(work)
+    rows = rows_of(work.ledger)["file_locations"]
+    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in work.ledger.chunks() if chunk.adopted)}
+    assert body_of(work, "a") == b"1"
