@@ -2,7 +2,11 @@
 
 import atexit
 import gc
+from collections.abc import Mapping
 from typing import Final
+
+_LOADED: Final = 200_000
+"""New containers before the first look: a look-up has 145,000 when it is done, nearly all of them modules', which stay."""
 
 _THRESHOLDS: Final = (50_000, 20, 20)
 """New containers before a look at the young ones, and looks before one at older ones. With Python's own 700, the half a million
@@ -14,5 +18,14 @@ def look_rarely() -> None:
 
     The looks that the interpreter takes while it ends, at what ends with the process, were a sixth of the CPU time of `caf get`.
     """
-    gc.set_threshold(*_THRESHOLDS)
+    _, *older = _THRESHOLDS
+    gc.set_threshold(_LOADED, *older)
+    gc.callbacks.append(_looked)
     atexit.register(gc.freeze)
+
+
+def _looked(phase: str, _: Mapping[str, int]) -> None:
+    """Let the looks after the first one be as often as they shall be."""
+    if phase == "stop":
+        gc.callbacks.remove(_looked)
+        gc.set_threshold(*_THRESHOLDS)

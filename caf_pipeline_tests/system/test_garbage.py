@@ -1,0 +1,24 @@
+"""How often a process of ours looks for garbage."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc, weakref
+from caf_pipeline.system.garbage import look_rarely
+
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append((gc.get_threshold()[0], len(kept))) if phase == "start" else None)
+kept = []
+look_rarely()
+before = len(looks)
+while len(looks) < before + 2:
+    kept.append([])
+first, second = looks[before:]
+print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
+"""
+
+
+def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("True True\n", "")
