@@ -228,6 +228,7 @@ class LedgerMachine(RuleBasedStateMachine):
             lease.__exit__(None, None, None)
 
 
+@pytest.mark.thorough
 def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(ledger, database_url, tmp_path):
     run_state_machine_as_test(
         lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),

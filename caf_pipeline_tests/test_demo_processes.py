@@ -56,6 +56,7 @@ def program(tmp_path):
         process.stdout.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(program, number):
     assert len(in_session(program.pid)) == 4

@@ -71,6 +71,7 @@ def fs(tmp_path, ledger):
     return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger, store=store))
 
 
+@pytest.mark.thorough
 class TestReading(AbstractFixtures, AbstractGetTests):
     @pytest.fixture
     def fs(self, tmp_path, ledger):

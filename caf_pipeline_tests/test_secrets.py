@@ -116,6 +116,7 @@ def test_a_wallet_that_cannot_pay_leaves_no_trace(caf, database, wallet):
     assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words, broken)
 
 
+@pytest.mark.thorough
 def test_a_run_that_fails_leaves_no_trace_of_the_wallet(caf, database):
     words = caf.environment[MNEMONIC_VARIABLE]
     spoken = said(caf("run", CAF_JACKAL__LCD='["http://127.0.0.1:9"]', CAF_TRACEBACK="1"))

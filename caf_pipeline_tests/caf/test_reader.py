@@ -207,6 +207,7 @@ print(index.member_count, peak_bytes() - before >> 20)
 """
 
 
+@pytest.mark.thorough
 def test_a_million_members_are_indexed_and_opened_in_bounded_memory(tmp_path):
     path = str(tmp_path / "million.caf")
     for program, limit_mib in ((BUILD_MILLION, 256), (MILLION, 512)):

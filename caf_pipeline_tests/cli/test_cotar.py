@@ -428,6 +428,7 @@ def packages(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_the_original_reads_what_we_write_and_builds_the_same_index(packages, tmp_path, monkeypatch):
     monkeypatch.chdir(packages)
     bodies = BODIES | {f"n/{number}": b"%d" % number * (number % 5) for number in range(1, 500)}

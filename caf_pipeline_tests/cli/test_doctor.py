@@ -53,6 +53,7 @@ def test_nothing_to_find_is_said_and_is_no_failure(caf):
     assert done.err == f"caf: Merkle roots are taken in {IMPLEMENTATION} code\n"
 
 
+@pytest.mark.thorough
 def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(caf, tmp_path, database_url):
     assert caf("doctor").status == 0  # opening a folder store makes its folder
     killed("lease", database_url, "plan/src", LONG)
@@ -165,6 +166,7 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
     return caf
 
 
+@pytest.mark.thorough
 def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(on_jackal):
     archive_source(on_jackal)
     done = on_jackal("doctor", "--dry-run")
@@ -196,6 +198,7 @@ def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, databa
     assert on_jackal.environment["JACKAL_MNEMONIC"] not in done.err
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2))
 def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal, network, database_url, reached):
     run = on_jackal.start("run")

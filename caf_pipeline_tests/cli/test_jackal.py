@@ -185,6 +185,7 @@ def test_the_spend_cap_holds_for_a_purchase(caf, network):
     one_sentence(caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl")
 
 
+@pytest.mark.thorough
 def test_a_purchase_that_was_killed_is_seen_through_and_not_made_twice(caf, network, ledger):
     wallet = funded(network)
     caf = with_wallet(caf, wallet.words)
@@ -239,6 +240,7 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, datab
     assert [line["foreign"] for line in lines].count(True) == 1
 
 
+@pytest.mark.thorough
 def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it_is(source, ledger):
     assert source("run", CAF_SOURCES__SRC__TARGET_SIZE="32MiB").status == 0
     (chunk,) = ledger.chunks()
@@ -277,6 +279,7 @@ def test_what_is_no_limit_is_refused(caf, arguments):
     one_sentence(caf("jackal", "limit", *arguments), 2)
 
 
+@pytest.mark.thorough
 def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
     assert source("jackal", "pause", "network maintenance").status == 0
     assert of(source("jackal", "limit", "--json"))["paused"] == "network maintenance"
@@ -326,6 +329,7 @@ def test_stored_chunks_are_proven(archived, ledger):
     assert len(archived("jackal", "prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
+@pytest.mark.thorough
 def test_damage_is_found_told_and_repaired(archived, ledger, network):
     first = ledger.chunks()[0]
     holder = ledger.known_copies(first.name)[0].provider

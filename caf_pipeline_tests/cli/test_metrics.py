@@ -55,6 +55,7 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
 
 
+@pytest.mark.thorough
 def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away(caf, ledger):
     serving = caf.start("metrics", "--serve", "127.0.0.1:0")
     address = re.search(rb"http://\S+", serving.stderr.readline())[0].decode()

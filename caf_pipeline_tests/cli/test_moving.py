@@ -35,6 +35,7 @@ def get_all(caf, bodies):
         assert (done.status, done.out) == (0, body), (key, done.err)
 
 
+@pytest.mark.thorough
 def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, ledger, text, bodies):
     caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url, "CAF_STORE__KIND": "directory"})
     caf.settings(text)
@@ -56,6 +57,7 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, 
     assert caf("doctor", "--dry-run").status == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("bodies")
 def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(tmp_path, network, database_url, text, new_bucket):
     first, second = wallet_with_space(network), wallet_with_space(network)

@@ -225,6 +225,7 @@ def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
     assert not (archived.caf.folder / "damaged").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")
@@ -238,6 +239,7 @@ def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
     assert ledger.account("src").located_objects == len(bodies)
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")

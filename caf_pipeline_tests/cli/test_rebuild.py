@@ -173,6 +173,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     assert len(again("get", "src", "key-03").out) == 100_000
 
 
+@pytest.mark.thorough
 def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):  # noqa: F811
     fresh = new_ledger()
     caf = on(archived, fresh)

@@ -116,6 +116,7 @@ def test_a_link_in_the_folder_is_not_followed(archived, folder, tmp_path):
     assert files(folder) == BODIES
 
 
+@pytest.mark.thorough
 def test_a_restore_that_was_killed_goes_on_and_leaves_nothing_half(archived, folder):
     for at_least in (1, 10, 25):
         with archived.start("restore", "src", str(folder), "--json") as process:

@@ -164,6 +164,7 @@ def test_a_dry_run_writes_nothing(restore, new_bucket):
     assert f"{len(FITTING)} would be written" in done.err
 
 
+@pytest.mark.thorough
 def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, restore, new_bucket):
     to = ("restore", "src", f"s3://{new_bucket.name}/{PREFIX}", "--json", "--endpoint-url", new_bucket.endpoint)
     for at_least in (1, 12):

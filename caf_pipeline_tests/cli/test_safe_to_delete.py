@@ -161,6 +161,7 @@ def test_a_source_that_is_away_writes_nothing(archived):
     assert not [chunk.name for chunk in archived.ledger.chunks("src") if chunk.read_back_at]
 
 
+@pytest.mark.thorough
 def test_files_that_cannot_be_written_or_are_others_are_refused_at_once(archived):
     theirs = archived.caf.folder / "theirs.csv"
     theirs.write_text("name,age\n")
@@ -183,6 +184,7 @@ def test_a_source_of_which_nothing_was_archived_yet_says_so(caf, new_bucket):
     one_sentence(caf("safe-to-delete", "src"), 1, "1 of 1 object", "caf run --source src")
 
 
+@pytest.mark.thorough
 def test_killed_while_it_reads_back_it_goes_on_with_the_next_chunk(safe):
     first, second = safe.ledger.chunks("src", [ChunkState.LOCATED])
     (safe.caf.folder / "src-safe-to-delete.csv").write_text(f"{safe.bucket.name},old\n")
@@ -207,6 +209,7 @@ def test_killed_while_it_reads_back_it_goes_on_with_the_next_chunk(safe):
     assert left == set()
 
 
+@pytest.mark.thorough
 def test_interrupted_it_leaves_nothing_and_can_be_run_again(safe):
     for number in range(4):
         safe.network.misbehave(provider=number, download_rate=200_000)
@@ -223,6 +226,7 @@ def test_interrupted_it_leaves_nothing_and_can_be_run_again(safe):
     assert safe("src").status == 0
 
 
+@pytest.mark.thorough
 def test_of_two_commands_at_once_one_is_told_of_the_other(safe):
     for number in range(4):
         safe.network.misbehave(provider=number, download_rate=50_000)

@@ -54,6 +54,7 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
     assert seen().recent.chunks == 0
 
 
+@pytest.mark.thorough
 def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
     archive_source(caf)
     locate(ledger, [40, 20])

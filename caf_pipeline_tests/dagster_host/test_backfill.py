@@ -130,6 +130,7 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(p
     }
 
 
+@pytest.mark.thorough
 def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     names = planned.chunks()
     planned.instance.delete_dynamic_partition("my-source_chunks", names[0])
@@ -158,6 +159,7 @@ def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_foll
 # --- with a daemon ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("submitted", [False, True])
 def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(planned, monkeypatch, capsys, submitted):
     heartbeat(planned)

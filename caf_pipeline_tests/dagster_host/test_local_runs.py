@@ -65,6 +65,7 @@ def old_marks(boot_id: str, pid: int, started: float) -> dict[str, str]:
     return {"caf/boot_id": boot_id, "caf/pid": str(pid), "caf/process_started": repr(started)}
 
 
+@pytest.mark.thorough
 def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -80,6 +81,7 @@ def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
     assert instance.get_runs()[0].status is DagsterRunStatus.STARTED
 
 
+@pytest.mark.thorough
 def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(instance, sleeping, begun):
     sleeping.send_signal(signal.SIGINT)
     sleeping.wait(PATIENCE_SECONDS)
@@ -104,6 +106,7 @@ def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instan
     assert reap_dead_runs(instance) == [run.run_id]
 
 
+@pytest.mark.thorough
 def test_a_killed_run_of_the_release_before_is_failed_by_the_next_start(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()

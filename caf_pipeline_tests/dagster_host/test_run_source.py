@@ -106,6 +106,7 @@ def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(sp
     assert again.chunks == []
 
 
+@pytest.mark.thorough
 def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch):
     pack = chunk_steps.pack_chunk
 
@@ -143,6 +144,7 @@ def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
         run()
 
 
+@pytest.mark.thorough
 def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):
     pipeline.put(12)
     chunk = pipeline.plan()[0]
@@ -221,6 +223,7 @@ def test_where_no_chunk_is_left_nothing_is_said_of_what_is_not_tried(pipeline, r
     assert "not tried" not in run.printed.getvalue()
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -232,6 +235,7 @@ def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
     assert f"the lease on chunk/{chunk}, which run other-run holds" in run.printed.getvalue()
 
 
+@pytest.mark.thorough
 def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     pipeline.workplace()

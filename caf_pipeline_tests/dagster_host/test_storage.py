@@ -73,6 +73,7 @@ def test_files_of_sqlite_are_such_that_a_power_cut_damages_none(instance, monkey
     sqlite_storage._kept_engine.cache_clear()
 
 
+@pytest.mark.thorough
 def test_with_a_url_it_is_postgres(empty_database_url, home_settings, monkeypatch):
     monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(home_settings) as instance:

@@ -61,6 +61,7 @@ class Running:
         return summary
 
 
+@pytest.mark.thorough
 def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeypatch):
     monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
     pipeline.put(2)
@@ -108,6 +109,7 @@ def lines_until(process, words):
     raise AssertionError("".join(said))
 
 
+@pytest.mark.thorough
 def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_one_sentence(caf):
     assert caf("jackal", "pause", "network maintenance").status == 0
     process = caf.start("run")
@@ -140,6 +142,7 @@ LOADED = [
 """Modules that a run loads, in this order: the moment at which one is loaded is the same on every machine."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loaded", sampled(LOADED, every=6))
 def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
     process = caf.start("run", PYTHONPROFILEIMPORTTIME="1")  # which says on stderr what is loaded

@@ -60,6 +60,7 @@ def wait_for(true: Callable[[], bool], process: "subprocess.Popen[bytes]") -> No
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
     pipeline.put(24)
     summary = run()
@@ -181,6 +182,7 @@ def finished_by_the_next(caf, ledger, database):
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(caf, command, ledger, database):
     workers = our_workers(command.pid)
     assert len(workers) == 2

@@ -110,6 +110,7 @@ def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()

@@ -153,6 +153,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     assert snapshot.listed_at <= progress.noticed_at <= progress.at
 
 
+@pytest.mark.thorough
 def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(queue, monkeypatch):
     monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
     queue.bucket.put("k", b"1")
@@ -247,6 +248,7 @@ def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
     assert events_of(json.dumps({"Records": [record]}), "b") == ([ObjectEvent(b"a b+\xff\0", "")], "")
 
 
+@pytest.mark.thorough
 def test_a_queue_that_is_gone_fails_the_tick_and_one_that_hangs_ends_it_with_its_name(queue):
     queue.client.delete_queue(QueueUrl=queue.url)
     with pytest.raises(SourceError, match="there is no queue"):

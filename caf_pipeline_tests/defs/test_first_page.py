@@ -49,6 +49,7 @@ def run_all(pipeline) -> None:
     run_source(SOURCE, settings=pipeline.settings, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.thorough
 def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again(pipeline, ui):
     pipeline.put(3)
     run_all(pipeline)
@@ -79,6 +80,7 @@ ASSETS = f"""
 {{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""
 
 
+@pytest.mark.thorough
 def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pipeline, ui, database):
     pipeline.put(3)
     run_all(pipeline)

@@ -46,6 +46,7 @@ def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_show
     assert "visible" not in shown.lower()
 
 
+@pytest.mark.thorough
 def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     pipeline.put(1)
     away = {"resources": {"s3_my_source": {"config": {"endpoint_url": "http://127.0.0.1:1"}}}}

@@ -168,6 +168,7 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     assert [request.partition_key for request in requests] == [chunk]
 
 
+@pytest.mark.thorough
 def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(pipeline, monkeypatch, unruly_s3):
     its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
     packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})

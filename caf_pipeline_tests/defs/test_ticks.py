@@ -96,6 +96,7 @@ def on_silent_jackal(pipeline, network):
         yield with_settings(pipeline, store=StoreSettings(kind="jackal"), jackal=jackal), server
 
 
+@pytest.mark.thorough
 def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on_silent_jackal):
     pipeline, server = on_silent_jackal
     tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=4)
@@ -106,6 +107,7 @@ def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on
     )
 
 
+@pytest.mark.thorough
 def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_silent_jackal):
     pipeline, _ = on_silent_jackal
     plan_chunks(pipeline, SOURCE, 1)
@@ -116,6 +118,7 @@ def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_s
     assert request.job_name == "audit_done"
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
@@ -130,6 +133,7 @@ def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pip
         assert server.asked
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is_open(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
@@ -140,6 +144,7 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
         assert len(server.asked) == asked
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
@@ -150,6 +155,7 @@ def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
 # --- much of everything ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_look_sends_as_many_statements_beside_100_000_chunks_as_beside_ten(pipeline, statements):
     plan_chunks(pipeline, SOURCE, 10)
     evaluate_tick(pipeline, "launch_chunks")  # what a process does once
@@ -197,6 +203,7 @@ def of_100_sources(pipeline):
     return pipeline
 
 
+@pytest.mark.thorough
 def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(of_100_sources):
     pipeline = of_100_sources
     sensors = [one.name for one in build_defs(pipeline.settings).sensors if isinstance(one, SensorDefinition)]
@@ -207,6 +214,7 @@ def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(o
     assert {request.job_name for request in tick.run_requests} == {f"archive_s{number:02}" for number in range(25)}
 
 
+@pytest.mark.thorough
 def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(of_100_sources, monkeypatch):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
@@ -216,6 +224,7 @@ def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(o
     assert json.loads(tick.cursor) == json.loads(begins)
 
 
+@pytest.mark.thorough
 def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline):
     plan_chunks(pipeline, SOURCE, PAGE + 3)
     names = pipeline.chunks()

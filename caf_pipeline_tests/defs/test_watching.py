@@ -123,6 +123,7 @@ def test_one_partition_can_be_proven_by_itself(archived):
     assert shown(archived) == {first: PASSED}
 
 
+@pytest.mark.thorough
 def test_nothing_is_looked_at_while_everything_is_paused(archived):
     archived.ledger.controls().order("paused", "network maintenance")
     assert archived.execute(PROVE).success
@@ -151,6 +152,7 @@ def test_a_run_repairs_no_more_than_it_is_told(archived):
     assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
 
 
+@pytest.mark.thorough
 def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archived):
     first, second, *_ = archived.chunks()
     for chunk in (first, second):

@@ -14,6 +14,7 @@ def archive(world, chunk):
             step(work, chunk)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_post_that_another_wallet_signed_is_not_paid_for_twice(new_world, monkeypatch, sent):
     world = new_world(source={"target_size": ONE_CHUNK})

@@ -93,7 +93,6 @@ def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(fault, small_wor
         case.check(small_world)
 
 
-@pytest.mark.sample
 def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(fault, small_world, unruly_s3):
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
@@ -339,7 +338,6 @@ def everybody(world):
     return range(len(world.network.state()["providers"]))
 
 
-@pytest.mark.sample
 def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small_world):
     (name,) = small_world.plan()
     with fault(GROUP, "at all providers, before the copies are verified") as case:
@@ -377,7 +375,6 @@ def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, sma
         case.check(small_world)
 
 
-@pytest.mark.sample
 def test_where_all_copies_are_flipped_nothing_is_handed_out(fault, small_world, tmp_path):
     (name,) = small_world.plan()
     assert small_world.run(name) == 0

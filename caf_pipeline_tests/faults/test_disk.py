@@ -155,7 +155,6 @@ def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
         case.check(world)
 
 
-@pytest.mark.sample
 def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_on, unruly_s3):
     world, _ = staged_on
     (name,) = world.plan()
@@ -188,7 +187,6 @@ def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, s
         case.check(world)
 
 
-@pytest.mark.sample
 def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
     world, _ = staged_on
     (name,) = world.plan()
@@ -256,7 +254,7 @@ def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
     disk.make_room()
 
 
-@pytest.mark.parametrize("method", ["register_plan", pytest.param("seal", marks=pytest.mark.sample), "load_locations"])
+@pytest.mark.parametrize("method", ["register_plan", "seal", "load_locations"])
 def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, unruly_s3, method):
     world, disk = kept_on
     unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes

@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("seed", range(SOAK_SEEDS if metafunc.config.getoption("--soak") else 1))
 
 
-@pytest.mark.parametrize("where", ["before", pytest.param("inside", marks=pytest.mark.sample), "after"])
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
 def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(fault, new_world, where, seed):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)

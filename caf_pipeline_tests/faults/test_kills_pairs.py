@@ -28,7 +28,6 @@ def hasty(new_world):
     return world
 
 
-@pytest.mark.sample
 def test_of_two_runs_at_once_one_ends_the_work_and_the_other_says_who_holds_it(fault, world):
     with fault(GROUP, "at once") as case:
         for chunk in world.plan():

@@ -82,7 +82,6 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
         case.check(small_world)
 
 
-@pytest.mark.sample
 def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
     (name,) = small_world.plan()
     with fault(GROUP, "each step of a chunk twice, then all of them again") as case, small_world.workplace() as work:
@@ -138,7 +137,6 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
 # --- out of order ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample
 def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
     with fault(GROUP, "an old snapshot planned after a newer one, without versions") as case, small_world.workplace() as work:
         old = planning.take_inventory(work)
@@ -224,7 +222,6 @@ def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archive
         case.check(small_world)
 
 
-@pytest.mark.sample
 def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fault, small_world, unruly_s3):
     """It was skipped, planned again and located there; then the first chunk's staged file is lost, and it is packed again."""
     (first,) = small_world.plan()

@@ -71,7 +71,6 @@ PASSING = {
 LASTING = {what: spoil for what, spoil in PASSING.items() if "hangs" not in what}
 
 
-@pytest.mark.sample
 def test_what_passes_is_asked_again_and_the_run_ends_right(fault, small_world, unruly_s3):
     world = small_world()
     with ExitStack() as stack:
@@ -199,7 +198,6 @@ LIES = {
 }
 
 
-@pytest.mark.sample
 def test_a_listing_that_lies_loses_nothing_and_doubles_nothing(fault, small_world, unruly_s3):
     world = small_world()
     with ExitStack() as stack:
@@ -296,7 +294,6 @@ def third(asked):
     return asked.number == 3
 
 
-@pytest.mark.sample
 def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_mixed(fault, small_world, unruly_s3):
     world = small_world(large=2)
     with fault(GROUP, "large objects replaced and deleted between two of their ranged GETs") as case:
@@ -357,7 +354,6 @@ def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(fault, small
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (2, 1)
 
 
-@pytest.mark.sample
 def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(fault, small_world, unruly_s3):
     world = small_world()
     with fault(GROUP, "every object deleted between the inventory and its GET") as case:

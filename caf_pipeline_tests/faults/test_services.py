@@ -51,7 +51,7 @@ def killed_under(world, chunk, at, kill, start, *, meets_nobody):
         start()
 
 
-@pytest.mark.parametrize("phase", ["packing", pytest.param("posting", marks=pytest.mark.sample), "loading"])
+@pytest.mark.parametrize("phase", ["packing", "posting", "loading"])
 def test_postgres_killed_under_a_run_loses_nothing(fault, new_world, postgres, phase):
     world = new_world(database_url=postgres.new_database())
     with fault(GROUP, f"Postgres, while {phase}") as case:

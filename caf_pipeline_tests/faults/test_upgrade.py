@@ -180,7 +180,6 @@ def leave_staging_as_before(world):
         path.write_text(json.dumps({name: record[name] for name in OLD_RECORD}))
 
 
-@pytest.mark.sample
 def test_chunks_in_every_state_of_an_older_ledger_are_finished(fault, old_world, unruly_s3):
     states = leave_in_every_state(old_world, unruly_s3)
     wanted = {"planned", "packing", "sealed", "posting", "posted", "uploading", "verified", "located"}
@@ -276,7 +275,6 @@ def test_a_migration_that_may_not_wait_any_longer_says_so_and_has_changed_nothin
         case.check(small_world)
 
 
-@pytest.mark.sample
 def test_processes_that_migrate_at_once_apply_each_migration_once(fault, small_world):
     small_world.plan()
     take_back(small_world.database_url)

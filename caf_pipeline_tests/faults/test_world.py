@@ -49,16 +49,19 @@ def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
     assert template.status(second) == 0
 
 
+@pytest.mark.thorough
 def test_a_world_in_which_nothing_went_wrong_has_no_complaints(located):
     verdict = located.check()
     assert (verdict.objects, verdict.size_bytes) == (len(located.objects), sum(map(len, located.objects.values())))
 
 
+@pytest.mark.thorough
 def test_an_object_without_a_location_is_lost(located):
     change(located, "DELETE FROM file_locations WHERE file_path = 'empty'")
     assert located.examine().lost == 1
 
 
+@pytest.mark.thorough
 def test_an_object_that_reads_back_as_other_bytes_is_lost(located):
     change(
         located, "UPDATE file_locations SET start_byte = start_byte + 1, end_byte = end_byte + 1 WHERE file_path LIKE 'some/%0'"
@@ -66,27 +69,32 @@ def test_an_object_that_reads_back_as_other_bytes_is_lost(located):
     assert located.examine().lost == 1
 
 
+@pytest.mark.thorough
 def test_an_object_that_came_after_the_last_run_is_lost(located):
     located.put("late", b"late")
     assert located.examine().lost == 1
 
 
+@pytest.mark.thorough
 def test_a_member_of_two_chunks_is_double(located):
     change(located, "UPDATE caf_files SET member_count = member_count + 1 WHERE state = 'located'")
     assert located.examine().double == 1
 
 
+@pytest.mark.thorough
 def test_space_that_was_not_due_is_charged_twice(located):
     change(located, "UPDATE caf_files SET stored_size_bytes = stored_size_bytes - 1 WHERE state = 'located'")
     assert located.examine().overcharged_bytes == 3
 
 
+@pytest.mark.thorough
 def test_a_file_left_in_staging_is_complained_of(located):
     (located.staging / "left.part").touch()
     with pytest.raises(AssertionError, match=r"left in staging: left\.part"):
         located.check()
 
 
+@pytest.mark.thorough
 def test_a_traceback_of_a_run_is_complained_of(located):
     run = located.start("src-00000000-00001")
     run.wait()

@@ -294,6 +294,7 @@ print(peak_bytes() - before >> 20)
 """
 
 
+@pytest.mark.thorough
 def test_memory_is_bounded_for_every_forged_archive():
     done = subprocess.run([sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 400  # MiB, of which making them takes a half

@@ -193,7 +193,6 @@ def all_read_back(work, keys):
         assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body_of(key), key
 
 
-@pytest.mark.sample
 def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_work, new_bucket, caf, fault, tmp_path):
     with fault("Hostile input", "keys of every kind, archived and restored") as case:
         case.tried = len(KEYS)

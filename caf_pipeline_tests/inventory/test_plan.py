@@ -339,6 +339,7 @@ versioned = st.lists(st.tuples(names, versions, st.sampled_from("ef"), st.intege
 )
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=60)
 @given(versioned, st.integers(1, 9), st.sampled_from([4, 7, 1_000_000]))
 def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, rows, members):

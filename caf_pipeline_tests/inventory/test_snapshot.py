@@ -262,6 +262,7 @@ def rows_about(obj: S3Object, rows: list[Known]) -> list[Known]:
     ]
 
 
+@pytest.mark.thorough
 @given(sources())
 @settings(deadline=None, max_examples=60)
 def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
@@ -362,6 +363,7 @@ def write_plan(path: Path, identities: list[tuple[bytes, str]]) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @given(sources(), st.data())
 @settings(deadline=None, max_examples=60)
 def test_each_object_is_in_exactly_one_place(source, data):
@@ -383,6 +385,7 @@ def test_each_object_is_in_exactly_one_place(source, data):
     assert account.planned_unlisted == 0
 
 
+@pytest.mark.thorough
 @given(sources())
 @settings(deadline=None, max_examples=40)
 def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_object(source):

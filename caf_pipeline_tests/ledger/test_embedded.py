@@ -76,6 +76,7 @@ def test_the_last_of_two_processes_stops_the_server(folder):
     assert not (folder / "data" / "postmaster.pid").exists()
 
 
+@pytest.mark.thorough
 def test_a_killed_user_takes_the_server_from_nobody(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -85,6 +86,7 @@ def test_a_killed_user_takes_the_server_from_nobody(folder):
     assert postmaster(folder) is None
 
 
+@pytest.mark.thorough
 def test_a_server_whose_only_user_was_killed_serves_the_next_who_stops_it(folder):
     with user(folder) as other:
         other.kill()
@@ -95,6 +97,7 @@ def test_a_server_whose_only_user_was_killed_serves_the_next_who_stops_it(folder
     assert postmaster(folder) is None
 
 
+@pytest.mark.thorough
 def test_a_killed_server_comes_back_with_what_was_committed(folder):
     server = EmbeddedServer(folder)
     ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
@@ -145,6 +148,7 @@ def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
     server.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"])
 def test_any_folder_will_do(folder, name):
     server = EmbeddedServer(folder / name)
@@ -166,6 +170,7 @@ def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder)
     assert not server.socket_folder.exists()
 
 
+@pytest.mark.thorough
 def test_many_processes_may_start_it_at_once(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
     processes = [subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for one in commands]
@@ -176,6 +181,7 @@ def test_many_processes_may_start_it_at_once(folder):
     assert postmaster(folder) is None
 
 
+@pytest.mark.thorough
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
     command = [sys.executable, "-c", USER, str(folder)]
     process = subprocess.Popen(

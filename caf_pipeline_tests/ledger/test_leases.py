@@ -78,6 +78,7 @@ def chunk(ledger):
     return name
 
 
+@pytest.mark.thorough
 def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url, chunk):
     with child(database_url, chunk) as process:
         process.kill()
@@ -86,6 +87,7 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
             assert lease.epoch == 2
 
 
+@pytest.mark.thorough
 def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chunk):
     with child(database_url, chunk) as process:
         process.kill()
@@ -101,6 +103,7 @@ def _started_of(database_url):
         return connection.execute("SELECT process_started FROM leases").fetchone()[0]
 
 
+@pytest.mark.thorough
 def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(database, database_url, chunk):
     with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
         process.kill()
@@ -109,6 +112,7 @@ def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
             assert lease.epoch == 2
 
 
+@pytest.mark.thorough
 def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, chunk):
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot="another machine"):
@@ -125,6 +129,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_holder(database):
             assert taken.epoch == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("boot", ["", "another machine"])
 def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, database_url, chunk, boot):
     ledger = Ledger(database, lease_seconds=SHORT)
@@ -137,6 +142,7 @@ def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, datab
             assert ledger.chunk(chunk).state is ChunkState.PLANNED
 
 
+@pytest.mark.thorough
 def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_completes(database, database_url, ledger, chunk):
     bring_to(ledger, chunk, ChunkState.VERIFIED)
     with child(database_url, chunk, what="load") as process:
@@ -149,6 +155,7 @@ def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_complet
             assert ledger.load_locations(lease, chunk, batches([location("a")])) == 1
 
 
+@pytest.mark.thorough
 def test_a_lease_outlives_its_time_while_it_is_renewed(database, database_url):
     ends = "SELECT expires_at FROM leases WHERE name = 'plan/src'"
     with HeldLease(database, "plan/src", holder("run-1"), seconds=4 * SHORT) as lease:

@@ -55,6 +55,7 @@ class TestLedger(LedgerContract):
     """Passes the contract."""
 
 
+@pytest.mark.thorough
 def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
     ledger.register_source(SOURCE, "archive of src", "s3://src")
     gate = threading.Barrier(2)
@@ -135,6 +136,7 @@ def test_a_skip_becomes_due(ledger, database_url, tmp_path):
 key_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=200)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(key_text, min_size=1, max_size=30, unique=True))
 def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
@@ -161,6 +163,7 @@ location_rows = st.builds(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.lists(location_rows, max_size=5), max_size=3))
 def test_locations_of_any_text_are_in_the_table_as_they_were_in_their_batches(database, rows):
@@ -259,6 +262,7 @@ def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
 # --- behind a transaction-pooling pgbouncer ---
 
 
+@pytest.mark.thorough
 def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when_all_were_empty(ledger, database):
     """So that a connection which is as old as the ledger still answers in a moment, however many objects came since."""
 

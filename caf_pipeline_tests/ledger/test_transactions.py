@@ -182,6 +182,7 @@ def tell(process):
     process.stdin.flush()
 
 
+@pytest.mark.thorough
 def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_url, log, chunks):
     with child(database_url, chunks[0], "one", seconds=1.5) as one, child(database_url, chunks[0], "two", seconds=1.5) as two:
         both = (one, two)
@@ -206,6 +207,7 @@ def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(data
     commit(log, signed(1), chunks[0])
 
 
+@pytest.mark.thorough
 def test_a_run_killed_after_its_commit_leaves_what_it_signed_to_the_next(database_url, log, chunks):
     with child(database_url, chunks[0]) as process:
         for answer in ("owned", "committed"):

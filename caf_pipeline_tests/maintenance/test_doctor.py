@@ -118,6 +118,7 @@ def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(work, told
         told_then_mended((Kind.LEASE, "plan/src"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
 def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(work, database_url, ledger, paused):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
@@ -148,6 +149,7 @@ def test_files_of_a_withdrawn_chunk_are_removed(work, name, told_then_mended):
     assert names(work.staging()) == []
 
 
+@pytest.mark.thorough
 def test_what_a_killed_run_left_of_a_located_chunk_is_removed(work, name, told_then_mended, tmp_path, database_url):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
     touch(work.staging(), f"{name}.1.download")
@@ -172,6 +174,7 @@ def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(work,
     every_object_reads_back(work)
 
 
+@pytest.mark.thorough
 def test_a_killed_packing_is_left_to_the_next_run(work, name, tmp_path, database_url):
     dying_runs.run(tmp_path, database_url, name, fatal=30)
     chunk = work.ledger.chunk(name)
@@ -203,6 +206,7 @@ def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sea
     assert names(work.staging()) == whole
 
 
+@pytest.mark.thorough
 def test_what_a_live_run_holds_in_staging_is_left(work, name, database_url):
     archive_chunk(work, name, until=chunk_steps.seal_chunk)
     with started("lease", database_url, f"chunk/{name}", LONG):
@@ -247,6 +251,7 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(work, name):
 # --- inventories, plans, half copies ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, told_then_mended, tmp_path, database_url):
     with started("inventory", database_url, str(tmp_path)) as inventory:
         (path,) = work.inventories().iterdir()
@@ -468,6 +473,7 @@ def wrecked(work, name, database_url):
     return is_right
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
 def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(wrecked, work, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
@@ -477,6 +483,7 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
     wrecked()
 
 
+@pytest.mark.thorough
 def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, work, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:

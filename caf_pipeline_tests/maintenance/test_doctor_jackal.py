@@ -87,6 +87,7 @@ def ends_right(network, work, name):
     assert found(work, told=True) == []
 
 
+@pytest.mark.thorough
 def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(killed_at, work, name, network, unchanged):
     killed_at("commit")
     (signed,) = work.ledger.unsettled()
@@ -101,6 +102,7 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
     ends_right(network, work, name)
 
 
+@pytest.mark.thorough
 def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, work, database_url):
     killed_at("commit")
     (signed,) = work.ledger.unsettled()
@@ -120,6 +122,7 @@ def test_a_transaction_of_another_wallet_is_told(killed_at, work, database_url):
     assert "jackal-1/jkl1other" in told.remedy
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, work, name, network, database_url):
     killed_at("commit")
     (work.staging() / f"{name}.1.download").write_bytes(b"left")

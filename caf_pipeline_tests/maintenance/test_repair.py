@@ -15,6 +15,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything, plan
 
 EVERYBODY = ("anna", "bert", "carl")
@@ -233,7 +234,7 @@ def break_off(patch, work, fatal):
     return moments
 
 
-@pytest.mark.parametrize("fatal", range(1, MOMENTS + 1))
+@pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1), every=5))
 def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(work, store, name, monkeypatch, fatal):
     store.forget(posting(work, name))
     prove_chunk(work, name)

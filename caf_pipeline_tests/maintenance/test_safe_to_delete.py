@@ -366,6 +366,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(w
     assert Answer(work, tmp_path).reasons == answer.reasons
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1", "end_byte = end_byte - 1"]
 )
@@ -592,6 +593,7 @@ def test_an_old_list_goes_where_nothing_is_safe_any_more(work, store, tmp_path, 
     assert not (tmp_path / "list.csv").exists()
 
 
+@pytest.mark.thorough
 def test_the_same_question_asked_twice_at_once_is_asked_once(work, tmp_path, proven):
     with work.ledger.lease("deletion/src", this_process("run-2")):
         leaves(work, tmp_path, HeldByOther)
@@ -645,6 +647,7 @@ def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_questi
     leaves(work, tmp_path, LedgerError, match="while the list was written")
 
 
+@pytest.mark.thorough
 def test_an_object_that_changes_while_chunks_are_read_is_seen(work, store, tmp_path, proven, monkeypatch):
     original = store.read
 
@@ -741,6 +744,7 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
     assert answer.found.gone_examples == ["deleted"]
 
 
+@pytest.mark.thorough
 def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(on_jackal, network, new_bucket, tmp_path):
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})

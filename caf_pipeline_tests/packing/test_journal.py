@@ -262,6 +262,7 @@ def test_reordered_and_repeated_entries_end_the_prefix(whole, tmp_path):
         assert len(said) <= 2
 
 
+@pytest.mark.thorough
 def test_huge_claims_cost_no_memory(whole, tmp_path):
     before = peak_bytes()
     huge = tmp_path / "huge.journal"

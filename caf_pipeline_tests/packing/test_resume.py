@@ -88,6 +88,7 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
     assert second.part.read_bytes() == first.part.read_bytes()
 
 
+@pytest.mark.thorough
 def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
@@ -262,6 +263,7 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
     assert first + packing.read_bytes() - size_bytes <= SCALED.ahead_bytes + window + 2 * PART
 
 
+@pytest.mark.thorough
 def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, ledger, database_url):
     work = a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
     (chunk,) = plan(work).chunks
@@ -310,6 +312,7 @@ def root_of_undisturbed(work, name, folder):
             journal.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [45, 75])
 def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(work, tmp_path, database_url, fatal):
     (chunk,) = plan(work).chunks
@@ -332,6 +335,7 @@ def safe_bytes(work, name):
         left.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 40, 2), every=5))
 def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(work, tmp_path, database_url, second):
     (chunk,) = plan(work).chunks
@@ -368,6 +372,7 @@ def woken(process):
     return said.strip()
 
 
+@pytest.mark.thorough
 def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     work = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
@@ -383,6 +388,7 @@ def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_p
     ends_right(work, chunk.name)
 
 
+@pytest.mark.thorough
 def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
@@ -404,6 +410,7 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp
     ends_right(work, chunk.name)
 
 
+@pytest.mark.thorough
 def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()

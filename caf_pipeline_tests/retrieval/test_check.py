@@ -81,10 +81,10 @@ def test_a_check_ends_where_nothing_can_be_read_any_more(work, monkeypatch):
     assert all(not one.error.permanent for one in found)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_sample_has_no_object_twice_and_at_least_one(work, seed):
+def test_a_sample_has_no_object_twice_and_at_least_one(work):
     located = list(list_objects(work.ledger, "src"))
-    chosen = [one.row.key for one in sampled(located, 0.01, seed)]
-    assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
-    assert list(sampled([], 0.5, seed)) == []
-    assert list(sampled(located, 1.0, seed)) == located
+    for seed in range(20):
+        chosen = [one.row.key for one in sampled(located, 0.01, seed)]
+        assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)
+        assert list(sampled([], 0.5, seed)) == []
+        assert list(sampled(located, 1.0, seed)) == located

@@ -117,6 +117,7 @@ parts_of_keys = st.lists(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     keys=st.lists(parts_of_keys.map("".join), min_size=1, max_size=12, unique=True),
@@ -263,6 +264,7 @@ def test_what_was_not_archived_as_of_a_time_is_not_located_and_the_versions_are_
         fetch(ledger, None, SOURCE, "a", "v1", as_of=EARLY)
 
 
+@pytest.mark.thorough
 def test_a_listing_as_of_a_time_reads_no_table_from_its_beginning(ledger, database, monkeypatch):
     monkeypatch.setattr(listing, "PAGE_KEYS", 100)
     keys = [f"k{number:05}" for number in range(5000)]

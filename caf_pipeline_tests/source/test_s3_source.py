@@ -90,6 +90,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(pieces, min_size=1, max_size=6).map("".join))
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_key_is_read_as_itself(s3_server, key):

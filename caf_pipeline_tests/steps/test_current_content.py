@@ -473,6 +473,7 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_se
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "suspended"])
 def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(

@@ -27,6 +27,7 @@ from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
 from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
 from caf_pipeline_tests.support.s3_server import s3_error
+from caf_pipeline_tests.support.tiers import sampled
 
 NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
 
@@ -72,7 +73,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("versioned", [False, True])
+@pytest.mark.parametrize("versioned", sampled([False, True], every=2))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_listing_in_parts_has_each_object_once_and_in_order(scripted_s3, tmp_path, small_pieces, shape, versioned):
     keys = set(SHAPES[shape])
@@ -85,6 +86,7 @@ def test_a_listing_in_parts_has_each_object_once_and_in_order(scripted_s3, tmp_p
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", ["in sequence", "random", "deep under one beginning", "by days"])
 def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tmp_path, shape):
     """What a thread asks for in vain is one page at each split."""
@@ -120,6 +122,7 @@ def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_
 TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "replace"))
 
 
+@pytest.mark.thorough
 @given(
     st.sets(st.binary(min_size=1, max_size=4) | TEXT),
     st.integers(1, 4),
@@ -143,7 +146,7 @@ def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has
 @pytest.mark.parametrize(
     "server", [{"order": by_component}, {"order": by_utf16}, {"order": lambda key: key[::-1]}, {"starts": False}]
 )
-@pytest.mark.parametrize("shape", ["folders", "beyond ASCII", "random", "in sequence"])
+@pytest.mark.parametrize("shape", sampled(["folders", "beyond ASCII", "random", "in sequence"], every=4))
 def test_a_server_with_an_order_of_its_own_loses_nothing(scripted_s3, tmp_path, small_pieces, shape, server):
     keys = set(SHAPES[shape])
     objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
@@ -187,6 +190,7 @@ def _list_and_die(endpoint: str, folder: str) -> None:
     take_inventory(a_workplace(Path(folder), listing_source(endpoint, 10)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_path, small_pieces, versioned):
     process = multiprocessing.get_context("forkserver").Process(target=_list_and_die, args=(scripted_s3.endpoint, str(tmp_path)))

@@ -16,6 +16,7 @@ from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.s3_server import s3_error
+from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace as with_ledger
 
 CHANCE = random.Random("versions")
@@ -66,7 +67,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 20)
 
 
-@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("threads", sampled([1, 8], every=2))
 @pytest.mark.parametrize("shape", HISTORIES)
 def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, small_pieces, shape, threads):
     history = HISTORIES[shape]
@@ -88,7 +89,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("versions", ["all", "current"])
-@pytest.mark.parametrize("pages", [3, 12, 25, 33])
+@pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
 @pytest.mark.parametrize(
     "shape", ["some versions each", "one key of thousands", "pages that end within each key", "markers last"]
 )
@@ -124,6 +125,7 @@ VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
 )
 
 
+@pytest.mark.thorough
 @given(
     st.dictionaries(st.text("ab/é", min_size=1, max_size=3).map(str.encode), VERSIONS, max_size=8),
     st.integers(1, 4),

@@ -45,6 +45,7 @@ def waiting_keys(work):
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
 
 
+@pytest.mark.thorough
 def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, source, monkeypatch):
     monkeypatch.setattr(plan_module, "MAX_CHUNKS", 2)
     work = workplace(target_size=100_000)

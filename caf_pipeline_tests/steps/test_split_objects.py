@@ -30,6 +30,7 @@ from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import (
     CHUNK_STEPS,
     a_workplace,
@@ -167,7 +168,8 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
     assert not plan(work).plan
 
 
-@pytest.mark.parametrize("packed", range(4))
+@pytest.mark.thorough
+@pytest.mark.parametrize("packed", sampled(range(4), every=4))
 def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(work, source, packed):
     plan(work)
     names = parts_of(work)
@@ -379,7 +381,7 @@ def a_split_source():
     return dying_runs.SteadySource(bodies)
 
 
-@pytest.mark.parametrize("fatal", range(3, 90, 11))
+@pytest.mark.parametrize("fatal", sampled(range(3, 90, 11), every=8))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
     work = a_workplace(tmp_path, a_split_source(), ledger, target="128KiB")
     plan(work)
@@ -460,6 +462,7 @@ def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several
     assert (why, found.everything_is_safe, found.safe_objects) == ({}, True, 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
 def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(several, tmp_path, database_url, part):
     names = archive_everything(several)
@@ -519,7 +522,7 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
     assert not plan(work).plan
 
 
-@pytest.mark.parametrize("missing", range(4))
+@pytest.mark.parametrize("missing", sampled(range(4), every=4))
 def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
     archive_everything(several)
     several.store.forget(several.ledger.locate("src", "huge").ranges[missing].posting)

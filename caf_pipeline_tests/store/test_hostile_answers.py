@@ -543,6 +543,7 @@ def ask_for_long_lists():
     print(peak_bytes() - before)
 
 
+@pytest.mark.thorough
 def test_memory_stays_bounded_under_long_lists():
     code = "from caf_pipeline_tests.store.test_hostile_answers import ask_for_long_lists; ask_for_long_lists()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)

@@ -190,6 +190,7 @@ def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(work, network):
     assert work.ledger.chunk(chunk.name).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tmp_path, work, network, ledger):
     (chunk,) = plan(work).chunks
     archive_chunk(work, chunk.name, until=chunk_steps.post_file)

@@ -49,12 +49,14 @@ def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(open
     assert {number: count - before[number] for number, count in opened.begun().items()} == {0: 1, 1: 1}
 
 
+@pytest.mark.thorough
 def test_a_download_that_is_cut_after_its_time_is_whole_in_the_end(opened, network, staged):
     posting = opened.stored(staged)
     slow_down(network, download_rate=SIZE / 5)
     assert b"".join(opened.store.read(posting, 0, SIZE)) == staged.read_bytes()
 
 
+@pytest.mark.thorough
 def test_an_upload_that_is_cut_for_taking_too_long_says_what_would_fit(opened, network, staged):
     slow_down(network, upload_rate=1.2 * MIB)
     posting = opened.posted(staged)

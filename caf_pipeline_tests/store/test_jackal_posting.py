@@ -692,6 +692,7 @@ def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, 
     assert moment > 8
 
 
+@pytest.mark.thorough
 def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(payer, ledger, database_url):
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
@@ -709,6 +710,7 @@ def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(pay
     assert payer.transactions() == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
 def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(payer, ledger, database_url, moment):
     """The moments lie around the commit, with the transaction of two posts, and the broadcast."""

@@ -188,6 +188,7 @@ def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
     assert {copy.windows for copy in work.ledger.known_copies(name)} == {0}
 
 
+@pytest.mark.thorough
 def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(make_work, old_network, tmp_path):
     work = make_work(0)
     (name,) = archive_everything(work)
@@ -204,6 +205,7 @@ def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_sa
     assert counted <= {0, 1}
 
 
+@pytest.mark.thorough
 def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make_work, old_network, tmp_path):
     work = make_work(0)
     (name,) = archive_everything(work)

@@ -213,6 +213,7 @@ def test_a_connection_that_breaks_in_the_body_is_no_answer(client_of, staged):
         client_of(script).upload(sending(staged))
 
 
+@pytest.mark.thorough
 def test_a_check_ends_an_upload_that_hangs(client_of, staged):
     def hang(request, sock):
         request.body()

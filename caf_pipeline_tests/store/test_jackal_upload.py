@@ -205,6 +205,7 @@ def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, ne
     assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(opened, network, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
@@ -232,6 +233,7 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(ope
     assert len(opened.providers_of(posting)) == 3
 
 
+@pytest.mark.thorough
 def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(network, open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
@@ -404,6 +406,7 @@ def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_w
 # --- the operator, the lease ---
 
 
+@pytest.mark.thorough
 def test_while_paused_no_byte_is_sent(opened, staged):
     posting, before = opened.posted(staged), opened.begun()
     opened.pause()

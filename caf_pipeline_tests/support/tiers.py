@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`: of a sweep, all but a sample."""
+"""What `make test` leaves to `make test-all`, of a sweep: all but a sample."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -157,6 +157,7 @@ def filled(s3_server):
     return bucket
 
 
+@pytest.mark.thorough
 def test_the_embedded_postgres_of_a_run_has_no_secret(tmp_path, environment, filled):
     place = {"CAF_SOURCES__DEMO__BUCKET": filled.name, "CAF_SOURCES__DEMO__ENDPOINT_URL": filled.endpoint}
     place |= {"CAF_STORE__KIND": "directory"}

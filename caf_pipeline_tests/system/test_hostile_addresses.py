@@ -27,6 +27,7 @@ from caf_pipeline_tests.support.jackal_stores import MemoryRecords, open_store
 from caf_pipeline_tests.support.s3_server import ScriptedAnswer
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
+from caf_pipeline_tests.support.tiers import sampled
 
 open_ranges = partial(ranges.open_ranges, open_s3=S3File)
 
@@ -216,7 +217,7 @@ def test_a_name_that_nobody_can_look_up_is_one_sentence(host):
         ask(parse_address(f"http://{host}"), "/version")
 
 
-@pytest.mark.parametrize("status", REDIRECTS)
+@pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 @pytest.mark.parametrize("name", ASKED)
 def test_no_redirect_of_a_provider_is_followed(status, name):
     with trap() as (elsewhere, _), scripted(answer(status, Location=f"{elsewhere.url}/x")) as script:
@@ -282,7 +283,7 @@ def test_providers_on_this_machine_are_passed_over_like_unreachable_ones(network
 # --- chain nodes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", REDIRECTS)
+@pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 @pytest.mark.parametrize("path", ["node_info", "blocks/latest", "params"])
 def test_no_redirect_of_a_chain_node_is_followed(status, path):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
@@ -293,7 +294,7 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
             chain.proof_window()
 
 
-@pytest.mark.parametrize("status", REDIRECTS)
+@pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 def test_no_redirect_takes_a_signed_transaction_elsewhere(status):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
         node.answers["/cosmos/tx/v1beta1/txs"] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
@@ -405,7 +406,7 @@ S3_ASKED = {
 
 @LEFT_OPEN
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("status", REDIRECTS)
+@pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 @pytest.mark.parametrize("name", S3_ASKED)
 def test_no_redirect_of_an_s3_server_is_followed(status, name, scripted_s3):
     """A bucket's region and its endpoint are settings, and no server's word."""
@@ -417,7 +418,7 @@ def test_no_redirect_of_an_s3_server_is_followed(status, name, scripted_s3):
 
 @LEFT_OPEN
 @pytest.mark.usefixtures("tidy")
-@pytest.mark.parametrize("status", REDIRECTS)
+@pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 def test_no_redirect_of_an_s3_server_is_followed_for_an_s3_address(status, scripted_s3, monkeypatch, no_waiting):
     monkeypatch.setenv("AWS_ENDPOINT_URL", scripted_s3.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
