@@ -345,10 +345,11 @@ def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
             f"'{printable(name)}' is not a chunk's id.", hint="It looks like demo-2f20e129-00006; caf status lists them."
         )
     chunk = ledger.chunk(name)
-    first, last = _key_range(Path(chunk.plan_folder), chunk.number)
+    first, last = (None, None) if chunk.adopted else _key_range(Path(chunk.plan_folder), chunk.number)
     if json:
         keys = {"first_key": first, "last_key": last, "plan": chunk.plan, "source": chunk.source, "number": chunk.number}
-        print_json({**_chunk_json(chunk), **keys, "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None})
+        root = chunk.merkle_root.hex() if chunk.merkle_root else None
+        print_json({**_chunk_json(chunk), **keys, "merkle_root": root, "adopted": chunk.adopted})
         return
     packed = f"{show_size(chunk.caf_size_bytes)}, {counted(chunk.member_count, 'member')}"
     left = f", {chunk.skipped_count:,} skipped, {chunk.released_count:,} given back to be planned again"
@@ -356,9 +357,12 @@ def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
         {
             "chunk": f"{chunk.name}, number {chunk.number:,} of plan {chunk.plan} of source {chunk.source}",
             "state": f"{chunk.state}{f': {printable(chunk.reason)}' if chunk.reason else ''}",
+            "adopted": "a CAF file of another program, which no plan made" if chunk.adopted else "",
             "planned": f"{counted(chunk.object_count, 'object')}, {show_size(chunk.object_bytes)}; the file about"
-            f" {show_size(chunk.expected_size_bytes)}",
-            "keys": f"{printable(first)} … {printable(last)}",
+            f" {show_size(chunk.expected_size_bytes)}"
+            if not chunk.adopted
+            else "",
+            "keys": f"{printable(first)} … {printable(last)}" if first is not None and last is not None else "",
             "part": f"{chunk.part:,} of {chunk.part_count:,} of this object" if chunk.part else "",
             "packed": f"{packed}{left}" if chunk.merkle_root or chunk.skipped_count else "",
             "root": chunk.merkle_root.hex() if chunk.merkle_root else "",

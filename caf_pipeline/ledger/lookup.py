@@ -57,7 +57,8 @@ _PLANS = text(
     SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
         (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM caf_files
             WHERE caf_files.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
-    FROM plans JOIN sources USING (source_id) WHERE sources.name = :source OR CAST(:source AS text) IS NULL
+    FROM plans JOIN sources USING (source_id) WHERE (sources.name = :source OR CAST(:source AS text) IS NULL)
+        AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
     ORDER BY plan_id DESC LIMIT :limit
     """
 )
@@ -183,7 +184,7 @@ class Lookups(LedgerPart):
         )
 
     def plans(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
-        """Return the plans of a source, or of all, the latest first and at most `limit`."""
+        """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
         with self._database.transaction() as connection:
             rows = connection.execute(_PLANS, {"source": source, "limit": limit}).all()
         return [

@@ -77,21 +77,19 @@ def part(bodies, *numbers):
     return {f"a/key-{number}": bodies[f"a/key-{number}"] for number in numbers}
 
 
-def test_who_comes_from_another_program_pays_nothing_twice_and_every_command_knows_what_was_adopted(  # noqa: PLR0917 - fixtures
-    caf,
-    other,
-    bodies,
-    network,
-    ledger,
-    new_ledger,  # noqa: F811
-    new_bucket,
-):
+@pytest.fixture
+def posted(other, bodies):
+    """Two files of the worker, which have three of the six objects, one of them twice; the path of the first."""
     first = other.post("1.caf", {f"task/{key}": body for key, body in part(bodies, 0, 1).items()})
     other.post("2.caf", {f"task/{key}": body for key, body in part(bodies, 1, 2).items()} | {"task/unknown": b"x"})
+    return first
+
+
+def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted, network, ledger):
     charged = network.state()["charged"]
-    dry = caf("adopt", "src", str(first), "--strip", "1", "--dry-run", "--json")
+    dry = caf("adopt", "src", str(posted), "--strip", "1", "--dry-run", "--json")
     assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks()) == (0, 2, [])
-    done = caf("adopt", "src", str(first), "--strip", "1")
+    done = caf("adopt", "src", str(posted), "--strip", "1")
     assert done.status == 0, done.err
     assert "2 objects of 2 members" in done.out.decode()
     *_, sums = told = lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))
@@ -101,23 +99,28 @@ def test_who_comes_from_another_program_pays_nothing_twice_and_every_command_kno
         "task/unknown": "not_in_inventory",
     }
     adopted = rows_of(ledger)
-    again = caf("adopt", "src", "--from-chain", str(first))
-    one_sentence(again, 2, "takes files, or --from-chain")
     assert lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"known": 2}
     assert rows_of(ledger) == adopted
     assert network.state()["charged"] == charged
+    one_sentence(caf("adopt", "src", "--from-chain", str(posted)), 2, "takes files, or --from-chain")
 
+
+def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
+    assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
+    adopted = {chunk.name for chunk in ledger.chunks()}
     archive_source(caf)
     rows = rows_of(ledger)["file_locations"]
     assert len(rows) == 6
-    assert {row["file_path"] for row in rows if row["chunk"] in {one["name"] for one in adopted["caf_files"]}} == set(
-        part(bodies, 0, 1, 2)
-    )
+    assert {row["file_path"] for row in rows if row["chunk"] in adopted} == set(part(bodies, 0, 1, 2))
     assert caf("get", "src", "a/key-0").out == bodies["a/key-0"]
     assert len(caf("ls", "src", "a/", "--recursive").out.splitlines()) >= 6
     assert b"a/key-2" in caf("find", "src", "a/key-2").out
     assert caf("ls", "src", "--recursive", "--as-of", "2099-01-01T00:00:00Z").status == 0
     assert b"6 objects" in caf("du", "src").out
+    name = min(adopted)
+    assert lines_of(caf("plans", "chunk", name, "--json"))[0]["adopted"]
+    assert b"which no plan made" in caf("plans", "chunk", name).out
+    assert len(lines_of(caf("plans", "src", "--json"))) == 1
     for command in (("check", "src", "--full"), ("jackal", "files", "src"), ("jackal", "prove", "src"), ("status",), ("doctor",)):
         shown = caf(*command)
         assert shown.status == 0, (command, shown.out, shown.err)
@@ -126,6 +129,17 @@ def test_who_comes_from_another_program_pays_nothing_twice_and_every_command_kno
     unsafe = {one["reason"]: one["objects"] for one in lines_of(caf("safe-to-delete", "src", "--json")) if "reason" in one}
     assert unsafe["adopted"] == 3
 
+
+def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_ledger(  # noqa: PLR0917 - fixtures
+    caf,
+    posted,
+    bodies,
+    ledger,
+    new_ledger,  # noqa: F811
+    new_bucket,
+):
+    assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
+    archive_source(caf)
     to = f"s3://{new_bucket.name}-back"
     new_bucket.client.create_bucket(Bucket=f"{new_bucket.name}-back")
     restored = caf("restore", "src", to, "--endpoint-url", new_bucket.endpoint)
@@ -143,7 +157,7 @@ def test_who_comes_from_another_program_pays_nothing_twice_and_every_command_kno
     assert "caf adopt SOURCE --from-chain" in rebuilt.out.decode()
     assert lines_of(lost("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"adopted": 2, "known": 1}
     assert {row["file_path"]: row["sha256"] for row in rows_of(fresh)["file_locations"]} == {
-        row["file_path"]: row["sha256"] for row in rows
+        row["file_path"]: row["sha256"] for row in rows_of(ledger)["file_locations"]
     }
     assert len(fresh.chunks()) == 3
 
