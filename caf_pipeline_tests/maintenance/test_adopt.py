@@ -185,6 +185,8 @@ def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_chang
     done = adopt(work, flipped, cut, tmp_path / "none.caf")
     assert {one.kind for one in done} == {AdoptionKind.REFUSED}
     assert [isinstance(one.error, ArchiveError) for one in done] == [False, True, True]
+    crafted = sorted(VECTORS.glob("x_*.caf"))
+    assert {one.kind for one in adopt(work, *crafted)} == {AdoptionKind.REFUSED}
     corrupt(work.store._chunk_path(next(iter(work.store.posted_as(merkle_root(path, 3)))).posting))
     (wrong,) = adopt(work, path)
     assert "0 of 1 copy" in str(wrong.error)
