@@ -27,12 +27,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Final
-
-import psutil
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.system.child_environment import child_environment
+
+if TYPE_CHECKING:
+    import psutil
 
 POSTGRES_MAJOR: Final = 18
 SUPERUSER: Final = "postgres"
@@ -153,6 +154,8 @@ class EmbeddedServer:
 
     def _end_servers_of_a_deleted_folder(self) -> None:
         """A server outlives its deleted folder for a while, and on its end would remove the new server's socket."""
+        import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
+
         leftovers = [process for process in psutil.process_iter(["name", "cmdline"]) if self._serves_our_folder(process)]
         for process in leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -162,7 +165,9 @@ class EmbeddedServer:
         while any(self._serves_our_folder(process) for process in leftovers) and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _serves_our_folder(self, process: psutil.Process) -> bool:
+    def _serves_our_folder(self, process: "psutil.Process") -> bool:
+        import psutil  # noqa: PLC0415  as above
+
         try:
             command = process.cmdline()
         except psutil.Error:
@@ -188,6 +193,8 @@ class EmbeddedServer:
         return None
 
     def _is_postmaster(self, lines: list[str]) -> bool:
+        import psutil  # noqa: PLC0415  as above
+
         try:
             return self._serves_our_folder(psutil.Process(int(lines[0])))
         except (psutil.Error, ValueError, IndexError):

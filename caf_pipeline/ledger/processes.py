@@ -8,8 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from caf_pipeline.ledger.records import Holder
 
 
@@ -22,6 +20,8 @@ def boot_id() -> str:
     if sys.platform == "linux":
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    import psutil  # noqa: PLC0415  takes time to load that Linux has no use for
+
     return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
 
 
@@ -53,6 +53,8 @@ def _started(pid: int) -> float | None:
             return None
         state, ticks = fields[0], fields[19]
         return None if state in b"ZX" else int(ticks) / os.sysconf("SC_CLK_TCK")
+    import psutil  # noqa: PLC0415  as above
+
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
