@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +37,13 @@ SECTIONS: Final = ("/schema_tree", "/schema_ids", "/table_metadata", "/var.dict"
 
 EPOCH_MILLISECONDS: Final = 1
 """The encoding of a time range whose values are milliseconds since 1970."""
+
+TIMES_METADATA_BYTES: Final = 1 << 20
+"""Of compressed metadata of which `read_times` reads the times: ten times those of an archive of 10,000 inputs."""
+
+TIMES_INFLATED_BYTES: Final = 4 << 20
+TIMES_ITEMS: Final = 10_000
+"""Timestamp keys, patterns and column ids of which `read_times` reads: a few milliseconds of work, whatever the file says."""
 
 _MAGIC: Final = b"\xfd\x2f\xc5\x30"
 _HEADER: Final = struct.Struct("<4sHBBQQ32xIH2x")
@@ -111,6 +118,13 @@ class TimestampPattern:
     pattern: str
 
 
+class Times(NamedTuple):
+    """The first and the last time in an archive, in milliseconds since 1970: both inclusive, each with its whole millisecond."""
+
+    first_ms: int
+    last_ms: int
+
+
 class InputRange(msgspec.Struct, frozen=True, gc=False):
     """The records `[s, e)` of one input file, or of a part of it, and what is said of it.
 
@@ -155,6 +169,11 @@ class ArchiveMetadata:
         """The records of all inputs; None where only `/table_metadata` tells, which `count_records` reads."""
         return sum(one.e - one.s for one in self.inputs) if self.inputs else None
 
+    @property
+    def times(self) -> "Times | None":
+        """The first and the last time of all records; None where the archive does not tell it of every timestamp key."""
+        return _times(self.time_ranges)
+
     def section(self, name: str) -> Section:
         """Return one of `SECTIONS`."""
         return next(one for one in self.sections if one.name == name)
@@ -186,6 +205,34 @@ def read_metadata(first: Buffer, file_size: int, read: Callable[[int, int], Buff
         return _parse_metadata(header, metadata, file_size)
     except ArchiveError as error:
         raise type(error)(f"{name}: {error}", hint=error.hint) from error
+
+
+def begins_as_archive(first: Buffer) -> bool:
+    """Tell whether a file's first bytes are those of a clp-s archive. The rest of the header may still be none."""
+    return bytes(memoryview(first)[: len(_MAGIC)]) == _MAGIC
+
+
+def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | None:
+    """Read the first and the last time of all records, at little cost for any file; None where the archive does not tell.
+
+    At most 1 MiB is read by two ranges, and 4 MiB are inflated. Inputs and sections are not looked at.
+
+    Args:
+        file_size: of the file, in bytes.
+        read: returns the bytes from a first position to an exclusive second one.
+
+    Raises:
+        ArchiveError: as `read_metadata`, without the file's name; and where the metadata are larger.
+    """
+    header = _parse_header(bytes(read(0, min(HEADER_BYTES, file_size))))
+    if header.metadata_end > file_size:
+        raise MalformedArchive(f"the metadata end at byte {header.metadata_end} of a file of {file_size}.", hint=_CUT_OFF)
+    if header.metadata_size > TIMES_METADATA_BYTES:
+        raise ArchiveLimitReached(f"the metadata have {header.metadata_size} bytes, more than {TIMES_METADATA_BYTES}.")
+    metadata = memoryview(read(HEADER_BYTES, header.metadata_end))
+    packets = _Packets(_Inflated(metadata, TIMES_INFLATED_BYTES), TIMES_ITEMS)
+    packets.read_times()
+    return _times(packets.time_ranges)
 
 
 def count_records(table_metadata: Buffer, *, name: str) -> int:
@@ -238,9 +285,9 @@ def _sum_tables(inflated: "_Inflated") -> int:
 class _Inflated:
     """A zstd stream of one or more frames, read from its beginning on; ends in MAX_INFLATED_BYTES or an error."""
 
-    def __init__(self, compressed: memoryview) -> None:
+    def __init__(self, compressed: memoryview, most_bytes: int = MAX_INFLATED_BYTES) -> None:
         self._stream = pa.input_stream(pa.py_buffer(compressed), compression="zstd")
-        self._left = MAX_INFLATED_BYTES
+        self._most_bytes = self._left = most_bytes
 
     def take(self, size_bytes: int) -> bytes:
         """Return exactly so many bytes."""
@@ -266,7 +313,7 @@ class _Inflated:
 
     def _read(self, size_bytes: int) -> bytes:
         if size_bytes > self._left:
-            raise ArchiveLimitReached(f"the metadata inflate to more than {MAX_INFLATED_BYTES} bytes.")
+            raise ArchiveLimitReached(f"the metadata inflate to more than {self._most_bytes} bytes.")
         try:
             data: bytes = self._stream.read(size_bytes)
         except (OSError, pa.ArrowException) as error:
@@ -287,9 +334,9 @@ class _ArchiveInfo(msgspec.Struct):
 class _Packets:
     """The packets of the metadata. One that comes again adds to what was there, as clp-s takes it."""
 
-    def __init__(self, inflated: _Inflated) -> None:
+    def __init__(self, inflated: _Inflated, most_items: int = MAX_ITEMS) -> None:
         self._inflated = inflated
-        self._items_left = MAX_ITEMS
+        self._most_items = self._items_left = most_items
         self.num_segments: int | None = None
         self.files: list[_FileEntry] = []
         self.time_ranges: list[TimeRange] = []
@@ -299,7 +346,13 @@ class _Packets:
 
     def read(self) -> None:
         """Read them all; what follows the last one is ignored."""
-        readers = {0: self._archive_info, 1: self._archive_file_info, 2: self._timestamp_dictionary, 3: self._range_index}
+        self._read({0: self._archive_info, 1: self._archive_file_info, 2: self._timestamp_dictionary, 3: self._range_index})
+
+    def read_times(self) -> None:
+        """Read the timestamp dictionaries, and pass over the other packets."""
+        self._read({2: self._timestamp_dictionary})
+
+    def _read(self, readers: Mapping[int, Callable[[int], None]]) -> None:
         for _ in range(self._inflated.take(1)[0]):
             kind, size_bytes = _PACKET.unpack(self._inflated.take(_PACKET.size))
             readers.get(kind, self._inflated.skip)(size_bytes)
@@ -356,8 +409,20 @@ class _Packets:
     def _count(self, items: int) -> int:
         self._items_left -= items
         if self._items_left < 0:
-            raise ArchiveLimitReached(f"the metadata list more than {MAX_ITEMS} inputs, timestamp keys and patterns.")
+            raise ArchiveLimitReached(f"the metadata list more than {self._most_items} inputs, timestamp keys and patterns.")
         return items
+
+
+def _times(ranges: Sequence[TimeRange]) -> Times | None:
+    """Return what all ranges span; None where there is none, or one is not in milliseconds or ends before it begins."""
+    spans = [
+        Times(int(one.begin), int(one.end))
+        for one in ranges
+        if one.encoding == EPOCH_MILLISECONDS and one.begin is not None and one.end is not None
+    ]
+    if not spans or len(spans) < len(ranges) or any(one.first_ms > one.last_ms for one in spans):
+        return None
+    return Times(min(one.first_ms for one in spans), max(one.last_ms for one in spans))
 
 
 def _sections(files: Sequence[_FileEntry], header: Header, file_size: int) -> Iterator[Section]:

@@ -7,14 +7,15 @@ Source: "A chunk" in docs/format.md.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Annotated, Any, Final, NamedTuple, Self
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -117,6 +118,13 @@ LOCATION_SCHEMA: Final = pa.schema(
 
 METADATA_KEY: Final = b"caf-pipeline"
 
+LOGS_KEY: Final = b"caf-pipeline-clps"
+"""The key in the Parquet file's own metadata under which the times of clp-s archives are: a JSON list of LogTimes. It is there,
+maybe empty, where packing looked for them."""
+
+LOG_BYTES: Final = 64
+"""Upper bound of what one of them adds: three numbers of at most 20 digits, in brackets."""
+
 MAX_FOOTER_BYTES: Final = 256 << 20
 """Of texts and lists in a Parquet footer: a million rows make 250 row groups of 4 KB each, and a bad footer claims any length."""
 
@@ -146,6 +154,20 @@ class ChunkIdentity:
     planned_objects: int = 0
     planned_bytes: int = 0
     format: str = CHUNK_FORMAT
+
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class LogTimes(NamedTuple):
+    """A member that clp-s packed: where it begins in the chunk, and the first and the last time of its records.
+
+    Times are milliseconds since 1970, both inclusive; None where the archive does not tell them, or is damaged.
+    """
+
+    start_byte: _Int64
+    first_ms: _Int64 | None
+    last_ms: _Int64 | None
 
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
@@ -179,10 +201,12 @@ class ManifestWriter:
     """Writes rows to a Parquet file as they come, holding at most one row group in memory.
 
     Rows are dicts by column name; columns that are left out are null. `bound_bytes` is an upper bound of the finished
-    file's size, so that a chunk can be closed before the manifest no longer fits.
+    file's size, so that a chunk can be closed before the manifest no longer fits. With `tells_logs` it tells the times of
+    clp-s archives, of which `add_log` is told.
     """
 
-    def __init__(self, path: Path, identity: ChunkIdentity) -> None:
+    def __init__(self, path: Path, identity: ChunkIdentity, *, tells_logs: bool = False) -> None:
+        self._logs: list[LogTimes] | None = [] if tells_logs else None
         self.row_count = 0
         self.bound_bytes = MANIFEST_FIXED_BYTES
         self._inventory_time = identity.inventory_time
@@ -222,6 +246,12 @@ class ManifestWriter:
         if len(self._rows) == ROWS_PER_GROUP:
             self._flush()
 
+    def add_log(self, log: LogTimes) -> None:
+        """Add the times of a clp-s archive, where it tells such."""
+        if self._logs is not None:
+            self._logs.append(log)
+            self.bound_bytes += LOG_BYTES
+
     def _flush(self) -> None:
         if self._rows:
             for row in self._rows:
@@ -232,6 +262,8 @@ class ManifestWriter:
     def close(self) -> None:
         """Finish the file."""
         self._flush()
+        if self._logs is not None:
+            self._writer.add_key_value_metadata({LOGS_KEY: msgspec.json.encode(self._logs)})
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -324,6 +356,24 @@ class OpenedManifest:
         return (
             PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0]) if members else None
         )
+
+    def logs(self) -> Sequence[LogTimes] | None:
+        """Return the times of its clp-s archives; None where its packing did not look for any.
+
+        Raises:
+            MalformedArchive: they are nothing that a packing of ours writes.
+        """
+        told = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
+        if told is None:
+            return None
+        if len(told) > 2 + LOG_BYTES * self.row_count:
+            raise MalformedArchive(f"the manifest has {len(told)} bytes of times of logs for {self.row_count} rows")
+        with _as_malformed():
+            logs = msgspec.json.decode(told, type=list[LogTimes])
+        starts = {one.start_byte for one in logs}
+        if len(starts) < len(logs) or any((one.first_ms is None) != (one.last_ms is None) for one in logs):
+            raise MalformedArchive("the manifest's times of logs are none that packing writes")
+        return logs
 
     @property
     def has_part(self) -> bool:

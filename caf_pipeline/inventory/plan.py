@@ -95,6 +95,10 @@ CHUNKS_SCHEMA: Final = pa.schema(
     ]
 )
 
+LOGS_TERM: Final = "logs"
+"""Of which logs the manifests of a plan's chunks tell the times. Plans of earlier versions do not say it, and their chunks tell
+none: one that was posted may have to be packed once more, byte for byte."""
+
 _METADATA_KEY: Final = b"caf-pipeline"
 _TOO_LARGE: Final = 0  # a chunk number that no chunk has
 _IN_PARTS: Final = -3  # in chunks of its own, a part each
@@ -493,6 +497,7 @@ def _described(terms: PlanTerms) -> dict[str, str]:
         "inventory_time": terms.inventory_time.isoformat(),
         "target_size": str(terms.target_size_bytes),
         "limit_size": str(terms.limit_bytes),
+        LOGS_TERM: "clps",
     }
 
 
@@ -532,8 +537,9 @@ def _write_batch(batch: pa.RecordBatch, placed: pa.RecordBatch, objects: pq.Parq
 def read_terms(folder: Path) -> dict[str, str]:
     """Return what a plan's files say of it.
 
-    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes) and content_sha256 (hex).
-    Plans that were written before these were kept have no target_size, no content_sha256 or no limit_size.
+    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes), logs (`LOGS_TERM`) and
+    content_sha256 (hex). Plans that were written before these were kept have no target_size, no content_sha256, no limit_size
+    or no logs.
 
     Raises:
         CafError: there is no readable plan in `folder`.

@@ -6,7 +6,7 @@ which chunks are restored does not matter, except that of two chunks with the sa
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
@@ -19,12 +19,15 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
 from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.log_times import record_log_times
 from caf_pipeline.ledger.parts import restore_part
 from caf_pipeline.ledger.records import Skip, StoredChunk
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from caf_pipeline.inventory.manifest import LogTimes
 
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
@@ -127,7 +130,14 @@ class ChunkImport(LedgerPart):
     """Restores chunks."""
 
     def restore_chunk(
-        self, chunk: StoredChunk, rows: "Iterable[pa.RecordBatch]", skips: Iterable[Skip], *, plan_folder: str, fault: str = ""
+        self,
+        chunk: StoredChunk,
+        rows: "Iterable[pa.RecordBatch]",
+        skips: Iterable[Skip],
+        *,
+        plan_folder: str,
+        fault: str = "",
+        logs: "Collection[LogTimes] | None" = None,
     ) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
 
@@ -140,6 +150,7 @@ class ChunkImport(LedgerPart):
             skips: of the chunk.
             plan_folder: where a plan that is missing is said to be.
             fault: why the chunk is `damaged`; "" where it is `located`.
+            logs: the times of its clp-s archives; None where its packing did not look for any.
 
         Raises:
             LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
@@ -166,6 +177,7 @@ class ChunkImport(LedgerPart):
                 written = 1
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
+            record_log_times(connection, caf_file_id, logs)
             record_verified(connection, caf_file_id, chunk.copies)
             connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
             return written

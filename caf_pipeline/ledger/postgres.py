@@ -5,7 +5,7 @@ A move is an UPDATE guarded by state and epoch (`moves`) together with all that 
 Source: "Database" and "Promises" in docs/design.md.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -36,6 +36,7 @@ from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases
 from caf_pipeline.ledger.locate import ObjectLookups
+from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
 from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
@@ -54,7 +55,7 @@ from caf_pipeline.waits import Waits
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from caf_pipeline.inventory.manifest import PartLocation
+    from caf_pipeline.inventory.manifest import LogTimes, PartLocation
     from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 
 _S = ChunkState
@@ -99,6 +100,7 @@ class Ledger(
     Notices,
     ObjectLookups,
     ArchivedKeys,
+    ArchivedLogs,
     CurrentContent,
     Exports,
     Replicas,
@@ -312,7 +314,12 @@ class Ledger(
             end_waiting(connection, moved.caf_file_id)
 
     def load_locations(
-        self, lease: Lease, chunk: str, rows: "Iterable[pa.RecordBatch]", part: "PartLocation | None" = None
+        self,
+        lease: Lease,
+        chunk: str,
+        rows: "Iterable[pa.RecordBatch]",
+        part: "PartLocation | None" = None,
+        logs: "Collection[LogTimes] | None" = None,
     ) -> int:
         """verified → located: write the rows, batches of LOCATION_SCHEMA, and end the chunk's claims, at once.
 
@@ -323,12 +330,14 @@ class Ledger(
             chunk: which.
             rows: its whole objects.
             part: instead, the part that it has; its object is located, and its claim ends, once all parts are.
+            logs: the times of its clp-s archives; None where its packing did not look for any.
 
         Raises:
             LedgerError: the rows are not as many as the chunk's members, or the part is another; nothing was written.
         """
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
+            record_log_times(connection, moved.caf_file_id, logs)
             if part is not None:
                 locate_part(connection, moved.caf_file_id, part)
                 follow_move(connection, moved.caf_file_id, _S.LOCATED)

@@ -296,7 +296,9 @@ def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
     fault = fault_of(work, chunk)
     if manifest.part() != chunk.part:
         raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-    return work.ledger.restore_chunk(chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault)
+    return work.ledger.restore_chunk(
+        chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs()
+    )
 
 
 def fault_of(work: Workplace, chunk: StoredChunk) -> str:

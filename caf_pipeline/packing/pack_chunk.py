@@ -15,6 +15,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT, ChunkIdentity
 from caf_pipeline.inventory.plan import (
+    LOGS_TERM,
     ChunkPlan,
     PlannedObject,
     has_rewritten,
@@ -79,6 +80,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         # What was sealed is packed once more to come out the same, whatever is set by now.
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(limit_size, plan.expected_size_bytes),
+        tells_logs=LOGS_TERM in terms,
         give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
         progress=_held_progress(work, lease),
     )

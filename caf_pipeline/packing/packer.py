@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
-from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
+from caf_pipeline.errors import ArchiveError, LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
+from caf_pipeline.formats.clps import begins_as_archive, read_times
 from caf_pipeline.inventory.checksums import Digest, new_digest
-from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import LOG_BYTES, PART_COLUMNS, ChunkIdentity, LogTimes, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import Seal
@@ -70,6 +71,7 @@ class Packer:
 
     Args:
         limit_bytes: the finished file is not larger.
+        tells_logs: whether the manifest tells the times of clp-s archives.
         give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
         progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
             object is skipped after all; may raise to end the packing.
@@ -90,6 +92,7 @@ class Packer:
         limit_bytes: int,
         give_up_on: Callable[[PlannedObject, ObjectReadFailed], bool],
         progress: Callable[[int, int], None],
+        tells_logs: bool = False,
         pace: CheckpointPace | None = None,
     ) -> None:
         self._chunk = chunk
@@ -98,6 +101,7 @@ class Packer:
         self._settings = settings
         self._proof_type = proof_type
         self._limit_bytes = limit_bytes
+        self._tells_logs = tells_logs
         self._give_up_on = give_up_on
         self._progress = progress
         self._told_bytes = 0  # of the object under way
@@ -137,7 +141,10 @@ class Packer:
         started = time.monotonic()
         queue = ObjectQueue(iter(objects))
         self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
-        with StoredBytes(part, proof_type=self._proof_type) as sink, ManifestWriter(spool, self._identity) as manifest:
+        with (
+            StoredBytes(part, proof_type=self._proof_type) as sink,
+            ManifestWriter(spool, self._identity, tells_logs=self._tells_logs) as manifest,
+        ):
             reached, fault = self._begin(queue, sink, manifest, journal)
             with self._journaled(journal, sink, reached), self._fetching(queue, reached) as fetch:
                 sink.reserve(min(self._chunk.expected_size_bytes, self._limit_bytes))
@@ -172,7 +179,7 @@ class Packer:
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
         reached, fault = replay(
-            journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, manifest)
+            journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, sink, manifest)
         )
         self.kept_bytes = reached.end.offset
         if not reached.end.offset:
@@ -181,7 +188,7 @@ class Packer:
         self._open = reached.open
         return reached, fault
 
-    def _take_outcomes(self, outcomes: Outcomes, manifest: ManifestWriter) -> None:
+    def _take_outcomes(self, outcomes: Outcomes, sink: StoredBytes, manifest: ManifestWriter) -> None:
         """Account for what an earlier run did, as if it were done now."""
         size_bytes = 0
         for planned, outcome in outcomes:
@@ -190,6 +197,8 @@ class Packer:
             else:
                 row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
                 self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
+                if self._is_log(planned, sink.read_back(outcome.start_byte, min(outcome.start_byte + 4, outcome.end_byte))):
+                    manifest.add_log(_log_times(sink, outcome.start_byte, outcome.end_byte))
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
@@ -273,14 +282,18 @@ class Packer:
         checks: _MemberChecks | None = None
         headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
+        is_log = False
         if opened:
             headers = opened.headers
             row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte)
             checks = self._go_on(planned, fetch, sink, opened)
+            is_log = self._is_log(planned, sink.read_back(start_byte, min(start_byte + 4, sink.size_bytes)))
         for part, sha256 in fetch.parts(planned):
             if not row:
                 row = _member_row(planned, part.headers, start_byte, end_byte)
-                if not self._fits(planned.member, start_byte, end_byte, manifest.bound_bytes + manifest.row_bound(row)):
+                is_log = self._is_log(planned, part.body)
+                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + is_log * LOG_BYTES
+                if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
                 row["sha256"] = sha256
@@ -302,6 +315,8 @@ class Packer:
                 f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
             )
         self._count_member(planned, row, manifest)
+        if is_log:
+            manifest.add_log(_log_times(sink, start_byte, end_byte))
         self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
         self._progress(1, planned.size_bytes - self._told_bytes)
         return True
@@ -326,6 +341,10 @@ class Packer:
                 sink.roll_back(mark)
                 self._checkpoints.rolled_back()
             raise
+
+    def _is_log(self, planned: PlannedObject, first: Buffer) -> bool:
+        """Tell whether the manifest is to tell the times of a member that begins with these bytes."""
+        return self._tells_logs and planned.part is None and begins_as_archive(first)
 
     def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
@@ -394,6 +413,15 @@ class _MemberChecks:
         if self._expected and self._digest and self._digest.digest() != self._expected.digest:
             raise checksum_differs(planned.object, self._expected.algorithm)
         return self.sha256.digest()
+
+
+def _log_times(sink: StoredBytes, start_byte: int, end_byte: int) -> LogTimes:
+    """Return the times of a clp-s archive that is staged; one that is damaged is archived like any object, and tells none."""
+    try:
+        times = read_times(end_byte - start_byte, lambda begin, end: sink.read_back(start_byte + begin, start_byte + end))
+    except ArchiveError:
+        times = None
+    return LogTimes(start_byte, *(times or (None, None)))
 
 
 def _described(planned: PlannedObject) -> dict[str, Any]:

@@ -177,6 +177,15 @@ class StoredBytes:
             raise staging_error(self.part.path, error) from error
         self._stay_close()
 
+    def read_back(self, start_byte: int, end_byte: int) -> bytes:
+        """Return bytes that were written, or read again, before `size_bytes`."""
+        self.flush()
+        try:
+            data = os.pread(self.part.descriptor, end_byte - start_byte, start_byte)
+        except OSError as error:
+            raise staging_error(self.part.path, error) from error
+        return data
+
     def finish(self) -> bytes:
         """Write out everything, cut the file to its size, fsync it, and return the Merkle root."""
         self._settle()

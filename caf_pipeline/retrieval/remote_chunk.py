@@ -240,6 +240,7 @@ def read_chunk(
     member = chunk_file.manifest_member()
     sha256 = fetch_manifest(source, member, spool)
     manifest = open_manifest(spool)
+    manifest.logs()
     described = _described(manifest, head, of, chunk_id.plan)
     refuse_bloated(spool)
     tally = _check_rows(manifest, chunk_file)

@@ -439,7 +439,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
             manifest = open_chunk(work, chunk).manifest(chunk.tail_start)
-            work.ledger.load_locations(lease, name, manifest.locations(), manifest.part())
+            work.ledger.load_locations(lease, name, manifest.locations(), manifest.part(), manifest.logs())
         return work.ledger.chunk(name)
 
 

@@ -28,9 +28,18 @@ OLD = ("0001.ledger", "0002.jackal")
 NEW_FUNCTIONS = ("look_up",)
 NEW_VIEWS = ("objects_in_parts",)
 NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located")
-NEW_TABLES = ("inventories", "current_exceptions", "waits", "object_parts", "noticed_keys", "messages_set_apart")
+NEW_TABLES = ("inventories", "current_exceptions", "waits", "object_parts", "noticed_keys", "messages_set_apart", "log_times")
 NEW_COLUMNS = {
-    "caf_files": ("read_back_at", "restored_at", "read_back_from", "look_again_at", "tail_start", "tail_sha256", "adopted_at"),
+    "caf_files": (
+        "read_back_at",
+        "restored_at",
+        "read_back_from",
+        "look_again_at",
+        "tail_start",
+        "tail_sha256",
+        "adopted_at",
+        "has_log_times",
+    ),
     "claims": ("last_modified",),
     "skipped_objects": ("last_modified",),
     "transactions": ("cost_told",),

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive
-from caf_pipeline.formats.clps import FIRST_READ_BYTES, HEADER_BYTES, SECTIONS, count_records, read_metadata
+from caf_pipeline.formats.clps import (
+    FIRST_READ_BYTES,
+    HEADER_BYTES,
+    SECTIONS,
+    TIMES_INFLATED_BYTES,
+    TIMES_METADATA_BYTES,
+    begins_as_archive,
+    count_records,
+    read_metadata,
+    read_times,
+)
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "clps"
 REAL = json.loads((VECTORS / "manifest.json").read_text())
@@ -124,6 +134,18 @@ def test_two_reads_give_the_metadata_and_one_where_they_are_short():
         archive = read_metadata(file[:first_bytes], len(file), read, name="it")
         assert [one.fields["_filename"] for one in archive.inputs] == ["a.jsonl", "b.jsonl"]
     assert asked == [(64, 384), (100, 384)]
+
+
+@pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
+def test_the_times_alone_are_those_of_all_the_metadata(vector):
+    file, printed = (VECTORS / vector["file"]).read_bytes(), vector["archive_stats_printed_by_clp_s"]
+    times = read_times(len(file), lambda start, end: file[start:end])
+    assert begins_as_archive(file)
+    assert times == opened(file).times
+    if times is not None:
+        assert times == (printed["begin_timestamp"], printed["end_timestamp"])
+    else:
+        assert all(one["encoding"] != 1 for one in vector["expected"]["timestamp_dictionary"]["ranges"])
 
 
 # Rules
@@ -269,6 +291,47 @@ def test_no_input_raises_anything_else(data):
 def test_metadata_that_inflate_without_an_end_are_refused():
     with pytest.raises(ArchiveLimitReached, match="inflate"):
         opened(wrapped(frame(PLAIN) + frame(bytes(64 << 20)) * 4))
+
+
+def milliseconds(first, last) -> bytes:
+    return struct.pack("<qq", first, last)
+
+
+def test_times_are_those_of_all_keys_and_told_only_where_each_key_tells_them():
+    told = [
+        times((b"a", [1], 1, milliseconds(5, 9)), (b"b", [2], 1, milliseconds(-3, 7))),
+        times((b"a", [1], 1, milliseconds(5, 9)), (b"b", [2], 2, struct.pack("<dd", 1.5, 2.5))),
+        times((b"a", [1], 1, milliseconds(9, 5))),
+        times(),
+    ]
+    archives = [built(archive_info(), files(), one) for one in told]
+    assert [opened(one).times for one in archives] == [(-3, 9), None, None, None]
+    assert [read_times(len(one), lambda start, end, one=one: one[start:end]) for one in archives] == [(-3, 9), None, None, None]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"",
+        b"\xfd\x2f\xc5\x30",
+        built(*WHOLE, metadata_size=2**32 - 1),
+        built(*WHOLE, metadata_size=TIMES_METADATA_BYTES + 1) + bytes(TIMES_METADATA_BYTES),
+        built((200, bytes(TIMES_INFLATED_BYTES)), *WHOLE),
+        wrapped(frame(bytes([2]) + struct.pack("<BI", 9, 2**32 - 1))),
+        built((2, struct.pack("<Q", 2**64 - 1))),
+    ],
+    ids=["empty", "magic alone", "past the end", "large", "inflating", "packet of 4 GiB", "keys without number"],
+)
+def test_times_cost_little_whatever_a_file_says(file):
+    asked = []
+
+    def read(start, end):
+        asked.append(end - start)
+        return file[start:end]
+
+    with pytest.raises(ArchiveError):
+        read_times(len(file), read)
+    assert sum(asked) <= HEADER_BYTES + TIMES_METADATA_BYTES
 
 
 _HOSTILE = """

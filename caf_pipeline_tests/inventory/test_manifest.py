@@ -3,6 +3,7 @@
 import io
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import MalformedArchive
 from caf_pipeline.inventory import manifest as manifest_module
-from caf_pipeline.inventory.manifest import HEAD_SIZE_BYTES, ChunkIdentity, ManifestWriter, head_bytes, open_manifest
+from caf_pipeline.inventory.manifest import (
+    HEAD_SIZE_BYTES,
+    LOGS_KEY,
+    ChunkIdentity,
+    LogTimes,
+    ManifestWriter,
+    head_bytes,
+    open_manifest,
+)
 from caf_pipeline_tests.support.plans import MOMENT
 
 IDENTITY = ChunkIdentity("a" * 32, "src", "src-00000000-00001", "00000000", "snap", MOMENT)
@@ -83,3 +92,59 @@ def test_the_same_rows_make_the_same_bytes(tmp_path):
 def test_what_is_no_manifest_is_refused(data):
     with pytest.raises(MalformedArchive):
         list(open_manifest(io.BytesIO(data)).rows())
+
+
+def with_logs(path, logs, rows):
+    with ManifestWriter(path, IDENTITY, tells_logs=True) as manifest:
+        for number in range(rows):
+            manifest.add(a_row(number))
+        for log in logs:
+            manifest.add_log(log)
+    return manifest
+
+
+_times = st.none() | st.tuples(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.dictionaries(st.integers(0, 1 << 35), _times, max_size=30))
+def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_factory, times):
+    path = tmp_path_factory.mktemp("manifest") / "m.parquet"
+    logs = [LogTimes(start, *(told or (None, None))) for start, told in times.items()]
+    manifest = with_logs(path, logs, rows=len(logs))
+    opened = open_manifest(path)
+    assert opened.logs() == logs
+    assert opened.row_count == len(logs)
+    assert path.stat().st_size <= manifest.bound_bytes
+
+
+def test_a_manifest_that_tells_no_logs_is_told_from_one_that_looked_for_them(tmp_path):
+    written(tmp_path / "never looked", [a_row(0)])
+    with_logs(tmp_path / "none found", [], rows=1)
+    assert [open_manifest(tmp_path / name).logs() for name in ("never looked", "none found")] == [None, []]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"[",
+        b"{}",
+        b"[[1]]",
+        b"[[1,2]]",
+        b"[[1,2,null]]",
+        b"[[1,null,null],[1,null,null]]",
+        b"[[1,2,9223372036854775808]]",
+        b'[["1",2,3]]',
+        b"[" + b"[1,2,3]," * 1000 + b"[1,2,3]]",
+        b"[" * 100_000,
+    ],
+)
+def test_times_of_logs_that_no_packing_writes_are_refused(tmp_path, told):
+    described = {manifest_module.METADATA_KEY: json.dumps({"format": manifest_module.CHUNK_FORMAT})}
+    schema = manifest_module.MANIFEST_SCHEMA.with_metadata(described | {LOGS_KEY: told})
+    rows = [a_row(number, inventory_time=MOMENT) for number in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "m")
+    opened = open_manifest(tmp_path / "m")
+    with pytest.raises(MalformedArchive):
+        opened.logs()

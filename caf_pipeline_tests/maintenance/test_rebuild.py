@@ -6,6 +6,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +32,7 @@ from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
 
-RESTORED = ("sources", "plans", "caf_files", "copies", "file_locations", "skipped_objects", "claims")
+RESTORED = ("sources", "plans", "caf_files", "copies", "file_locations", "skipped_objects", "claims", "log_times")
 
 
 class Versions(MemorySource):
@@ -57,6 +58,8 @@ def a_source():
     bodies = {f"key-{number:02d}": os.urandom(60_000) for number in range(30)}
     bodies |= {key: key.encode() * 5 for key in ODD_KEYS} | {"empty": b"", "a/": b"", ".caf/chunk": b"x", ".caf/chunk~": b"y"}
     bodies |= {"versions@1": b"one", "versions@2": b"two"}
+    log = (Path(__file__).parents[1] / "vectors" / "clps" / "two_files_0.12.1b0.clps").read_bytes()
+    bodies |= {"log": log, "log-damaged": log[:100]}
     unavailable = {"key-07": (SkipReason.COLD_STORAGE, 0), "key-21": (SkipReason.DELETED, 0)}
     return Versions(bodies, unavailable=unavailable)
 
@@ -101,6 +104,7 @@ def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
     before, after = rows_of(archived.ledger), rows_of(lost.ledger)
     assert len(before["caf_files"]) > 3
     assert len(before["skipped_objects"]) == 2
+    assert [one["first_ms"] for one in before["log_times"]] == [1_700_000_000_000, None]
     for name in RESTORED:
         assert after[name] == before[name], name
     assert sum(outcome.rows for outcome in outcomes) == len(after["file_locations"])

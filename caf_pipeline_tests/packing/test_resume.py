@@ -18,6 +18,7 @@ from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
+from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left
 from caf_pipeline.packing.journal.writer import (
@@ -41,6 +42,7 @@ from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken,
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
+VECTORS = Path(__file__).parents[1] / "vectors"
 SCALED = CheckpointPace(due_bytes=4 * PART, due_outcomes=1000, ahead_bytes=8 * PART)
 
 
@@ -70,6 +72,33 @@ def test_a_resumed_chunk_is_that_of_an_undisturbed_packing(tmp_path, after):
     assert resumed.merkle_root == packed.merkle_root
     assert (resumed.member_count, resumed.member_bytes) == (packed.member_count, packed.member_bytes)
     assert resumed.resumed_bytes > 512
+
+
+@pytest.mark.parametrize("after", [3, 9, 17])
+def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
+    log = (VECTORS / "clps" / "two_files_0.12.1b0.clps").read_bytes()
+    untimed = (VECTORS / "clps" / "no_timestamp_key.clps").read_bytes()
+
+    def source():
+        made = a_source()
+        return SteadySource(
+            made.bodies | {"a001-log": log, "a010": log[:100], "b-large": log + made.bodies["b-large"], "d": untimed}
+        )
+
+    first, packed = undisturbed(tmp_path / "whole", source(), tells_logs=True)
+    second = broken_off(tmp_path / "broken", source(), after, tells_logs=True)
+    assert second.run().merkle_root == packed.merkle_root
+    assert second.part.read_bytes() == first.part.read_bytes()
+    manifest = ChunkFile(StagedSource(first.part), "it").manifest(packed.tail_start)
+    members = {row["start_byte"]: row["key"] for row in manifest.rows(("key", "start_byte"))}
+    told = {members[one.start_byte]: (one.first_ms, one.last_ms) for one in manifest.logs()}
+    times = (1_700_000_000_000, 1_700_001_009_500)
+    assert told == {"a001-log": times, "a010": (None, None), "b-large": times, "d": (None, None)}
+
+
+def test_a_chunk_of_an_earlier_versions_plan_stays_as_it_was(tmp_path):
+    packing, packed = undisturbed(tmp_path / "whole", a_source())
+    assert ChunkFile(StagedSource(packing.part), "it").manifest(packed.tail_start).logs() is None
 
 
 def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):

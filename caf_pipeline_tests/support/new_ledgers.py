@@ -33,6 +33,8 @@ TABLES = {
     "object_parts": "SELECT caf_files.name, sources.name AS source, file_path, object_version, part, part_count, start_byte,"
     " end_byte, object_parts.object_bytes, location_part, abandoned FROM object_parts JOIN caf_files USING (caf_file_id)"
     " JOIN sources ON sources.source_id = object_parts.source_id ORDER BY 1",
+    "log_times": "SELECT name, log_times.start_byte, first_ms, last_ms, has_log_times, file_path FROM log_times"
+    " JOIN caf_files USING (caf_file_id) LEFT JOIN file_locations USING (caf_file_id, start_byte) ORDER BY file_path",
     "claims": "SELECT file_path, object_version FROM claims ORDER BY 1, 2",
 }
 
