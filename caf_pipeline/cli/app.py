@@ -46,6 +46,11 @@ def _clps(context: typer.Context) -> None:
     _show_help(context)
 
 
+def _logs(context: typer.Context) -> None:
+    """Search archived logs that clp-s packed. docs/formats.md says how."""
+    _show_help(context)
+
+
 def _chunkio(context: typer.Context) -> None:
     """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of them."""
     _show_help(context)
@@ -90,6 +95,7 @@ _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, 
     ),
     "cotar": (_cotar, dict.fromkeys(("index", "list", "cat", "verify"), "cotar")),
     "clps": (_clps, {"inspect": "clps"}),
+    "logs": (_logs, {"search": "logs"}),
     "chunkio": (_chunkio, dict.fromkeys(("list", "cat", "verify", "salvage"), "chunkio")),
 }
 

@@ -1,7 +1,7 @@
 """Objects read several at a time, and what came of each in their order."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -12,14 +12,16 @@ _Given = TypeVar("_Given")
 _Made = TypeVar("_Made")
 
 
-def side_by_side(given: Iterable[_Given], work: Callable[[_Given], _Made]) -> Iterator[_Made]:
-    """Yield what the work makes of each, in order. At most `2 * THREADS` are begun and not taken yet."""
+def side_by_side(
+    given: Iterable[_Given], work: Callable[[_Given], _Made], threads: int = THREADS
+) -> Generator[_Made, None, None]:
+    """Yield what the work makes of each, in order. At most `2 * threads` are begun and not taken yet."""
     under_way: deque[Future[_Made]] = deque()
-    pool = ThreadPoolExecutor(THREADS, "reading")
+    pool = ThreadPoolExecutor(threads, "reading")
     try:
         for one in given:
             under_way.append(pool.submit(work, one))
-            if len(under_way) == 2 * THREADS:
+            if len(under_way) == 2 * threads:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()

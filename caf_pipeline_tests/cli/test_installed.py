@@ -46,6 +46,7 @@ COMMANDS = {
     "rebuild": ("rebuild", "--dry-run"),
     "adopt": ("adopt", "src", "--from-chain", "--dry-run"),
     "clps inspect": ("clps", "inspect", "folder/archive.clp"),
+    "logs search": ("logs", "search", "src", "key", "level: ERROR"),
     "chunkio list": ("chunkio", "list", "folder/log"),
     "chunkio cat": ("chunkio", "cat", "folder/log", "0"),
     "chunkio verify": ("chunkio", "verify", "folder/log"),

@@ -294,8 +294,9 @@ def test_what_killed_plans_left_is_removed_and_registered_plans_stay(work, name,
     assert names(work.plans()) == before
 
 
-def test_what_a_killed_rebuild_left_is_removed_and_a_live_one_is_left(work, told_then_mended):
-    left = work.staging() / ".restoring-x"
+@pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
+def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(work, told_then_mended, name_of_it):
+    left = work.staging() / name_of_it
     touch(left, "manifest.parquet")
     with writing_into(work.staging()):
         assert found(work, told=True) == []

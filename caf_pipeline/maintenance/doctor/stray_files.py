@@ -47,7 +47,7 @@ _DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
 
 _PLAN_NAME: Final = re.compile(PLAN_NAME)
 _INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+")
-_RESTORING_LEFT: Final = re.compile(r"\.(restoring|adopting)-.+")  # as `rebuild` and `adopt` name them
+_SPOOL_LEFT: Final = re.compile(r"\.(restoring|adopting|searching)-.+")  # as `rebuild`, `adopt` and `log_search` name them
 _WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
 
 
@@ -104,9 +104,9 @@ def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
 def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
     """Tell of a file whose chunk the ledger does not know, or that is no chunk's."""
     named = ChunkId.parse(file.chunk)
-    if _RESTORING_LEFT.fullmatch(file.path.name):
-        if file.path in _left_in(file.path.parent, _RESTORING_LEFT):
-            found = "a rebuild or an adoption that was not finished left it"
+    if _SPOOL_LEFT.fullmatch(file.path.name):
+        if file.path in _left_in(file.path.parent, _SPOOL_LEFT):
+            found = "a rebuild, an adoption or a search that was not finished left it"
             yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
     elif named is None:
         yield Finding(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY)

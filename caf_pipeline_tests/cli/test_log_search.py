@@ -1,0 +1,224 @@
+"""`caf logs search`: what clp-s finds in archived logs, which of them are fetched for it, and what it cannot search."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.ledger.database import parse_url
+from caf_pipeline.retrieval import log_search
+from caf_pipeline.retrieval.log_search import find_clp_s
+from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.command_line import archive_source, source_text
+from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.postgres import copy_template
+from caf_pipeline_tests.support.s3_server import make_bucket
+
+pytestmark = pytest.mark.skipif(
+    find_spec("yscope_clp_core") is None, reason="clp-s is not installed: its wheel is for Linux on x86-64"
+)
+
+DAYS = {"logs/21": 1_700_000_000_000, "logs/22": 1_700_086_400_000, "logs/23": 1_700_172_800_000}
+"""The first record of each log: 2023-11-14 22:13:20 UTC, and a day and two days later. Each has one a second for 200 seconds."""
+
+SECOND_DAY = ("--from", "2023-11-15T12:00", "--to", "2023-11-16T12:00:00+02:00")
+
+
+def packed(folder: Path, records: list[dict], *options: str) -> bytes:
+    """Have clp-s pack records, and return the archive."""
+    folder.mkdir()
+    (folder / "it.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in records))
+    subprocess.run(
+        [find_clp_s(), "c", "--single-file-archive", *options, folder / "out", folder / "it.jsonl"],
+        check=True,
+        capture_output=True,
+    )
+    (archive,) = (folder / "out").iterdir()
+    return archive.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def caf(tmp_path_factory, network, s3_server, postgres_url, template_database):
+    copy_template(postgres_url, template_database, "logs_on_a_network")
+    url = parse_url(postgres_url).set(drivername="postgresql", database="logs_on_a_network")
+    folder = tmp_path_factory.mktemp("logs")
+    bucket = make_bucket(s3_server)
+    for key, first in DAYS.items():
+        records = [{"ts": first + 1000 * n, "level": "INFO" if n % 50 else "ERROR", "n": n} for n in range(200)]
+        bucket.put(key, packed(folder / key[-2:], records, "--timestamp-key", "ts"))
+    bucket.put("logs/22-note", b"\xfdno log at all, whatever its key says" * 10)
+    bucket.put("untimed", packed(folder / "untimed", [{"level": "ERROR", "n": 1.5}, {"level": "ERROR", "text": "\x9b31m\u2028"}]))
+    whole = bucket.client.get_object(Bucket=bucket.name, Key="logs/21")["Body"].read()
+    bucket.put("damaged/a", whole)
+    bucket.put("damaged/b", whole[:-1])  # clp-s aborts
+    bucket.put("damaged/c", whole[:100])  # its metadata tell nothing
+    bucket.put("damaged/d", whole)
+    caf = jackal_command_line(
+        folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=url.render_as_string(hide_password=False)
+    )
+    caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
+    archive_source(caf)
+    return caf
+
+
+def downloads(network):
+    return sum(one["downloads"] for one in network.state()["providers"])
+
+
+def found(done):
+    """Return the key and the number of each record."""
+    return [(one["key"], one["record"].get("n")) for one in map(json.loads, done.out.splitlines())]
+
+
+def staged(caf):
+    return [path.name for path in (caf.folder / ".caf" / "staging").glob(".searching-*")]
+
+
+def test_only_logs_of_the_time_are_fetched_and_each_is_one_request(caf, network):
+    before = downloads(network)
+    done = caf("logs", "search", "src", "logs/", "level: ERROR", *SECOND_DAY, "--json")
+    assert (done.status, found(done)) == (0, [("logs/22", n) for n in (0, 50, 100, 150)])
+    assert "1 log of 4 objects searched" in done.err
+    assert downloads(network) == before + 1
+    assert caf("logs", "search", "src", "logs/", "level: ERROR", "--from", "2024-01-01").out == b""
+    assert downloads(network) == before + 1
+    assert staged(caf) == []
+
+
+def test_matches_are_lines_in_the_order_of_the_keys_within_the_time(caf):
+    done = caf("logs", "search", "src", "logs/", "n >= 190", "--to", "2023-11-15T22:16:30")
+    assert done.status == 0, done.err
+    lines = done.out.decode().splitlines()
+    assert [line[:9] for line in lines] == ["logs/21: "] * 10 + ["logs/22: "]
+    assert lines[-1] == 'logs/22: {"ts":1700086590000,"level":"INFO","n":190}'
+
+
+def test_a_log_without_times_is_searched_whatever_times_are_asked_for(caf):
+    done = caf("logs", "search", "src", "untimed", "level: error", "--ignore-case", *SECOND_DAY, "--json")
+    assert (done.status, found(done)) == (0, [("untimed", 1.5), ("untimed", None)])
+    assert "'untimed' has no times" in done.err
+    assert json.loads(done.out.splitlines()[1])["record"]["text"] == "\x9b31m\u2028"
+    shown = caf("logs", "search", "src", "untimed", "text: *").out.decode().removesuffix("\n")
+    assert shown.startswith("untimed: ")
+    assert shown.isprintable()
+
+
+def test_a_damaged_log_is_named_and_the_others_are_searched(caf):
+    done = caf("logs", "search", "src", "damaged/", "n: 50", "--json")
+    assert (done.status, found(done)) == (1, [("damaged/a", 50), ("damaged/d", 50)])
+    assert "'damaged/b' could not be searched: clp-s crashed, by signal 6" in done.err
+    assert "'damaged/c' could not be searched: the archive: the metadata end at byte" in done.err
+    assert "2 logs of 4 could not be searched" in done.err
+    assert staged(caf) == []
+
+
+def test_providers_that_lie_spoil_no_search(caf, network):
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            row = ledger.locate("src", "logs/23").row
+    for number in range(len(network.provider_addresses)):
+        network.misbehave(provider=number, flip_byte=row.start_byte + 500)
+    done = caf("logs", "search", "src", "logs/2", "n: 50", "--json")
+    for number in range(len(network.provider_addresses)):
+        network.misbehave(provider=number)
+    assert (done.status, found(done)) == (1, [("logs/21", 50), ("logs/22", 50)])
+    assert "'logs/23' could not be searched" in done.err
+
+
+def test_of_what_an_earlier_version_archived_the_headers_are_read(caf):
+    def record(value):
+        with caf.surroundings(), opened_ledger(load_settings()) as ledger, ledger._database.transaction() as connection:
+            connection.execute(text("UPDATE caf_files SET has_log_times = :value"), {"value": value})
+
+    record(False)
+    try:
+        done = caf("logs", "search", "src", "", "n: 50", *SECOND_DAY, "--json")
+    finally:
+        record(True)
+    assert (done.status, found(done)) == (1, [("logs/22", 50)])
+    assert "3 logs of 9 objects searched; 9 headers read" in done.err  # that of the day, that without times, and the damaged one
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["logs/", "level: ("], 2, ["clp-s refuses the query 'level: ('", "Parser error"]),
+        (["logs/", ""], 2, ["clp-s refuses the query ''", "No query specified"]),
+        (["logs/", "n: 1", "--from", "now"], 2, ["'now' is not a time"]),
+        (["logs/", "n: 1", "--from", "2023-11-15", "--to", "2023-11-14"], 2, ["--to is before --from"]),
+        (["nothing/", "n: 1"], 11, ["no key of source 'src'", "'nothing/'"]),
+    ],
+)
+def test_what_cannot_be_searched_is_said_in_one_sentence(caf, words, status, said):
+    one_sentence(caf("logs", "search", "src", *words), status, *said)
+
+
+def test_a_query_is_never_an_option_of_clp_s(caf, tmp_path):
+    done = caf("logs", "search", "src", "logs/21", "--", f"--path={tmp_path / 'out'}")
+    assert (done.status, done.out) == (0, b""), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_clp_s_one_sentence_says_how_to_install_it(caf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yscope_clp_core", None)
+    done = caf("logs", "search", "src", "logs/", "n: 1")
+    one_sentence(done, 3, "clp-s, which searches logs, is not installed", "pip install yscope-clp-core==", "'logs'")
+
+
+# --- a clp-s that misbehaves ---------------------------------------------------------------------------------------
+
+
+def a_program(folder: Path, searching: str) -> Path:
+    """Make a clp-s that takes every query, and does this where it is to search."""
+    program = folder / "yscope_clp_core" / "bin" / "clp-s"
+    program.parent.mkdir(parents=True)
+    (folder / "yscope_clp_core" / "__init__.py").touch()
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *missing*) echo "[error] Failed to open archive" >&2; exit 1;; esac\n{searching}\n'
+    )
+    program.chmod(0o700)
+    return program
+
+
+def test_clp_s_sees_no_secret_of_ours_and_works_in_a_private_folder(caf, monkeypatch, tmp_path):
+    program = a_program(tmp_path, 'env; ls -ld . "$3"')
+    monkeypatch.setattr(log_search, "find_clp_s", lambda: program)
+    done = caf("logs", "search", "src", "logs/21", "n: 1", AWS_SECRET_ACCESS_KEY="very secret")
+    assert done.status == 0, done.err
+    told = done.out.decode()
+    assert "PATH=" in told
+    assert not any(word in told for word in ("MNEMONIC", "AWS_", "CAF_", "very secret"))
+    assert [line.split()[1] for line in told.splitlines()[-2:]] == ["drwx------", "-rw-------"]
+
+
+def test_a_search_that_hangs_is_given_up_and_half_a_record_is_not_given(caf, monkeypatch, tmp_path):
+    program = a_program(tmp_path, "printf '{}\\n{\"half'; exec sleep 100")
+    monkeypatch.setattr(log_search, "find_clp_s", lambda: program)
+    done = caf("logs", "search", "src", "logs/21", "n: 1", "--timeout", "1")
+    assert (done.status, done.out) == (1, b"logs/21: {}\n")
+    assert "'logs/21' could not be searched: clp-s was given up: it gave nothing for 1 seconds" in done.err
+    assert staged(caf) == []
+
+
+def test_ctrl_c_ends_clp_s_and_leaves_nothing_of_what_was_fetched(caf, tmp_path):
+    a_program(tmp_path, f'echo $$ >"{tmp_path}/pid.$$"; exec sleep 100')
+    process = caf.start("logs", "search", "src", "logs/", "n: 1", PYTHONPATH=str(tmp_path))
+    while not (pids := list(tmp_path.glob("pid.*"))) and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert staged(caf) == []
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.suffix[1:]), 0)
