@@ -210,6 +210,7 @@ def test_a_search_that_hangs_is_given_up_and_half_a_record_is_not_given(caf, mon
     assert staged(caf) == []
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_clp_s_and_leaves_nothing_of_what_was_fetched(caf, tmp_path):
     a_program(tmp_path, f'echo $$ >"{tmp_path}/pid.$$"; exec sleep 100')
     process = caf.start("logs", "search", "src", "logs/", "n: 1", PYTHONPATH=str(tmp_path))

@@ -6,6 +6,7 @@ import random
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,11 +22,13 @@ from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.cli.test_log_search import packed
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
@@ -59,6 +62,26 @@ def source():
 @pytest.fixture
 def work(tmp_path, source, ledger):
     return a_workplace(tmp_path, source, ledger, target="128KiB")
+
+
+@pytest.mark.skipif(find_spec("yscope_clp_core") is None, reason="there is no clp-s: its wheel is for Linux on x86-64")
+def test_a_log_in_parts_is_searched_where_its_header_has_the_time(work, source, tmp_path):
+    records = [{"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()} for n in range(1500)]
+    source.bodies["log"] = packed(tmp_path / "packed", records, "--timestamp-key", "ts")
+    assert len(source.bodies["log"]) > LIMITS.max_bytes
+    archive_everything(work)
+
+    def found(**period):
+        with LogSearch("n >= 1498", work.staging(), period=Period(**period)) as searching:
+            searched = {
+                one.location.row.key: len(list(one.matches)) for one in searching.search(work.ledger, work.store, "src", "")
+            }
+        assert (searching.listed, searching.not_recorded) == (5, 2)  # that in parts which is no log, too
+        return searched
+
+    assert found() == {"log": 2}
+    assert found(last_ms=1_700_000_001_498) == {"log": 1}
+    assert found(first_ms=1_700_000_001_500) == {}
 
 
 def parts_of(work):
