@@ -38,7 +38,7 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, LeftOut, decided
+from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, LeftOut, decide
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
@@ -292,10 +292,10 @@ class _Adopter:
         if _has_head(reader):
             return FileAdoption(name, AdoptionKind.OURS, members=len(reader))
         post = self._verified(name, file, roots, reader.size_bytes)
-        with decided(members, self._snapshot.path, self._standing()) as found:
-            for member, reason in found.members_left_out():
-                self._terms.tell(member, reason)
-            return self._loaded(name, post, len(reader), found)
+        found = decide(members, self._snapshot.path, self._standing(), self._folder / "decided.parquet")
+        for member, reason in found.members_left_out():
+            self._terms.tell(member, reason)
+        return self._loaded(name, post, len(reader), found)
 
     def _members(self, file: LocalFile, reader: CafReader, trees: Sequence[MerkleTree]) -> Iterator[pa.RecordBatch]:
         """Read the file once, to its end; yield its members, while the trees take all of its bytes."""

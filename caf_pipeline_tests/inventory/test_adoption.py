@@ -1,0 +1,61 @@
+"""Which members of another program's CAF file are objects: versions, and files of more members than a query takes at once."""
+
+import hashlib
+from datetime import timedelta
+
+import pyarrow as pa
+
+from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
+from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, STANDING_SCHEMA, snapshot_batch
+from caf_pipeline.system.parquet import write_whole
+from caf_pipeline_tests.support.plans import MOMENT
+
+
+def md5(body: bytes) -> str:
+    return hashlib.md5(body, usedforsecurity=False).hexdigest()
+
+
+def decided(folder, members, objects, standing=(), **options):
+    """Decide on (key, body) members of a file; return {key: its version, or why it is left out} and what was decided."""
+    rows, end = [], 0
+    for number, (key, body) in enumerate(members):
+        start, end = end, end + len(body)
+        rows.append((f"{number}/{key}", key.encode(), start, end, md5(body), hashlib.sha256(body).digest(), None))
+    batch = pa.RecordBatch.from_pylist([dict(zip(MEMBER_SCHEMA.names, row, strict=True)) for row in rows], MEMBER_SCHEMA)
+    write_whole([batch], folder / "members", MEMBER_SCHEMA)
+    write_whole([snapshot_batch(objects)], folder / "snapshot", SNAPSHOT_SCHEMA)
+    known = [{"key": key.encode(), "object_version": version, "standing": said, "due": False} for key, version, said in standing]
+    write_whole([pa.RecordBatch.from_pylist(known, STANDING_SCHEMA)], folder / "standing", STANDING_SCHEMA)
+    found = decide(*(folder / name for name in ("members", "snapshot", "standing", "decided")), **options)
+    told = {row["key"]: row["object_version"] for batch in found.locations() for row in batch.to_pylist()}
+    return {**told, **{member.partition("/")[2]: reason for member, reason in found.members_left_out()}}, found
+
+
+def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_deleted_is_none(tmp_path):
+    def version(key, name, body, hours, **more):
+        return S3Object(key.encode(), name, md5(body), len(body), MOMENT + timedelta(hours=hours), **more)
+
+    objects = [
+        version("a", "1", b"x", 1, is_latest=False),
+        version("a", "2", b"x", 2, is_latest=False),
+        version("a", "3", b"other", 3),
+        version("b", "4", b"y", 4, is_latest=False),
+        S3Object(b"b", "5", "", 0, MOMENT + timedelta(hours=5), is_delete_marker=True),
+        version("c", "6", b"z", 6),
+    ]
+    standing = [("c", "6", "claimed"), ("b", "4", "skipped")]
+    told, found = decided(tmp_path, [("a", b"x"), ("b", b"y"), ("c", b"z")], objects, standing)
+    assert told == {"a": "2", "b": "4", "c": LeftOut.CLAIMED}
+    assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {LeftOut.CLAIMED: 1})
+
+
+def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path):
+    members = [(f"key-{number % 400:03d}", b"%d" % (number % 400)) for number in range(500)]
+    objects = [S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT) for n in range(0, 400, 2)]
+    at_once, whole = decided(tmp_path, members, objects)
+    some, parts = decided(tmp_path, members, objects, window=7)
+    assert some == at_once
+    assert (parts.objects, parts.object_bytes, parts.left_out) == (whole.objects, whole.object_bytes, whole.left_out)
+    assert whole.objects == 200
+    assert whole.left_out == {LeftOut.NOT_LISTED: 250, LeftOut.REPEATED: 50}
