@@ -394,7 +394,11 @@ def _is_what_was_packed(work: Workplace, chunk: Chunk) -> bool:
 
 
 def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
-    """Pack a posted chunk once more; where that is impossible, it cannot be completed."""
+    """Pack a posted chunk once more; where that is impossible, it cannot be completed.
+
+    Where it was packed into another folder, its file may still be there, for another machine to go on with.
+    """
+    packed_into = next((one for one in work.ledger.reservations() if one.chunk == chunk.name), None)
     if repeat_packing(work, lease, chunk):
         path = staged_path(work, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
@@ -402,6 +406,13 @@ def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
             work.ledger.record_samples(lease, chunk.name, samples)
         return
+    if packed_into and packed_into.folder != str(work.staging()):
+        work.ledger.reserve_staging(lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0)
+        raise StoreError(
+            f"chunk {chunk.name} was posted, its objects have changed since, and its file is in {packed_into.folder},"
+            f" where this run does not look: its staging folder is {work.staging()}",
+            hint="go on where that folder is; if it is lost, run once with `staging` set to it, which abandons the chunk",
+        )
     message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
         raise StoreError(message, hint="restore its staged file, or the object as it was")

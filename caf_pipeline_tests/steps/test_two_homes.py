@@ -1,0 +1,98 @@
+"""Two machines with a ledger and a store in common, each with a home and a staging folder of its own."""
+
+import shutil
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import CafError, StoreError
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, a_workplace, archive_chunk, archive_everything, plan
+
+BODIES = {f"key-{number}": b"%d" % number * 5000 for number in range(8)}
+
+
+@pytest.fixture
+def source():
+    return MemorySource(dict(BODIES))
+
+
+@pytest.fixture
+def homes(tmp_path, source, ledger):
+    """The first has planned one chunk of everything."""
+    store = DirectoryStore(tmp_path / "store")
+    first, second = (a_workplace(tmp_path / name, source, ledger, store=store, run=name) for name in ("first", "second"))
+    plan(first)
+    return first, second
+
+
+def name_of(work):
+    (chunk,) = work.ledger.chunks("src")
+    return chunk.name
+
+
+@pytest.mark.parametrize("reached", sampled(CHUNK_STEPS, every=4), ids=lambda step: step.__name__)
+def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, reached):
+    first, second = homes
+    name = name_of(first)
+    archive_chunk(first, name, until=reached)
+    posted = first.ledger.chunk(name).merkle_root
+    for work in (second, first):
+        archive_chunk(work, name)
+        assert not plan(work).chunks
+    assert posted in (None, first.ledger.chunk(name).merkle_root)
+    assert len(list((first.store.folder / "chunks").iterdir())) == 1
+    for key, body in BODIES.items():
+        assert b"".join(fetch(second.ledger, second.store, "src", key).pieces) == body
+
+
+def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(homes, source):
+    first, second = homes
+    name = name_of(first)
+    archive_chunk(first, name, until=chunk_steps.post_file)
+    source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="where this run does not look") as caught:
+            archive_chunk(second, name)
+        assert str(first.staging()) in str(caught.value)
+        assert first.ledger.chunk(name).state is ChunkState.POSTED
+    archive_chunk(first, name)
+    assert b"".join(fetch(second.ledger, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+
+
+def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(homes, source, tmp_path, ledger):
+    first, second = homes
+    name = name_of(first)
+    archive_chunk(first, name, until=chunk_steps.post_file)
+    source.unavailable["key-0"] = (SkipReason.CHANGED, -1)
+    shutil.rmtree(first.staging())
+    with pytest.raises(StoreError, match="where this run does not look"):
+        archive_chunk(second, name)
+    staging = str(first.staging())
+    at_its_place = a_workplace(tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging)
+    with pytest.raises(StoreError, match="gone or damaged"):
+        archive_chunk(at_its_place, name)
+    assert ledger.chunk(name).state is ChunkState.ABANDONED
+    source.unavailable.clear()
+    archive_everything(at_its_place)
+    assert b"".join(fetch(second.ledger, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+
+
+@pytest.mark.parametrize("reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file])
+def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(homes, reached, tmp_path):
+    first, second = homes
+    name = name_of(first)
+    if reached:
+        archive_chunk(first, name, until=reached)
+    plans = first.plans()
+    plans.rename(tmp_path / "away")
+    with pytest.raises(CafError, match=str(plans)):
+        archive_chunk(second, name)
+    (tmp_path / "away").rename(plans)
+    archive_chunk(first, name)
+    assert b"".join(fetch(first.ledger, first.store, "src", "key-7").pieces) == BODIES["key-7"]
