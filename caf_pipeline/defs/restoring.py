@@ -148,5 +148,6 @@ def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
         "skipped": sums.equal,
         "different": sums.different,
         "failed": sums.failed,
+        **({"without_headers": sums.without_headers} if sums.without_headers else {}),  # only of adopted files
     }
     return {name: MetadataValue.int(count) for name, count in shown.items()}
