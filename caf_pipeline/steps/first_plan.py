@@ -16,12 +16,12 @@ def refuse_second_copy(work: Workplace) -> None:
 
     Those are files of the source's archive; of any other archive, unless the ledger or the settings have it as one of another
     address, since an archive's id changes with the source's name; and files whose note cannot be read. The store is asked only
-    while the ledger has no chunk of the source.
+    while the ledger has no chunk of the source that was packed: what was adopted says nothing of those.
 
     Raises:
         StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken for "nothing".
     """
-    if work.ledger.chunks(work.source):
+    if not all(chunk.adopted for chunk in work.ledger.chunks(work.source)):
         return
     elsewhere = {archive for archive, address in _known(work).items() if address != work.address}
     files = {archive: count for archive, count in work.store.archives().items() if archive not in elsewhere}
@@ -48,8 +48,9 @@ def _refusal(work: Workplace, files: Mapping[str | None, int]) -> StoredAlready:
     else:
         whose = "none of them of a source that the ledger or caf.toml has, so that it may have had another name or address"
         remedy = "give the source the name, endpoint, bucket and prefix that it was archived with, and run 'caf rebuild'"
+    has = "only adopted files" if work.ledger.chunks(source) else "no chunk"
     return StoredAlready(
-        f"the ledger has no chunk of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
+        f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
         " nothing was planned, since all of it would be archived and paid for again",
         hint=f"{remedy}; where a second copy is meant, 'caf run --source {source} --second-copy'",
     )

@@ -11,7 +11,7 @@ import pytest
 from caf_pipeline.caf.archive import CafWriter
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import ArchiveError, StoreError
+from caf_pipeline.errors import ArchiveError, StoredAlready, StoreError
 from caf_pipeline.inventory.adoption import LeftOut
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
@@ -71,10 +71,10 @@ def write(path, members) -> Path:
     return path
 
 
-def post(work, path, proof_type=3) -> Path:
+def post(work, path, proof_type=3, archive_id="another program") -> Path:
     """Post a file as another program of the same owner does."""
     root = merkle_root(path, proof_type)
-    chunk = ChunkToStore("anything", "another program", True, path.stat().st_size, proof_type, root)
+    chunk = ChunkToStore("anything", archive_id, True, path.stat().st_size, proof_type, root)
     work.store.put(work.store.post(chunk, MemoryLog()), path, lambda size: None)
     return path
 
@@ -159,6 +159,15 @@ def test_parts_of_keys_that_the_worker_adds_are_left_out(open_work, tmp_path):
     (done,) = adopt(work, path, strip=1)
     assert (done.rows, done.left_out) == (2, {LeftOut.REPEATED: 1, LeftOut.UNSUPPORTED_KEY: 1})
     assert (body_of(work, "a/b"), body_of(work, "c")) == (b"1", b"2")
+
+
+def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(open_work, tmp_path):
+    work = open_work({"a": b"1", "b": b"2"})
+    adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1"})))
+    packed = write(tmp_path / "packed.caf", {"b": b"2"})
+    post(work, packed, archive_id=work.archive_id)
+    with pytest.raises(StoredAlready, match="only adopted files of 'src'"):
+        planning.cut_plan(work, planning.latest_snapshot(work))
 
 
 def test_members_that_share_bytes_with_one_before_them_are_left_out(open_work, tmp_path):
