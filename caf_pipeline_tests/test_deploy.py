@@ -1,0 +1,52 @@
+"""What deploy/ names is what there is: settings, programs, modules, locked versions."""
+
+import re
+import subprocess
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caf_pipeline.dagster_host.storage import URL_VARIABLE
+from caf_pipeline.settings import load_settings
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = ROOT / "deploy" / "compose"
+
+
+@pytest.fixture
+def services(tmp_path):
+    text = (COMPOSE / "compose.yaml").read_text()
+    return yaml.safe_load(re.sub(r"\$\{\w+:\?[^}]*}", "word", text).replace("$$", "$"))["services"]
+
+
+def test_all_that_containers_get_by_their_environment_is_a_setting(services, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "caf.toml"
+    config.write_text('[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n')
+    given = {name: value for one in services.values() for name, value in one["environment"].items() if name.startswith("CAF_")}
+    assert set(given) == {"CAF_CONFIG", "CAF_HOME", "CAF_DATABASE_URL", URL_VARIABLE}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CAF_CONFIG", str(config))
+    settings = load_settings()
+    assert str(settings.home) == given["CAF_HOME"]
+    assert settings.database_url
+    assert settings.database_url.get_secret_value() == given["CAF_DATABASE_URL"]
+
+
+def test_only_the_code_server_has_keys_and_the_ledger(services):
+    assert [name for name, one in services.items() if "env_file" in one or "CAF_DATABASE_URL" in one["environment"]] == ["code"]
+
+
+def test_the_image_has_all_that_the_package_needs_at_the_locked_versions():
+    docker = (COMPOSE / "Dockerfile").read_text()
+    (script,) = re.findall(r"^RUN (sed -n .*) requirements\.lock > constraints\.txt", docker, re.MULTILINE)
+    pinned = subprocess.run(f"{script} {ROOT / 'requirements.lock'}", shell=True, capture_output=True, text=True, check=True)
+    names = {line.partition("==")[0].lower() for line in pinned.stdout.splitlines()}
+    needed = {re.split(r"[^\w.-]", one)[0].lower() for one in requires("caf-pipeline") or () if "extra ==" not in one}
+    assert needed
+    assert needed <= names
+    for copied in re.findall(r"^COPY (.*) \S+$", docker, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in copied.split())
