@@ -11,6 +11,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = [
+    "caf_pipeline_tests.support.certificates",
     "caf_pipeline_tests.support.dagster_storage",
     "caf_pipeline_tests.support.duckdb_storage",
     "caf_pipeline_tests.support.scheduling",

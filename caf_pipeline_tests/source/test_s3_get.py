@@ -5,7 +5,6 @@ import gc
 import json
 import socket
 import socketserver
-import ssl
 import sys
 import threading
 from concurrent.futures import Future, wait
@@ -16,11 +15,6 @@ from email.utils import format_datetime
 
 import pytest
 from awscrt.exceptions import AwsCrtError
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from caf_pipeline.errors import (
     BucketMissing,
@@ -486,21 +480,10 @@ def test_gets_go_to_the_endpoint_of_boto3(asked, endpoint, path):
 
 
 @pytest.fixture
-def tls_s3(scripted_s3, tmp_path):
+def tls_s3(scripted_s3, tls, certificate):
     """A server whose certificate nobody knows, with the file that holds the certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    builder = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), MOMENT, MOMENT + timedelta(days=9999)
-    )
-    certificate = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-    file = tmp_path / "certificate.pem"
-    file.write_bytes(certificate.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file, tmp_path / "key.pem")
-    with serving(scripted_s3, context) as port:
-        yield f"https://localhost:{port}", file
+    with serving(scripted_s3, tls) as port:
+        yield f"https://localhost:{port}", certificate
 
 
 def test_gets_trust_the_certificates_that_boto3_is_told_to_trust(tls_s3, scripted_s3, monkeypatch):

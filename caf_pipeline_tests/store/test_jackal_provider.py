@@ -4,16 +4,9 @@ import json
 import os
 import random
 import re
-import ssl
 import threading
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.jackal.messages import job_id
@@ -411,30 +404,6 @@ def test_a_check_ends_a_download_that_hangs(client_of):
 
 
 # --- TLS ---
-
-
-@pytest.fixture
-def certificate(tmp_path):
-    """A certificate of 127.0.0.1 that it signed itself, with its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    made = made.add_extension(addresses, critical=False)
-    path = tmp_path / "certificate.pem"
-    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    path.write_bytes(
-        made.sign(key, hashes.SHA256()).public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
-    )
-    return path
-
-
-@pytest.fixture
-def tls(certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
 
 
 @pytest.fixture
