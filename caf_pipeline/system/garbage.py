@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,11 +18,12 @@ def look_rarely() -> None:
     """Let this process look rarely, and not at its end; what is in no cycle is freed at once, as ever.
 
     The looks that the interpreter takes while it ends, at what ends with the process, were a sixth of the CPU time of `caf get`.
+    DuckDB needs them: nanobind, which it is built with, tells on stderr of each of its objects that is left in the end.
     """
     _, *older = _THRESHOLDS
     gc.set_threshold(_LOADED, *older)
     gc.callbacks.append(_looked)
-    atexit.register(gc.freeze)
+    atexit.register(_leave_the_rest)
 
 
 def _looked(phase: str, _: Mapping[str, int]) -> None:
@@ -29,3 +31,8 @@ def _looked(phase: str, _: Mapping[str, int]) -> None:
     if phase == "stop":
         gc.callbacks.remove(_looked)
         gc.set_threshold(*_THRESHOLDS)
+
+
+def _leave_the_rest() -> None:
+    if "duckdb" not in sys.modules:
+        gc.freeze()

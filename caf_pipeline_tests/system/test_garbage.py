@@ -22,3 +22,18 @@ print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
 def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("True True\n", "")
+
+
+DUCKDB = """
+import duckdb
+from caf_pipeline.system.garbage import look_rarely
+
+look_rarely()
+cycle = [duckdb.connect(":memory:")]
+cycle += [cycle, cycle[0].sql("SELECT 1")]
+"""
+
+
+def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end():
+    run = subprocess.run([sys.executable, "-c", DUCKDB], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("", "")
