@@ -87,6 +87,12 @@ class SeveralFolders:
     def posted(self, archive_id):
         return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.noted[one.merkle_root] == archive_id)
 
+    def posted_as(self, merkle_root):
+        return [PostedFile(one, self.proof_type) for one in self.posts.values() if one.merkle_root == merkle_root]
+
+    def posted_by(self, owner):
+        return (PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner)
+
     def archives(self):
         return Counter(self.noted[one.merkle_root] for one in self.posts.values())
 
