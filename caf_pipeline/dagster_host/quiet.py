@@ -1,7 +1,8 @@
-"""What Dagster's own programs say that is not for the user of this project, each left out by its logger and its words.
+"""What Dagster's programs, and SQLAlchemy under them, say that is not for the user of this project: left out by its logger.
 
 Our dagster.yaml names a class of `storage`, which every program of Dagster loads and which loads this.
-Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY".
+Source: `dev_command_impl`, `get_new_cursor` and `ActiveExecution` of Dagster 1.13.27; gRPC's "GRPC_VERBOSITY";
+`_finalize_fairy` of SQLAlchemy 2.1.
 """
 
 import logging
@@ -16,6 +17,9 @@ _LEFT_OUT: Final = {
     # At the first start, for each kind of event: there are no older ones.
     "dagster.daemon.EventLogConsumerDaemon": ("No cursor for event type ",),
 }
+
+_POOLS: Final = ("NullPool", "QueuePool", "SingletonThreadPool")
+"""Of SQLAlchemy, which Dagster's storages and the ledger use; each logs by its own name."""
 
 _OUR_ERRORS: Final = "caf_pipeline.errors."
 
@@ -39,9 +43,17 @@ def _say_failed_ticks(record: logging.LogRecord) -> bool:
     return not record.msg.startswith("Sensor tick caught an error")
 
 
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of an interrupt that came while a connection went back to its pool: it is raised as well."""
+    raised = record.exc_info[0] if record.exc_info else None
+    return raised is None or issubclass(raised, Exception)
+
+
 def hush() -> None:
     """Leave them out in this process; and what gRPC says of every fork, in those that it starts as well. May be repeated."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in _LEFT_OUT:
         logging.getLogger(name).addFilter(_is_said)
+    for pool in _POOLS:
+        logging.getLogger(f"sqlalchemy.pool.impl.{pool}").addFilter(_is_no_interrupt)
     logging.getLogger("dagster.daemon.SensorDaemon").addFilter(_say_failed_ticks)

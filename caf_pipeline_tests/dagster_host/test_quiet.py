@@ -1,8 +1,10 @@
 """What Dagster's programs say: everything but what is not for the user."""
 
+import contextlib
 import logging
 
 import pytest
+from sqlalchemy import NullPool, QueuePool, SingletonThreadPool, create_engine, text
 
 from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline_tests.support.dagster_private import DagsterUserCodeProcessError, SerializableErrorInfo
@@ -59,3 +61,25 @@ def test_a_tick_that_fails_by_an_error_of_ours_is_one_sentence(caplog):
 def test_a_tick_that_fails_by_a_fault_keeps_its_tracebacks(caplog):
     fail_tick("KeyError: 'x'")
     assert [bool(record.exc_info) for record in caplog.records] == [True, True]
+
+
+@pytest.mark.parametrize("kind", [NullPool, QueuePool, SingletonThreadPool])
+def test_an_interrupt_while_a_connection_goes_back_to_its_pool_is_raised_and_logs_no_traceback(caplog, monkeypatch, kind):
+    def close_one(raised: BaseException) -> None:
+        engine = create_engine("sqlite://", poolclass=kind)
+        connection = engine.connect()
+        connection.execute(text("SELECT 1"))
+        connection.commit()
+
+        def fail(*_) -> None:
+            raise raised
+
+        monkeypatch.setattr(engine.dialect, "do_rollback", fail)
+        connection.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        close_one(KeyboardInterrupt())
+    assert caplog.messages == []
+    with contextlib.suppress(OSError):  # what the pool does of it is its own affair
+        close_one(OSError("the disk is gone"))
+    assert caplog.messages
