@@ -46,6 +46,8 @@ TIMES_ITEMS: Final = 10_000
 """Timestamp keys, patterns and column ids of which `read_times` reads: a few milliseconds of work, whatever the file says."""
 
 _MAGIC: Final = b"\xfd\x2f\xc5\x30"
+MAGIC_BYTES: Final = len(_MAGIC)
+
 _HEADER: Final = struct.Struct("<4sHBBQQ32xIH2x")
 _PACKET: Final = struct.Struct("<BI")
 _U64: Final = struct.Struct("<Q")
@@ -209,7 +211,7 @@ def read_metadata(first: Buffer, file_size: int, read: Callable[[int, int], Buff
 
 def begins_as_archive(first: Buffer) -> bool:
     """Tell whether a file's first bytes are those of a clp-s archive. The rest of the header may still be none."""
-    return bytes(memoryview(first)[: len(_MAGIC)]) == _MAGIC
+    return bytes(memoryview(first)[:MAGIC_BYTES]) == _MAGIC
 
 
 def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | None:

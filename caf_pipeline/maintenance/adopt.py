@@ -47,6 +47,7 @@ from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
 from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.packing.staging import download_from
 from caf_pipeline.steps.planning import export_standing, latest_snapshot
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import writing_into
@@ -256,23 +257,16 @@ class _Adopter:
                 hint="make room there, or set 'staging' to a folder on a larger disk",
             )
         for provider in self._work.store.holders(posting):
-            tree = MerkleTree(posted.proof_type)
             try:
-                with path.open("wb") as file:
-                    for piece in self._work.store.read(posting, 0, posting.stored_size_bytes, provider=provider):
-                        self._work.wait_while_paused(self._lease.check)
-                        tree.update(piece)
-                        file.write(piece)
+                download_from(self._work, self._lease, posting, posted.proof_type, provider=provider, path=path)
             except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
                 said.append(f"{provider}: {error}")
-                continue
             except OSError as error:
                 raise staging_error(path, error, posting.stored_size_bytes) from error
-            if tree.root() == posting.merkle_root:
+            else:
                 return
-            said.append(f"{provider}: it gives other bytes than its Merkle root says")
         raise IntegrityError(f"no provider gives its bytes ({'; '.join(said) or 'none is listed'})", hint="try again later")
 
     # a file that is here

@@ -21,7 +21,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import ArchiveError, LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
-from caf_pipeline.formats.clps import begins_as_archive, read_times
+from caf_pipeline.formats.clps import MAGIC_BYTES, begins_as_archive, read_times
 from caf_pipeline.inventory.checksums import Digest, new_digest
 from caf_pipeline.inventory.manifest import LOG_BYTES, PART_COLUMNS, ChunkIdentity, LogTimes, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
@@ -197,7 +197,7 @@ class Packer:
             else:
                 row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
                 self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
-                if self._is_log(planned, sink.read_back(outcome.start_byte, min(outcome.start_byte + 4, outcome.end_byte))):
+                if self._is_staged_log(planned, sink, outcome.start_byte, outcome.end_byte):
                     manifest.add_log(_log_times(sink, outcome.start_byte, outcome.end_byte))
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
@@ -287,7 +287,7 @@ class Packer:
             headers = opened.headers
             row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte)
             checks = self._go_on(planned, fetch, sink, opened)
-            is_log = self._is_log(planned, sink.read_back(start_byte, min(start_byte + 4, sink.size_bytes)))
+            is_log = self._is_staged_log(planned, sink, start_byte, sink.size_bytes)
         for part, sha256 in fetch.parts(planned):
             if not row:
                 row = _member_row(planned, part.headers, start_byte, end_byte)
@@ -344,7 +344,16 @@ class Packer:
 
     def _is_log(self, planned: PlannedObject, first: Buffer) -> bool:
         """Tell whether the manifest is to tell the times of a member that begins with these bytes."""
-        return self._tells_logs and planned.part is None and begins_as_archive(first)
+        return self._may_be_log(planned) and begins_as_archive(first)
+
+    def _is_staged_log(self, planned: PlannedObject, sink: StoredBytes, start_byte: int, end_byte: int) -> bool:
+        """Tell the same of a member that is staged, as far as `end_byte`."""
+        return self._may_be_log(planned) and begins_as_archive(
+            sink.read_back(start_byte, min(start_byte + MAGIC_BYTES, end_byte))
+        )
+
+    def _may_be_log(self, planned: PlannedObject) -> bool:
+        return self._tells_logs and planned.part is None
 
     def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])

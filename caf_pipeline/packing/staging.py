@@ -262,18 +262,27 @@ def download(
 
 def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
     part = work.staging() / f"{chunk.name}.{lease.epoch}.download"
-    tree = MerkleTree(proof_type_of(chunk))
     try:
-        with part.open("wb") as file:
-            for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
-                work.wait_while_paused(lease.check)
-                tree.update(piece)
-                file.write(piece)
-        if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
-            raise IntegrityError("its bytes do not match the chunk's Merkle root")
+        download_from(work, lease, posting, proof_type_of(chunk), provider=provider, path=part)
         give_final_name(work, chunk.name, part)
     finally:
         remove_staged(part)
+
+
+def download_from(work: Workplace, lease: Lease, posting: Posting, proof_type: int, *, provider: str, path: Path) -> None:
+    """Write a posted file, as one provider gives it.
+
+    Raises:
+        IntegrityError: its bytes do not have the Merkle root; they are in the file all the same. What `ChunkStore.read` raises.
+    """
+    tree = MerkleTree(proof_type)
+    with path.open("wb") as file:
+        for piece in work.store.read(posting, 0, posting.stored_size_bytes, provider=provider):
+            work.wait_while_paused(lease.check)
+            tree.update(piece)
+            file.write(piece)
+    if tree.size_bytes != posting.stored_size_bytes or tree.root() != posting.merkle_root:
+        raise IntegrityError("it gives other bytes than its Merkle root says")
 
 
 def proof_type_of(chunk: Chunk) -> int:

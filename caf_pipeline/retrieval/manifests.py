@@ -52,9 +52,12 @@ class Manifests:
             NoChainAnswer. StagingError: the folder takes no more.
         """
         try:
-            if name not in self._kept and self._ledger.chunk(name).adopted:
-                return None
-            path = self._kept.get(name) or self._fetch(name)
+            path = self._kept.get(name)
+            if path is None:
+                chunk = self._ledger.chunk(name)
+                if chunk.adopted:
+                    return None
+                path = self._fetch(chunk)
             columns = ("key", *IDENTITY_COLUMNS, *HEADERS, "user_metadata")
             keys = [key for key, _ in wanted]
             rows = open_manifest(path).rows(columns, between=(min(keys), max(keys)))
@@ -65,15 +68,15 @@ class Manifests:
         except (StoreError, ArchiveError, IntegrityError) as error:
             return error
 
-    def _fetch(self, name: str) -> Path:
-        chunk, path = self._ledger.chunk(name), self._folder / f"{name}.manifest"
+    def _fetch(self, chunk: Chunk) -> Path:
+        path = self._folder / f"{chunk.name}.manifest"
         while len(self._kept) >= MANIFESTS_KEPT:
             self._kept.pop(next(iter(self._kept))).unlink(missing_ok=True)
         try:
             self._write(chunk, path)
         except OSError as error:
             raise StagingError(f"{path} cannot be written: {error.strerror}", hint="make room on that disk") from error
-        self._kept[name] = path
+        self._kept[chunk.name] = path
         return path
 
     def _write(self, chunk: Chunk, path: Path) -> None:
