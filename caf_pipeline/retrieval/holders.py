@@ -5,10 +5,15 @@ An object is one range, one in parts is several: each has its SHA-256.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.ahead import use_behind
+
+ALONE_BYTES: Final = 4 << 20
+"""Of a range that one thread reads, compares and writes: of less, starting others takes longer than what they save."""
 
 
 class RangeHolders:
@@ -86,9 +91,13 @@ class RangeHolders:
         while groups := len(self._groups):
             digest = hashlib.sha256()
             try:
-                for piece in self.pieces(0, self.size_bytes):
-                    digest.update(piece)
-                    write(piece)
+                pieces = self.pieces(0, self.size_bytes)
+                if self.size_bytes > ALONE_BYTES:
+                    use_behind(pieces, digest.update, write)
+                else:
+                    for piece in pieces:
+                        digest.update(piece)
+                        write(piece)
                 if self.compare(digest.digest()):
                     return
             except (StoreError, IntegrityError):

@@ -25,6 +25,9 @@ STEP_SECONDS: Final = 0.5
 """The longest wait between two looks at a limit's check."""
 
 CONNECT_SECONDS: Final = 10.0
+READ_BYTES: Final = 256 << 10
+"""Taken from a socket at once; httpcore asks for 64 KiB, and took two thirds more of CPU time for a download by them."""
+
 MAX_ADDRESSES: Final = 4
 """Of one host that are tried: a name may stand for any number of addresses at which no server answers."""
 
@@ -129,8 +132,11 @@ class _Stream(httpcore.NetworkStream):
         self._tls = tls
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return what is there, up to `READ_BYTES`; TLS has no more than 16 KiB at once anyway."""
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
+        if not self._tls:
+            max_bytes = max(max_bytes, READ_BYTES)
         while True:
             seconds = timeout.step(begun)
             with suppress(httpcore.ReadTimeout):

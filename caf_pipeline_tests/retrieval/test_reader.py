@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, NotLocated, StoredChunkMissing, StoreUnreachable, UsageError
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location, LocationRow
-from caf_pipeline.retrieval import reader
+from caf_pipeline.retrieval import holders, reader
 from caf_pipeline.retrieval.reader import Found, save
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.contracts import chunk_store
@@ -23,8 +23,10 @@ from caf_pipeline_tests.support.workplaces import a_workplace, archive_everythin
 CHUNK = os.urandom(3 << 20)
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(params=[holders.ALONE_BYTES, 64 << 10], ids=["one-thread", "threads"])
+def store(tmp_path, monkeypatch, request):
+    """A store, of which ranges over this size are read, compared and written by a thread each."""
+    monkeypatch.setattr(holders, "ALONE_BYTES", request.param)
     return SeveralFolders(tmp_path / "store")
 
 

@@ -28,15 +28,15 @@ from caf_pipeline.store.jackal.provider_http import (
     read_answer,
 )
 from caf_pipeline.store.protocol import Posting
-from caf_pipeline.system.http import ERRORS, Limit, no_check
+from caf_pipeline.system.http import ERRORS, READ_BYTES, Limit, no_check
 
 PIECE_BYTES: Final = 1 << 20
 
 PROBE_SECONDS: Final = 10.0
 """For a provider to say anything at all, before anything is sent to it."""
 
-GATHERED_BYTES: Final = PIECE_BYTES - (128 << 10)
-"""Of a download before a piece of it is handed on; httpcore reads 64 KiB at a time, and may have as many left."""
+GATHERED_BYTES: Final = PIECE_BYTES - 2 * READ_BYTES
+"""Of a download before a piece of it is handed on: one read more, and what was left of the one before, still fit into it."""
 
 STALL_SECONDS: Final = 60.0
 """For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be moved."""

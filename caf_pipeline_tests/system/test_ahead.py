@@ -1,0 +1,55 @@
+"""Pieces that are used while the next is made."""
+
+import threading
+
+import pytest
+
+from caf_pipeline.system.ahead import use_behind
+
+
+def test_every_use_is_given_every_piece_in_order():
+    one, other = list[int](), list[int]()
+    use_behind(iter(range(100)), one.append, other.append)
+    assert one == other == list(range(100))
+
+
+def test_a_piece_is_made_while_the_one_before_is_used():
+    is_made = threading.Event()
+
+    def pieces():
+        yield 0
+        is_made.set()
+        yield 1
+
+    def use(piece):
+        assert piece or is_made.wait(30)
+
+    use_behind(pieces(), use)
+
+
+def test_a_use_that_fails_ends_them_all():
+    used, made = list[int](), list[int]()
+
+    def pieces():
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    def use(piece):
+        if piece == 3:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        use_behind(pieces(), use, used.append)
+    assert (made[-1], used[-1]) == (4, 3)
+
+
+def test_pieces_that_break_off_are_used_up_to_there():
+    def pieces():
+        yield from (1, 2)
+        raise ConnectionError("gone")
+
+    used = list[int]()
+    with pytest.raises(ConnectionError):
+        use_behind(pieces(), used.append)
+    assert used == [1, 2]
