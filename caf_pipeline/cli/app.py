@@ -65,6 +65,7 @@ def _show_help(context: typer.Context) -> None:
 _COMMANDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("create", "list", "extract", "cat", "verify", "merkle"), "archives"),
     "convert": "convert",
+    "setup": "setup",
     "run": "pipeline",
     "backfill": "backfill",
     **dict.fromkeys(("plan", "plans"), "plans"),

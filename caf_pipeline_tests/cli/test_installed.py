@@ -25,6 +25,7 @@ COMMANDS = {
     "cotar cat": ("cotar", "cat", "made.tar.co", "folder/file"),
     "cotar verify": ("cotar", "verify", "made.tar.co"),
     "plan": ("plan", "src", "--dry-run"),
+    "setup": ("setup",),
     "run": ("run",),
     "backfill": ("backfill", "src", "--dry-run"),
     "plans": ("plans", "src"),

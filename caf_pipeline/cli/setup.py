@@ -1,0 +1,36 @@
+"""`caf setup`: what Dagster needs on a machine once."""
+
+from importlib.metadata import entry_points
+from typing import Annotated
+
+import typer
+
+from caf_pipeline.cli.opening import load_settings
+
+
+def setup(
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Also set limits that were set before, by hand or by this command.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    r"""Prepare this home for Dagster: its folder, and the limits of its pools by what this machine has.
+
+    Makes DAGSTER_HOME with a link to our dagster.yaml, and sets how many steps at a time pack (pool s3) and send (pool
+    jackal_uploads), computed from cores, memory, staging and bandwidth; it says what sets each limit. A limit that was set before
+    stays, and so does a dagster.yaml of your own: done again, it changes nothing. Nothing needs it: without it four steps share
+    each pool. Tables make themselves. Runs under way and waiting take a new limit at once.
+
+    \b
+    Examples:
+      caf setup --dry-run
+      caf setup
+      caf setup --reset          # after memory, cores or staging have changed
+
+    Exit status: 0; 3 a setting is wrong, or Dagster's folder or storage cannot be used.
+    """
+    settings = load_settings()
+    (entry,) = entry_points(group="caf_pipeline.commands", name="setup")
+    status: int = entry.load()(settings=settings, dry_run=dry_run, reset=reset, json=json)
+    return status
