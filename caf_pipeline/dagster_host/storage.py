@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg2
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host import sqlite_storage
+from caf_pipeline.dagster_host import postgres_storage, sqlite_storage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
@@ -90,4 +90,6 @@ class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
             return DagsterSqliteStorage.from_local(str(storage_folder()), inst_data=inst_data)
         from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415 - not needed, and slow, with SQLite
 
-        return DagsterPostgresStorage(with_driver(url), inst_data=inst_data)
+        storage = DagsterPostgresStorage(with_driver(url), inst_data=inst_data)
+        postgres_storage.mend(storage.event_log_storage)
+        return storage

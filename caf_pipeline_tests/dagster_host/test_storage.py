@@ -85,6 +85,29 @@ def test_with_a_url_it_is_postgres(empty_database_url, home_settings, monkeypatc
     assert not (home_settings.home / "dagster" / "history").exists()
 
 
+def test_on_postgres_runs_that_meet_a_pool_at_once_and_a_changed_default_fail_no_run(
+    empty_database_url, home_settings, monkeypatch
+):
+    monkeypatch.setenv(URL_VARIABLE, empty_database_url)
+
+    def taken(*pools):
+        with open_instance(home_settings) as instance:
+            log = instance.event_log_storage
+            for pool in pools:
+                assert log.initialize_concurrency_limit_to_default(pool)
+            infos = log.get_concurrency_infos(["s3", "own"])
+            return [(info.slot_count, info.using_default_limit) for info in infos.values()]
+
+    with open_instance(home_settings) as instance:
+        instance.event_log_storage.set_concurrency_slots("own", 2)
+    assert taken("s3", "s3", "own") == [(4, True), (2, False)]
+    file = prepare_dagster_home(home_settings) / "dagster.yaml"
+    text = file.read_text()
+    file.unlink()
+    file.write_text(text.replace("default_limit: 4", "default_limit: 3"))
+    assert taken("s3", "own") == [(3, True), (2, False)]
+
+
 @pytest.mark.parametrize(
     ("given", "used"),
     [
