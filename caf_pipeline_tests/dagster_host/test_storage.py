@@ -182,6 +182,7 @@ def test_the_instance_does_what_our_file_says(home_settings, monkeypatch):
         assert instance.run_retries_enabled
         assert not instance.run_retries_retry_on_asset_or_op_failure
         assert not instance.telemetry_enabled
+        assert instance.run_coordinator.dequeue_use_threads  # else no run begins while another's process loads
 
 
 @pytest.mark.parametrize(
