@@ -3,7 +3,7 @@
 #   make demo    archive this machine's own Python files through Dagster, and fetch some back (INVENTORY=Parquet: by a report)
 #   make ui      open the Dagster UI on what the demo left (PORT=3000)
 #   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
-#   make test    every behaviour once     make test-all     the same, every fault, fuzz inputs, daemons, the README's commands
+#   make test    most behaviours, in minutes     make test-all     all, also every fault, fuzz inputs, daemons, the README's commands
 #   make lint types   what CI checks besides
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
@@ -23,6 +23,8 @@ NATIVE := $(VENV)/.native
 CARGO_TARGET := $(CURDIR)/.caf/cargo
 CARGO_ONCE := CARGO_NET_RETRY=0 CARGO_HTTP_TIMEOUT=10
 UV_VERSION := 0.13.8
+# What pytest made of the test modules is kept, whatever the environment says: making it is half of a collection's CPU time.
+export PYTHONDONTWRITEBYTECODE :=
 
 # The first interpreter that is new enough and can make a virtual environment; pyenv's shims fail when asked, and are passed.
 FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \

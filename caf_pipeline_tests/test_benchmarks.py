@@ -70,6 +70,7 @@ def test_a_case_tells_how_its_costs_grow():
     )
 
 
+@pytest.mark.thorough
 def test_a_case_that_there_is_not_is_named():
     done = subprocess.run([sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")

@@ -106,6 +106,7 @@ WALLETS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("wallet", sampled(WALLETS, every=len(WALLETS)))
 def test_a_wallet_that_cannot_pay_leaves_no_trace(caf, database, wallet):
     words = caf.environment[MNEMONIC_VARIABLE]
@@ -126,6 +127,7 @@ def test_a_run_that_fails_leaves_no_trace_of_the_wallet(caf, database):
     assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words)
 
 
+@pytest.mark.thorough
 def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, database):
     words = caf.environment[MNEMONIC_VARIABLE]
     file = tmp_path_factory.mktemp("wallet") / "words"

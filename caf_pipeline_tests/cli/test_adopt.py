@@ -105,6 +105,7 @@ def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted
     one_sentence(caf("adopt", "src", "--from-chain", str(posted)), 2, "takes files, or --from-chain")
 
 
+@pytest.mark.thorough
 def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
     adopted = {chunk.name for chunk in ledger.chunks()}
@@ -130,6 +131,7 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert unsafe["adopted"] == 3
 
 
+@pytest.mark.thorough
 def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_ledger(  # noqa: PLR0917 - fixtures
     caf,
     posted,
@@ -162,6 +164,7 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
     assert len(fresh.chunks()) == 3
 
 
+@pytest.mark.thorough
 def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(caf, other, bodies, network, ledger):
     strange = other.post("strange.caf", part(bodies, 0), wallet_with_space(network).words)
     one_sentence(caf("adopt", "src", str(strange)), 7, "is not on the chain")

@@ -72,6 +72,7 @@ def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_go
     assert lines(caf("doctor")) == ["nothing was found"]
 
 
+@pytest.mark.thorough
 def test_json_is_an_object_a_line(caf, database_url):
     killed("lease", database_url, "plan/src", LONG)
     (told,) = records(caf("doctor", "--dry-run", "--json"))
@@ -90,6 +91,7 @@ def test_what_needs_an_operator_is_status_1_and_a_sentence(caf):
     one_sentence(caf("doctor"), 1, "1 thing needs an operator")
 
 
+@pytest.mark.thorough
 def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
     archive_source(caf)
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -123,6 +125,7 @@ def test_a_source_that_only_the_ledger_has_is_looked_at_too(caf, database_url):
     assert "caf.toml does not have this source" in lines(done)[1]
 
 
+@pytest.mark.thorough
 def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):  # noqa: F811
     text = (caf.folder / "caf.toml").read_text()
     caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
@@ -180,6 +183,7 @@ def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_h
     assert lines(on_jackal("doctor", "--dry-run", **over)) == ["nothing was found"]
 
 
+@pytest.mark.thorough
 def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, network, database_url):
     killed("lease", database_url, "plan/src", LONG)
     network.kill()
@@ -231,6 +235,7 @@ def test_beside_a_live_run_nothing_of_it_is_touched(on_jackal, database_url):
     assert [line for done in doctors for line in lines(done) if "given back" in line or "removed" in line] == []
 
 
+@pytest.mark.thorough
 def test_a_live_holder_is_left_alone(caf, database_url):
     with started("lease", database_url, "plan/src", LONG):
         assert lines(caf("doctor")) == ["nothing was found"]

@@ -76,6 +76,7 @@ def test_an_empty_wallet_is_shown_as_such(caf):
     assert "none bought" in with_wallet(caf, wallet.words)("jackal", "account").out.decode()
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
     one_sentence(caf("jackal", "account", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
 
@@ -119,6 +120,7 @@ def test_a_price_counts_every_copy(caf):
     assert shown["missing_bytes"] == 0
 
 
+@pytest.mark.thorough
 def test_the_price_of_a_source_is_that_of_what_is_planned(source):
     one_sentence(source("jackal", "price", "src"), 11, "no inventory")
     source("run", CAF_STAGING="/dev/null/nowhere")
@@ -127,6 +129,7 @@ def test_the_price_of_a_source_is_that_of_what_is_planned(source):
     assert shown["charged_bytes"] == 3 * shown["size_bytes"]
 
 
+@pytest.mark.thorough
 def test_nothing_is_left_to_pay_for_once_all_is_archived(archived):
     assert of(archived("jackal", "price", "src", "--json"))["charged_bytes"] == 0
 
@@ -218,6 +221,7 @@ def test_the_chain_and_the_ledger_name_the_same_files(archived):
     assert "0 missing" in archived("jackal", "files").out.decode()
 
 
+@pytest.mark.thorough
 def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, network):
     urls = dict(zip(network.provider_addresses, network.providers, strict=True))
     done = archived("jackal", "files", "src", "--json")
@@ -228,6 +232,7 @@ def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, n
             assert httpx.get(url, headers={"Range": "bytes=0-0"}).is_success
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, database):
     from sqlalchemy import text
 
@@ -305,6 +310,7 @@ def test_no_space_is_bought_for_proofs_that_a_node_says_the_chain_does_not_verif
 # --- proofs and repairs ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_server, new_bucket):
     new_bucket.put("tiny", b"tiny")
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
@@ -345,6 +351,7 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
     assert archived("jackal", "prove", "src").status == 0
 
 
+@pytest.mark.thorough
 def test_there_is_nothing_to_repair_in_a_sound_source(archived):
     done = archived("jackal", "repair", "src")
     assert done.status == 0
@@ -367,6 +374,7 @@ def test_a_source_that_is_not_public_is_refused_before_it_is_packed(source, s3_s
     assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
 
 
+@pytest.mark.thorough
 def test_a_wallet_without_space_ends_the_run_at_its_first_chunk(source, network, ledger):
     source = with_wallet(source, funded(network).words)
     done = source("run")

@@ -75,6 +75,7 @@ def test_the_long_form_has_size_time_and_status(caf):
     assert [line.split() for line in lines(caf("ls", "src", "logs/2", "-l"))] == [["logs/2025/"], ["logs/2026/"]]
 
 
+@pytest.mark.thorough
 def test_objects_are_found_by_pattern_size_and_time(caf):
     assert lines(caf("find", "src", "*.gz", "--smaller", "1KiB")) == ["logs/2026/a.gz", "logs/2026/b.gz"]
     assert lines(caf("find", "src", "logs/202?/*", "--larger", "10")) == ["logs/2025/c.gz", "logs/2026/b.gz"]
@@ -85,6 +86,7 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
     assert (one["key"], one["size_bytes"]) == ("zoë", 5)
 
 
+@pytest.mark.thorough
 def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
     later = objects(caf("ls", "src", "-r", "--json", "--as-of", "2099-01-01T00:00+02:00"))
     assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {"logs/2025/c.gz": "gone"}

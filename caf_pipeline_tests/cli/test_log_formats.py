@@ -39,6 +39,7 @@ def objects(text: str | bytes) -> list[dict]:
 # --- clps ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_an_archive_is_inspected_alike_as_a_file_a_url_and_an_archived_object(caf):
     with serving(Site(CLPS.read_bytes())) as site:
         told = [caf("clps", "inspect", *words, "--json") for words in ([str(CLPS)], [site.url], ["src", "logs/a.clp"])]

@@ -83,6 +83,7 @@ def staged(caf):
     return [path.name for path in (caf.folder / ".caf" / "staging").glob(".searching-*")]
 
 
+@pytest.mark.thorough
 def test_only_logs_of_the_time_are_fetched_and_each_is_one_request(caf, network):
     before = downloads(network)
     done = caf("logs", "search", "src", "logs/", "level: ERROR", *SECOND_DAY, "--json")

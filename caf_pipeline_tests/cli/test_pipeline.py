@@ -77,6 +77,7 @@ def one_sentence(done, status, *words):
     assert "hush" not in done.err
 
 
+@pytest.mark.thorough
 def test_a_run_says_what_it_did_and_no_secret(archived):
     assert archived.said.status == 0, archived.said.err
     assert "27 objects" in archived.said.err
@@ -103,6 +104,7 @@ def status_of(caf):
     return caf("status").out.decode(), json.loads(caf("status", "--json").out.splitlines()[0])
 
 
+@pytest.mark.thorough
 def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(caf, s3_server, new_bucket):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
@@ -393,6 +395,7 @@ def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
     one_sentence(archived.caf("get", "src", "nowhere", "--object-version", "v0"), 11, "'nowhere' of source src is not archived")
 
 
+@pytest.mark.thorough
 def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
@@ -402,6 +405,7 @@ def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket)
     assert done.status == 0
 
 
+@pytest.mark.thorough
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
     caf, _bodies = filled
     caf.settings(f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB"))
@@ -414,6 +418,7 @@ def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, 
     assert caf("run", "--source", "src").status == 0
 
 
+@pytest.mark.thorough
 def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
     caf, bodies = filled
     caf("run", CAF_STAGING="/dev/null/nowhere")

@@ -61,6 +61,7 @@ def test_the_last_inventory_has_to_be_there(caf):
     assert (done.status, done.out) == (11, b"")
 
 
+@pytest.mark.thorough
 def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     archive_source(caf)
     (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]

@@ -78,6 +78,7 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
     assert work.ledger.chunks() == []
 
 
+@pytest.mark.thorough
 def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledger, new_ledger, open_work, network):  # noqa: F811
     body = {"a": os.urandom(50_000)}
     before = open_work(ledger, body, bucket="lied-about")
@@ -191,6 +192,7 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
     assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
 
 
+@pytest.mark.thorough
 def test_a_dry_run_of_a_rebuild_tells_what_is_lost_only_where_it_would_restore_something(archived, new_ledger):  # noqa: F811
     lost = on(archived, new_ledger())("rebuild", "--owner", ADDRESS, "--dry-run")
     assert "Not restored, since no chunk contains it" in lost.out.decode()
@@ -229,6 +231,7 @@ def test_an_unknown_source_is_one_sentence(caf):
     one_sentence(caf("rebuild", "other"), 3, "there is no source 'other'")
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
     one_sentence(caf("rebuild", "src", CAF_JACKAL__LCD=json.dumps([NOWHERE])), 7, "127.0.0.1:9")
 

@@ -65,6 +65,7 @@ def sums(done):
     return json.loads(done.out.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_every_key_is_restored_whatever_it_is_and_nothing_outside(archived, folder):
     done = archived("restore", "src", str(folder))
     assert done.status == 0, done.err

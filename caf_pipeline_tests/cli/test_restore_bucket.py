@@ -102,6 +102,7 @@ def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(re
     assert new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"] == before
 
 
+@pytest.mark.thorough
 def test_an_object_of_parts_is_read_to_be_compared(restore, new_bucket, unruly_s3):
     assert restore(prefix="large").status == 0
     assert sums(restore("--json", prefix="large"))["equal"] == 1
@@ -109,6 +110,7 @@ def test_an_object_of_parts_is_read_to_be_compared(restore, new_bucket, unruly_s
     assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["different"] == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["some/key-03", "large"])
 def test_what_is_different_is_never_replaced_unless_it_is_told_to(restore, new_bucket, key):
     mine, same_bytes = bytes(len(BODIES[key])), {"ContentType": "text/mine"}
@@ -232,6 +234,7 @@ def test_a_manifest_that_no_provider_gives_lets_nothing_of_its_chunk_be_written(
     assert objects(new_bucket) == {}
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_restored_to_is_said(archived, restore, new_bucket, unruly_s3):
     one_sentence(restore(to="s3://no-such-bucket-here/x"), 5, "there is no bucket 'no-such-bucket-here'")
     one_sentence(restore(endpoint="http://127.0.0.1:1"), 5, "connection refused", "--endpoint-url")

@@ -92,6 +92,7 @@ def listed(file) -> list[list[str]]:
         return list(csv.reader(opened))
 
 
+@pytest.mark.thorough
 def test_a_list_is_written_when_everything_is_safe(safe):
     done = safe("src")
     assert done.status == 0, done.err
@@ -127,6 +128,7 @@ def test_what_is_not_safe_is_told_by_reason_and_the_rest_is_listed(safe):
     assert lines[1]["examples"] == [{"key": KEYS[3], "detail": None}]
 
 
+@pytest.mark.thorough
 def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived):
     done = archived("src")
     one_sentence(done, 1, "12 of 12 objects", "run the command again in the next proof window")
@@ -140,10 +142,12 @@ def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
 
 
+@pytest.mark.thorough
 def test_chunks_in_a_folder_are_never_safe(archived):
     one_sentence(archived("src", CAF_STORE__KIND="directory"), 3, "a folder proves nothing over time", 'store.kind = "jackal"')
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_writes_nothing(archived):
     old = archived.caf.folder / "src-safe-to-delete.csv"
     old.write_text(f"{archived.bucket.name},old\n")
@@ -151,6 +155,7 @@ def test_a_chain_that_is_away_writes_nothing(archived):
     assert old.read_text() == f"{archived.bucket.name},old\n"
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_away_writes_nothing(archived):
     more = {"CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9", "CAF_PACKING__REQUEST_ATTEMPTS": "1"}
     one_sentence(archived("src", **more), 6, "is http://127.0.0.1")  # another address is another source
@@ -172,6 +177,7 @@ def test_files_that_cannot_be_written_or_are_others_are_refused_at_once(archived
     assert theirs.read_text() == "name,age\n"
 
 
+@pytest.mark.thorough
 def test_an_unknown_source_is_refused(archived):
     one_sentence(archived("other"), 3, "'other'")
 

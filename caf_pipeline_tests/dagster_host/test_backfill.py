@@ -73,6 +73,7 @@ def test_an_unknown_source_is_refused(planned):
         backfill_command("other", settings=planned.settings, wanted={})
 
 
+@pytest.mark.thorough
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
         chunk_steps.withdraw(planned.workplace(), chunk)
@@ -96,6 +97,7 @@ def test_all_chunks_with_work_are_chosen_or_those_of_a_plan_or_from_one_to_anoth
     assert chosen(planned, first=names[-1]) == [names[-1], *later]  # in the order of planning
 
 
+@pytest.mark.thorough
 def test_wrong_ends_and_unknown_plans_are_refused(planned):
     names = planned.chunks()
     with pytest.raises(UsageError, match="comes after"):
@@ -115,6 +117,7 @@ def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
         assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (others, [queued, leased], 1)
 
 
+@pytest.mark.thorough
 def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(planned, monkeypatch):
     _, failed, parked, *_ = planned.chunks()
     fail_run(planned, failed)
@@ -144,6 +147,7 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
 
 
+@pytest.mark.thorough
 def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_followed(planned, monkeypatch):
     backfill_id = submit(planned)
     found = choose(planned.instance, planned.ledger, SOURCE, Selection())

@@ -34,6 +34,7 @@ def said(tmp_path):
     return subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True)
 
 
+@pytest.mark.thorough
 def test_what_a_step_says_is_kept_and_shown(said):
     assert sorted(said.stdout.splitlines()) == ["by Python", "by another program"]
     assert "an error" in said.stderr

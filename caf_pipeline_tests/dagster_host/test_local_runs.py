@@ -90,6 +90,7 @@ def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(instan
     assert slots_taken(instance) == 0
 
 
+@pytest.mark.thorough
 def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -98,6 +99,7 @@ def test_a_run_that_another_machine_works_on_is_left_alone(instance, sleeping):
     assert reap_dead_runs(instance) == []
 
 
+@pytest.mark.thorough
 def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
@@ -116,6 +118,7 @@ def test_a_killed_run_of_the_release_before_is_failed_by_the_next_start(instance
     assert set(reap_dead_runs(instance)) == {run.run_id, old.run_id}
 
 
+@pytest.mark.thorough
 def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()

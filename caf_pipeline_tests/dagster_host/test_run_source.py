@@ -68,6 +68,7 @@ def with_target(pipeline, target_size, **changes):
     return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
 
 
+@pytest.mark.thorough
 def test_objects_with_more_metadata_than_a_plan_reserves_are_all_archived_as_planned(pipeline):
     mine = with_target(pipeline, 40_000)
     put_with_metadata(mine, 150)
@@ -77,6 +78,7 @@ def test_objects_with_more_metadata_than_a_plan_reserves_are_all_archived_as_pla
     assert len(mine.ledger.chunks(SOURCE)) > 1
 
 
+@pytest.mark.thorough
 def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline):
     mine = with_target(pipeline, 40_000)
     put_with_metadata(mine, 150)
@@ -98,6 +100,7 @@ def split(pipeline, monkeypatch):
     return pipeline
 
 
+@pytest.mark.thorough
 def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(split, run, monkeypatch):
     (summary,) = run(workers=1)
     assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (4, 89_000, True, 0)
@@ -125,6 +128,7 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     assert (summary.complete, summary.exit_status) == (True, 0)
 
 
+@pytest.mark.thorough
 def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
     pipeline.put(3)
     reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
@@ -156,6 +160,7 @@ def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeli
     assert list(pipeline.settings.staging_folder.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     pipeline.put(1)
     run(None)
@@ -166,6 +171,7 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
 
 
+@pytest.mark.thorough
 def test_the_ui_shows_no_tag_of_a_run_that_only_machines_read(pipeline, run):
     pipeline.put(1)
     run()
@@ -192,6 +198,7 @@ def test_a_failed_chunk_lets_the_others_go_on_and_is_exit_status_12(pipeline, ru
     assert list(summary.failed) == [first]
 
 
+@pytest.mark.thorough
 def test_after_a_failure_the_progress_stays_at_what_was_archived(pipeline, run, database):
     pipeline.put(12)
     first, *_ = pipeline.plan()
@@ -202,6 +209,7 @@ def test_after_a_failure_the_progress_stays_at_what_was_archived(pipeline, run, 
     assert "not everything is located yet: " in run.printed.getvalue()
 
 
+@pytest.mark.thorough
 def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pipeline, run, database):
     pipeline.put(24)
     chunks = pipeline.plan()
@@ -213,6 +221,7 @@ def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pi
     assert summary.exit_status == 12
 
 
+@pytest.mark.thorough
 def test_where_no_chunk_is_left_nothing_is_said_of_what_is_not_tried(pipeline, run, database):
     pipeline.put(18)
     chunks = pipeline.plan()
@@ -245,6 +254,7 @@ def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
     assert summary.exit_status == 13
 
 
+@pytest.mark.thorough
 def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     pipeline.put(2)
     etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
@@ -256,6 +266,7 @@ def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
 
 
+@pytest.mark.thorough
 def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_failed(pipeline, run):
     mine = with_target(pipeline, 20_000, min_chunk_size=ByteSize(10_000))
     mine.put(8)
@@ -270,6 +281,7 @@ def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_
     assert (again.objects, again.complete, again.exit_status, again.waiting) == (2, True, 0, None)
 
 
+@pytest.mark.thorough
 def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -285,6 +297,7 @@ def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete
         assert not Standing("s", 5, 4, 0, 0, {reason: 1}).complete
 
 
+@pytest.mark.thorough
 def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_complete(pipeline, run):
     pipeline.put(3)
     pipeline.put(2, prefix="new")
@@ -307,6 +320,7 @@ def test_of_several_sources_the_first_status_that_applies_counts():
     assert [exit_status(each) for each in ([done, waits], [waits, again])] == [15, 14]
 
 
+@pytest.mark.thorough
 def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(pipeline, run):
     pipeline.put(3)
     (first,) = run()
@@ -320,6 +334,7 @@ def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source
     assert (summary.exit_status, summary.standing.objects, summary.standing.unaccounted) == (13, 5, 2)
 
 
+@pytest.mark.thorough
 def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_command(pipeline, capfd):
     pipeline.put(12)
     assert run_command(SOURCE, settings=pipeline.settings, json=True) == 0
@@ -352,6 +367,7 @@ def test_an_unknown_source_and_none_at_all_are_refused(pipeline, run, tmp_path):
         run_source(None, settings=Settings(home=tmp_path))
 
 
+@pytest.mark.thorough
 def test_a_sealed_chunk_that_no_provider_takes_in_time_is_cut_again(pipeline, network):
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network, upload_seconds=2)
     sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(1_000_000)})}

@@ -21,6 +21,7 @@ from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, start_run
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
+@pytest.mark.thorough
 def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipeline, capsys):
     pipeline.put(25)
     good, bad, waiting, dead, *_ = pipeline.plan()

@@ -220,6 +220,7 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
     finished_by_the_next(caf, ledger, database)
 
 
+@pytest.mark.thorough
 def test_an_error_that_no_chunk_can_be_archived_with_is_raised_and_no_worker_is_left(pipeline):
     settings = pipeline.settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
     with pytest.raises(LedgerUnreachable) as raised, Workers(2, settings, SOURCE, _Deaf) as workers:

@@ -97,6 +97,7 @@ def reported_checks(pipeline) -> dict[str, str]:
     return {name: found[key].status.value for name, key in keys.items() if key in found}
 
 
+@pytest.mark.thorough
 def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end(parked, webhook, mail_server):
     pipeline, chunk = parked
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
@@ -174,6 +175,7 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
     assert [one["status"] for one in webhook.got[0]["alerts"]] == ["begun"]
 
 
+@pytest.mark.thorough
 def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(pipeline, webhook):
     pipeline.put(1)
     pipeline.plan()
@@ -219,6 +221,7 @@ def kinds(pipeline, *, paused: bool = False, **changes) -> set[str]:
     return {one.kind.value for one in find_conditions(pipeline.ledger.progress([SOURCE])[0], its, alerts, paused=paused)}
 
 
+@pytest.mark.thorough
 def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_explains_delays(pipeline):
     assert kinds(pipeline) == set()  # nothing was planned yet
     pipeline.put(12)

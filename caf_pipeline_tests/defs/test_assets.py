@@ -35,6 +35,7 @@ def materialized(pipeline, result) -> list[str]:
     return [event.asset_key.path[1] for event in result.all_events if event.is_step_materialization]
 
 
+@pytest.mark.thorough
 def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pipeline):
     pipeline.put(30)
     result = pipeline.execute(PLAN)
@@ -46,6 +47,7 @@ def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pip
     assert len(pipeline.chunks()) > 1
 
 
+@pytest.mark.thorough
 def test_the_plans_page_shows_what_it_comes_to_and_how_it_differs_from_the_last(pipeline):
     pipeline.put(30)
     shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
@@ -70,6 +72,7 @@ def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     assert checks(result) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
 
 
+@pytest.mark.thorough
 def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -80,6 +83,7 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     assert b"".join(fetch(work.ledger, work.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
 
 
+@pytest.mark.thorough
 def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -101,6 +105,7 @@ def test_an_object_leaves_no_trace_of_its_own_in_dagster(pipeline):
     assert counts[0] == counts[1]
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
@@ -144,6 +149,7 @@ def test_a_parked_chunk_fails_once_and_says_why(pipeline):
     assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
 
 
+@pytest.mark.thorough
 def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
 
     pipeline.put(1)
@@ -214,6 +220,7 @@ def test_a_report_that_is_old_is_warned_about(reported):
     assert "is 10 days old" in inventory_page(pipeline)[1]["warning"]
 
 
+@pytest.mark.thorough
 def test_a_source_with_reports_is_listed_where_a_run_asks_for_it_or_takes_a_part(reported):
     pipeline, reports = reported
     pipeline.put(3)
@@ -241,6 +248,7 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
 
 
+@pytest.mark.thorough
 def test_each_plan_ends_with_the_question_whether_the_source_is_complete(pipeline):
     pipeline.put(1)
     assert checks(pipeline.execute(PLAN)) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
@@ -271,6 +279,7 @@ def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
     assert "warning" not in shown.metadata
 
 
+@pytest.mark.thorough
 def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_are_asked_for(pipeline):
     pipeline.bucket.keep_versions()
     pipeline.put(1)

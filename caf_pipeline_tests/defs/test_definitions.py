@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from dagster import AssetKey
 
 from caf_pipeline.defs.build import build_defs
@@ -16,6 +17,7 @@ def load(tmp_path, toml: str, after: str = "") -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_loading_asks_neither_network_nor_database_and_leaves_nothing_behind(tmp_path):
     no_network = "[sources.demo]\nbucket = 'b'\nendpoint_url = 'http://127.0.0.1:1'\n"
     done = load(tmp_path, no_network, "defs.get_repository_def()")

@@ -82,6 +82,7 @@ def queue(pipeline):
     return Queue(pipeline)
 
 
+@pytest.mark.thorough
 def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_has_it(queue):
     queue.bucket.put("aaa/before-the-queue", b"1")
     queue.plan()
@@ -138,6 +139,7 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
+@pytest.mark.thorough
 def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not_since_its_first_event(queue):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
@@ -173,6 +175,7 @@ def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_co
     assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
 
 
+@pytest.mark.thorough
 def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
     queue.bucket.put("told", b"1")
     queue.bucket.put("dropped", b"2")
@@ -187,6 +190,7 @@ def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
     assert queue.noticed() == []
 
 
+@pytest.mark.thorough
 def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypatch):
     queue.send_text(json.dumps({"Event": "s3:TestEvent", "Bucket": queue.bucket.name}))
     queue.send_text("{ no JSON")

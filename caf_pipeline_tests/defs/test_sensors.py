@@ -62,6 +62,7 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     assert (requests, why) == ([], "Nothing new after ''.")
 
 
+@pytest.mark.thorough
 def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(update={"watch_pages": 1})
     pipeline.settings.sources[SOURCE] = settings
@@ -75,6 +76,7 @@ def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pi
     assert (requests, cursor) == ([], '{"after": ""}')
 
 
+@pytest.mark.thorough
 def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"})
     pipeline.settings.sources[SOURCE] = settings
@@ -150,6 +152,7 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
     assert [request.partition_key for request in requests] == [chunk]
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(pipeline, tick, monkeypatch):
     from caf_pipeline.steps.chunk_steps import unpark
 
@@ -217,6 +220,7 @@ def test_located_chunks_are_not_launched(pipeline, tick):
     assert chunk not in [request.partition_key for request in requests]
 
 
+@pytest.mark.thorough
 def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(pipeline, tick):
     pipeline.put(12)
     first, second = pipeline.plan()
@@ -231,6 +235,7 @@ def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_compl
     assert tick("launch_chunks")[0] == []
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
     pipeline.put(2)
     (chunk,) = pipeline.plan()

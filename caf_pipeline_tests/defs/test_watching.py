@@ -64,12 +64,14 @@ def lose(pipeline, chunk: str) -> None:
 # --- the proof watch -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_one_run_proves_many_chunks_and_each_result_stands_at_its_own_partition(archived):
     result = archived.execute(PROVE)
     assert result.success
     assert shown(archived) == dict.fromkeys(archived.chunks(), PASSED)
 
 
+@pytest.mark.thorough
 def test_a_result_is_tied_to_the_partitions_latest_materialization(pipeline):
     pipeline.put(12)
     chunks = pipeline.plan()
@@ -83,6 +85,7 @@ def test_a_result_is_tied_to_the_partitions_latest_materialization(pipeline):
     )
 
 
+@pytest.mark.thorough
 def test_a_run_looks_at_no_more_than_the_setting_says_and_the_next_goes_on(archived):
     bounded = with_jackal(archived, prove_per_run=3)
     bounded.execute(PROVE)
@@ -101,6 +104,7 @@ def test_wrong_bytes_fail_the_check_of_that_partition_and_mark_the_chunk(archive
     assert archived.chunks(ChunkState.DAMAGED) == [first]
 
 
+@pytest.mark.thorough
 def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
     on_jackal.put(1, size_bytes=10)
     (chunk,) = on_jackal.plan()
@@ -113,6 +117,7 @@ def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
     assert on_jackal.chunks(ChunkState.LOCATED) == [chunk]
 
 
+@pytest.mark.thorough
 def test_one_partition_can_be_proven_by_itself(archived):
     first, *_ = archived.chunks()
     job = archived.defs.resolve_job_def("__ASSET_JOB")
@@ -142,6 +147,7 @@ def test_damaged_chunks_are_repaired_and_their_partitions_shown_as_sound(archive
     assert shown(archived)[first] is PASSED
 
 
+@pytest.mark.thorough
 def test_a_run_repairs_no_more_than_it_is_told(archived):
     for chunk in archived.chunks():
         lose(archived, chunk)
@@ -164,6 +170,7 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
     assert archived.chunks(ChunkState.DAMAGED) == [first]
 
 
+@pytest.mark.thorough
 def test_one_partition_can_be_repaired_by_itself(archived):
     first, second, *_ = archived.chunks()
     for chunk in (first, second):
@@ -203,6 +210,7 @@ def test_a_wallet_without_space_is_a_warning(on_jackal):
     assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy.")
 
 
+@pytest.mark.thorough
 def test_what_is_planned_must_fit_the_space(on_jackal, network):
     wallet = new_wallet()
     network.fund(wallet.address, 10**9)

@@ -4,6 +4,7 @@ import hashlib
 from datetime import timedelta
 
 import pyarrow as pa
+import pytest
 
 from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
 from caf_pipeline.inventory.objects import S3Object
@@ -50,6 +51,7 @@ def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_del
     assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {LeftOut.CLAIMED: 1})
 
 
+@pytest.mark.thorough
 def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path):
     members = [(f"key-{number % 400:03d}", b"%d" % (number % 400)) for number in range(500)]
     objects = [S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT) for n in range(0, 400, 2)]

@@ -216,6 +216,7 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_w
                 assert (tmp_path / "got").read_bytes() == body_of(key)
 
 
+@pytest.mark.thorough
 def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(make_work):
     source = AnySource({key: body_of(key) for key in [*MEMORY_KEYS, NO_ROW]}, headers={"a": ObjectHeaders(content_type="x/\x1b")})
     work = make_work(source)

@@ -110,6 +110,7 @@ def sizes_up_to_the_largest(draw):
     return [random.choice([0, less, LARGEST]) for _ in range(1_500)]
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=25)
 @given(sizes_up_to_the_largest())
 def test_closed_chunks_of_objects_under_100_mib_are_filled_by_more_than_99_percent(sizes):

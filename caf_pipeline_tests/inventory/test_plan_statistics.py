@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def statistics_of(folder, objects, **terms):
     return plan_statistics([folder], part_bytes=PART)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 31 * GIB), min_size=1, max_size=30))
 @example([0, 1, 1023, 1024, 4095, 4096, PART, PART + 1, 31 * GIB])

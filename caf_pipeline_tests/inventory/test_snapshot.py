@@ -124,6 +124,7 @@ def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(
         assert snapshot.unsupported_count == sum(not is_supported(obj.key) for obj in found)
 
 
+@pytest.mark.thorough
 def test_a_long_listing_out_of_order_is_sorted_across_row_groups(tmp_path):
     keys = [f"{number:06d}".encode() for number in range(150_000)]
     snapshot = write_snapshot(
@@ -306,6 +307,7 @@ def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_pat
     assert (account.unaccounted, account.skipped, account.examples) == (1, {"unsupported_key": 1}, ["%FF"])
 
 
+@pytest.mark.thorough
 def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
     keys = [f"{number * 7919 % 200_000:06d}-{'x' * 100}".encode() for number in range(200_000)]
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key) for key in keys])

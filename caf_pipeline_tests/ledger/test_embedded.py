@@ -65,6 +65,7 @@ def postmaster(folder):
     return process if process.status() != psutil.STATUS_ZOMBIE else None
 
 
+@pytest.mark.thorough
 def test_the_last_of_two_processes_stops_the_server(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
@@ -120,6 +121,7 @@ def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder)
     server.close()
 
 
+@pytest.mark.thorough
 def test_a_torn_pid_file_is_no_server(folder):
     EmbeddedServer(folder).close()
     for content in ("", "x\n", "1\n"):
@@ -129,6 +131,7 @@ def test_a_torn_pid_file_is_no_server(folder):
         server.close()
 
 
+@pytest.mark.thorough
 def test_a_half_made_data_folder_is_made_again(folder):
     (folder / "data.new").mkdir(parents=True)
     (folder / "data.new" / "PG_VERSION").write_text("18\n")
@@ -137,6 +140,7 @@ def test_a_half_made_data_folder_is_made_again(folder):
     server.close()
 
 
+@pytest.mark.thorough
 def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
     EmbeddedServer(folder)
     old = postmaster(folder)
@@ -162,6 +166,7 @@ def test_a_folder_that_pg_ctl_cannot_quote_is_refused(folder, character):
         EmbeddedServer(folder / f"a{character}b")
 
 
+@pytest.mark.thorough
 def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder):
     server = EmbeddedServer(folder / ("deep/" * 40))
     assert server.socket_folder.parent == Path("/tmp")
@@ -194,12 +199,14 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
         assert ask(other) == [(1,)]
 
 
+@pytest.mark.thorough
 def test_a_process_has_one_share_however_often_it_asks(folder):
     assert embedded_server(folder) is embedded_server(folder.parent / "." / "postgres")
     embedded_server(folder).close()
     assert postmaster(folder) is None
 
 
+@pytest.mark.thorough
 def test_a_server_of_another_major_version_is_refused_with_a_hint(folder):
     EmbeddedServer(folder).close()
     (folder / "data" / "PG_VERSION").write_text("17\n")
@@ -207,6 +214,7 @@ def test_a_server_of_another_major_version_is_refused_with_a_hint(folder):
         EmbeddedServer(folder)
 
 
+@pytest.mark.thorough
 def test_a_server_that_cannot_start_says_why(folder):
     EmbeddedServer(folder).close()
     with (folder / "data" / "postgresql.conf").open("a") as file:

@@ -197,6 +197,7 @@ def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_
     assert len(log.pending(ACCOUNT)) == 1
 
 
+@pytest.mark.thorough
 def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(database_url, log, chunks):
     with child(database_url, chunks[0]) as process:
         tell(process)

@@ -105,6 +105,7 @@ def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_work, ve
     )
 
 
+@pytest.mark.thorough
 def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(open_work, tmp_path):
     members = {name: name.encode() * 9 for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)}
     bodies = {key: members[key] for key in ("same", "longer", "parts")} | {"flipped": members["flipped"][::-1], "other": b"1"}

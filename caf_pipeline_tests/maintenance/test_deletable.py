@@ -307,6 +307,7 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
     }
 
 
+@pytest.mark.thorough
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(world=worlds())
 def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_path_factory, world):
@@ -449,6 +450,7 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_done(tmp_path):
         BatchManifest(tmp_path / "no" / "m.csv", "t", bucket="b", with_versions=False)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_what_was_there(small_disk, tmp_path):
     target = small_disk / "m.csv"
     target.write_text("bucket,old\n")

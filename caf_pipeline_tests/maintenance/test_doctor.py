@@ -225,6 +225,7 @@ def test_a_run_between_two_steps_is_left_what_it_has(work, name, monkeypatch):
     assert found(work) == []
 
 
+@pytest.mark.thorough
 def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(work, name, database_url):
     chunk_steps.withdraw(work, name)
     touch(work.staging(), f"{name}.1.part")
@@ -343,6 +344,7 @@ def test_a_plan_that_is_cut_at_this_moment_is_left(work, database_url, monkeypat
     assert seen == [[]]
 
 
+@pytest.mark.thorough
 def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(work, name, told_then_mended, database_url):
     archive_chunk(work, name, until=chunk_steps.post_file)
     chunks = work.store.folder / "chunks"

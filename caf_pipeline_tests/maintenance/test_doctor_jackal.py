@@ -112,6 +112,7 @@ def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, 
         assert work.ledger.unsettled() == [signed]
 
 
+@pytest.mark.thorough
 def test_a_transaction_of_another_wallet_is_told(killed_at, work, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -154,6 +155,7 @@ def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_n
     ends_right(network, work, name)
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_the_ledger_does_not_know_is_restored(work, name, network, tmp_path, database_url):
     def rows(connection):
         return connection.execute(
@@ -174,6 +176,7 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(work, name, network, 
         assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
 
 
+@pytest.mark.thorough
 def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(work, name, network):
     archive_chunk(work, name, until=chunk_steps.post_file)
     with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
@@ -201,6 +204,7 @@ def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_tol
     assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(work)}
 
 
+@pytest.mark.thorough
 def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(
     work, name, network, tmp_path, database_url
 ):
@@ -216,6 +220,7 @@ def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becom
     assert work.ledger.chunk(name).state is ChunkState.DAMAGED
 
 
+@pytest.mark.thorough
 def test_a_located_chunk_that_is_kept_in_staging_is_no_leftover(work):
     (name,) = archive_everything(work)
     assert chunk_steps.staged_path(work, name).exists()

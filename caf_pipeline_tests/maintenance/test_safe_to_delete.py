@@ -147,6 +147,7 @@ def test_everything_is_safe_once_it_is_proven_twice_and_read_back(work, tmp_path
     assert all(work.ledger.chunk(name).read_back_at for name in proven)
 
 
+@pytest.mark.thorough
 def test_a_chunk_is_read_back_once(work, store, tmp_path, proven, monkeypatch):
     Answer(work, tmp_path)
     whole = []
@@ -162,6 +163,7 @@ def test_a_chunk_is_read_back_once(work, store, tmp_path, proven, monkeypatch):
     assert not any(whole)
 
 
+@pytest.mark.thorough
 def test_a_source_without_objects_has_nothing_to_delete(work, tmp_path, proven):
     work.objects.bodies.clear()
     answer = Answer(work, tmp_path)
@@ -199,6 +201,7 @@ def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(work, s
     assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(work, store, tmp_path, proven):
     assert Answer(work, tmp_path).keys == sorted(BODIES)
     store.unverified = {"anna", "bert", "carl"}
@@ -214,6 +217,7 @@ def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_wh
     assert details == {"proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 minutes"}
 
 
+@pytest.mark.thorough
 def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(work, store, tmp_path, proven):
     store.required_copies = 2
     assert Answer(work, tmp_path).keys == sorted(BODIES)
@@ -296,6 +300,7 @@ def test_without_reading_back_nothing_new_is_safe(work, tmp_path, proven):
     assert answer.found.read_back == (0, 0)
 
 
+@pytest.mark.thorough
 def test_an_object_replaced_by_one_of_the_same_size_is_changed(work, tmp_path, proven):
     work.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
     answer = Answer(work, tmp_path)
@@ -303,6 +308,7 @@ def test_an_object_replaced_by_one_of_the_same_size_is_changed(work, tmp_path, p
     assert len(answer.keys) == len(BODIES) - 1
 
 
+@pytest.mark.thorough
 def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(work, tmp_path, proven):
     work.objects.bodies["new"] = b"n"
     assert Answer(work, tmp_path).reasons == {"new": "not_planned"}
@@ -312,6 +318,7 @@ def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
     assert Answer(work, tmp_path).reasons == {"new": "claimed"}
 
 
+@pytest.mark.thorough
 def test_a_skipped_object_has_its_reason(work, tmp_path, store):
     work.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
     archive_everything(work)
@@ -343,6 +350,7 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(work, store,
     assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
     from caf_pipeline.ledger.postgres import Ledger
 
@@ -356,6 +364,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
     assert Answer(work, tmp_path).found.everything_is_safe
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1"])
 def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(work, tmp_path, proven, database, change):
     tamper(database, change)
@@ -377,6 +386,7 @@ def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manife
     assert answer.reasons == dict.fromkeys(keys_of(work, work.ledger.locate("src", "key-000").chunk), "disagrees")
 
 
+@pytest.mark.thorough
 def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(work, tmp_path, proven, database):
     work.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
     assert Answer(work, tmp_path).reasons == {"key-000": "changed"}
@@ -385,6 +395,7 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(w
     assert "key-000" not in Answer(work, tmp_path).keys
 
 
+@pytest.mark.thorough
 def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, store, tmp_path, proven, monkeypatch):
     Answer(work, tmp_path)
     original = assessment._save_manifest
@@ -457,6 +468,7 @@ def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(work, store, 
     assert Answer(work, tmp_path).found.everything_is_safe
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(work, store, tmp_path, proven, monkeypatch):
     original = work.ledger.export_located
 
@@ -599,6 +611,7 @@ def test_the_same_question_asked_twice_at_once_is_asked_once(work, tmp_path, pro
         leaves(work, tmp_path, HeldByOther)
 
 
+@pytest.mark.thorough
 def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, work, monkeypatch):
     lease = HeldLease(database, "deletion/src", work.holder, seconds=0.5)
     others = work.ledger.lease
@@ -708,6 +721,7 @@ def next_window(work, network):
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", [False, True])
 def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_bucket, tmp_path, versions):
     if versions:
@@ -726,6 +740,7 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_b
     assert answer.listed == [(new_bucket.name, key.encode(), *ids[key]) for key in sorted(put, key=str.encode)]
 
 
+@pytest.mark.thorough
 def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, new_bucket, tmp_path):
     new_bucket.put("null", b"before versions")
     new_bucket.keep_versions()
@@ -776,6 +791,7 @@ def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_
     assert all(f"{holder}: " in work.ledger.chunk(name).reason for holder in holders)
 
 
+@pytest.mark.thorough
 def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_path):
     new_bucket.put("key", b"body")
     work = on_jackal()
@@ -848,6 +864,7 @@ def test_gets_are_all_that_awscrt_is_asked_for():
     assert {word.arg: word.value for word in asked.keywords}["operation_name"].value == "GetObject"
 
 
+@pytest.mark.thorough
 def test_no_module_but_these_has_a_client_of_s3():
     clients = {"boto3", "botocore", "dagster_aws", "aiobotocore", "s3fs", "awscrt.s3", "awscrt.http"}
     for path in PACKAGE.rglob("*.py"):

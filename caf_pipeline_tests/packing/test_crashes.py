@@ -35,6 +35,7 @@ def ends_right(work, name):
         assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
 
 
+@pytest.mark.thorough
 def test_a_run_has_the_moments_that_are_tried(work, tmp_path, database_url):
     (chunk,) = plan(work).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name) >= MOMENTS

@@ -57,6 +57,7 @@ def test_an_object_is_exactly_one_request_and_many_are_fewer(archive, network):
     assert downloads(network) == before + 3
 
 
+@pytest.mark.thorough
 def test_providers_that_trickle_are_left_for_one_that_does_not(archive, network, monkeypatch):
     monkeypatch.setattr(provider, "STALL_SECONDS", 0.3)
     monkeypatch.setattr(provider, "MAX_RESUMED", 1)
@@ -119,6 +120,7 @@ def test_references_in_parquet_name_the_sha256_of_what_they_lead_to(caf):
     assert (got.status_code, got.content) == (206, BODIES[last["key"]])
 
 
+@pytest.mark.thorough
 def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_is_written(caf, network, archive):
     posting = archive.find("src", "dir/05").location.posting
     holding = [network.provider_addresses.index(one) for one in archive.store.holders(posting)]

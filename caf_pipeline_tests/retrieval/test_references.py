@@ -39,6 +39,7 @@ def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(
     assert b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows) == CHUNK[START:END]
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting, tmp_path, small_disk):
     with pytest.raises(StagingError, match="cannot be written"):
         write_references((whole(posting) for _ in range(200_000)), store, small_disk / "refs.json")

@@ -557,6 +557,7 @@ def test_a_host_of_no_proxy_is_asked_directly(scripted_s3, monkeypatch, name):
     assert bytes(scripted_s3.source().read(thing(), 0, 5).body) == b"bytes"
 
 
+@pytest.mark.thorough
 def test_an_unknown_certificate_is_not_trusted(tls_s3):
     source = open_s3_source("demo", settings_for(tls_s3[0], "bucket"), attempts=2)
     with pytest.raises(SourceError, match="certificate") as caught:

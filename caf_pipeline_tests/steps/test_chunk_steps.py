@@ -338,6 +338,7 @@ class SlowStore(DirectoryStore):
         return 500_000
 
 
+@pytest.mark.thorough
 def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_path, source, ledger):
     work = a_workplace(tmp_path, source, ledger, store=SlowStore(tmp_path / "store"))
     fat_headers(source)

@@ -102,6 +102,7 @@ def test_a_source_whose_address_changed_counts_as_the_same(emptied):
         first_plan(renamed(emptied, "src", endpoint_url="http://moved.example"))
 
 
+@pytest.mark.thorough
 def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no_reason_to_refuse(archived, emptied):
     assert len(first_plan(renamed(archived, "photos", prefix="photos/")).chunks) == 1
     work = renamed(emptied, "photos", prefix="photos/")
@@ -126,6 +127,7 @@ def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
     assert first_plan(work).chunks == []
 
 
+@pytest.mark.thorough
 def test_the_launchpad_plans_a_second_copy_only_where_it_is_ordered(pipeline, new_ledger):  # noqa: F811
     pipeline.put(5)
     (chunk,) = pipeline.plan()
@@ -177,6 +179,7 @@ def test_files_of_other_programs_and_of_other_wallets_do_not_count(work, network
     assert len(first_plan(work).chunks) == 1
 
 
+@pytest.mark.thorough
 def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(work, network):
     for lcd in range(2):
         network.misbehave(lcd=lcd, refuse=True)
@@ -224,6 +227,7 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
     assert network.state()["charged"][wallet.address] == charged
 
 
+@pytest.mark.thorough
 def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):  # noqa: F811
     first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
     assert first("run").status == 0
@@ -234,6 +238,7 @@ def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, ne
     assert b"until the bought space ends" in looked.out
 
 
+@pytest.mark.thorough
 def test_a_second_copy_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))

@@ -68,7 +68,7 @@ def small_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("threads", sampled([1, 8], every=2))
-@pytest.mark.parametrize("shape", HISTORIES)
+@pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
 def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, small_pieces, shape, threads):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
@@ -78,7 +78,7 @@ def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, sm
     assert snapshot.beside == counts_of(history)
 
 
-@pytest.mark.parametrize("shape", HISTORIES)
+@pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
 def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
@@ -91,7 +91,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 @pytest.mark.parametrize("versions", ["all", "current"])
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
 @pytest.mark.parametrize(
-    "shape", ["some versions each", "one key of thousands", "pages that end within each key", "markers last"]
+    "shape", sampled(["some versions each", "one key of thousands", "pages that end within each key", "markers last"], every=2)
 )
 def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted_s3, tmp_path, shape, pages, versions):
     history = HISTORIES[shape]
@@ -152,7 +152,7 @@ def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp
 
 
 @pytest.mark.parametrize(
-    "shape", ["one key of thousands", "some versions each", "pages that end within each key", "markers alone"]
+    "shape", sampled(["one key of thousands", "some versions each", "pages that end within each key", "markers alone"], every=2)
 )
 def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
     """What a look ends with is where the next one begins: nothing of a key may be left behind it."""

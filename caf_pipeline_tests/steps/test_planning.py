@@ -133,6 +133,7 @@ def test_a_plan_of_some_keys_leaves_what_waits_of_others(workplace, source):
     assert len(waiting_keys(work)) == 5
 
 
+@pytest.mark.thorough
 def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(workplace, source):
     work = workplace(min_chunk_size="512KiB", max_wait=LONG)
     plan(work)

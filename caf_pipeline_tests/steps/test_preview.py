@@ -86,6 +86,7 @@ def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source
     assert found.plans == len(made.plans) == found.estimate.chunks == 2
 
 
+@pytest.mark.thorough
 def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, ledger):
     work = a_workplace(tmp_path, source, ledger, target="256KiB")
     assert previewed(work).estimate.seconds is None

@@ -47,6 +47,7 @@ def written(reports, moment: datetime, **keys: datetime):
     return reports.write(moment, rows=[rows[key] | {"last_modified_date": modified} for key, modified in keys.items()])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
 @pytest.mark.parametrize("file_format", sampled(FORMATS, every=len(FORMATS)))
 def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(work, new_bucket, reports, file_format, versions):

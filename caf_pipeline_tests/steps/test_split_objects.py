@@ -146,6 +146,7 @@ def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
     assert list(opened.manifest().locations()) == []
 
 
+@pytest.mark.thorough
 def test_headers_that_no_listing_shows_do_not_keep_a_part_out(work, source):
     metadata = {f"name-{number}": "x" * 90 for number in range(20)}
     source.headers["huge"] = ObjectHeaders(content_disposition="y" * 4000, user_metadata=metadata)
@@ -171,6 +172,7 @@ def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
     assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
 
 
+@pytest.mark.thorough
 def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
     report = plan(work)
     *first, last = parts_of(work)
@@ -214,6 +216,7 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
     assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == source.bodies["huge"]
 
 
+@pytest.mark.thorough
 def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(work, source):
     plan(work)
     names = parts_of(work)
@@ -404,6 +407,7 @@ def a_split_source():
     return dying_runs.SteadySource(bodies)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(3, 90, 11), every=8))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
     work = a_workplace(tmp_path, a_split_source(), ledger, target="128KiB")
@@ -461,6 +465,7 @@ def pass_windows(work, names, count=3):
             prove_chunk(work, name)
 
 
+@pytest.mark.thorough
 def test_a_provider_that_lies_in_one_part_is_passed_over(several):
     archive_everything(several)
     for at, one in enumerate(several.ledger.locate("src", "huge").ranges):
@@ -472,6 +477,7 @@ def test_a_provider_that_lies_in_one_part_is_passed_over(several):
     assert b"".join(fetch(several.ledger, several.store, "src", "huge").pieces) == HUGE
 
 
+@pytest.mark.thorough
 def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several, tmp_path):
     names = archive_everything(several)
     parts = parts_of(several)
@@ -504,6 +510,7 @@ def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(sev
     assert (found.safe_objects, set(why)) == (3, {"huge"})
 
 
+@pytest.mark.thorough
 def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
     plan(several)
     for name in [*whole_chunks(several), *parts_of(several)[:-1]]:
@@ -555,6 +562,7 @@ def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing
     assert plan(work).plan.object_count == 1
 
 
+@pytest.mark.thorough
 def test_parts_of_two_plans_are_never_mixed(several, lost):
     plan(several)
     first = parts_of(several)

@@ -75,6 +75,7 @@ def test_a_look_finds_a_proof_window_of_each_copy(work, name):
     assert all(check.window is not None for check in report.checks)
 
 
+@pytest.mark.thorough
 def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(work, name, network):
     chunk = work.ledger.chunk(name)
     gone = work.store.copies(chunk_steps.posting_of(chunk))[0].provider

@@ -254,6 +254,7 @@ def test_an_older_version_whose_time_is_later_is_not_current(workplace, bucket, 
     assert (current(work)[0], current(work)[1].is_current) == (B, True)
 
 
+@pytest.mark.thorough
 def test_a_restored_version_is_current_as_the_version_that_it_became(work, bucket):
     first = bucket.put("k", A)["VersionId"]
     next_second()
@@ -297,6 +298,7 @@ def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, 
 # --- switching -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(workplace, bucket):
     for body in (b"1", b"22", b"333"):
         bucket.put("k", body)

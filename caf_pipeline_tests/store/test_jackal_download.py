@@ -113,6 +113,7 @@ def test_a_provider_that_the_chain_does_not_list_is_not_reached(opened, kept):
         read(opened, kept[0], provider="jkl1nobody")
 
 
+@pytest.mark.thorough
 def test_all_away_is_not_all_missing(opened, kept, network):
     for number in range(4):
         network.misbehave(provider=number, refuse=True)

@@ -42,6 +42,7 @@ def slow_down(network, **rate):
         network.misbehave(provider=number, **rate)
 
 
+@pytest.mark.thorough
 def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(opened, network, staged):
     slow_down(network, upload_rate=SIZE / 3)
     before = opened.begun()

@@ -240,6 +240,7 @@ def deleted_by_a_stranger(work, network, name):
     return holders
 
 
+@pytest.mark.thorough
 def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_listed_and_is_mended(
     make_work, old_network, tmp_path
 ):
@@ -258,6 +259,7 @@ def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_li
     every_object_reads_back(work)
 
 
+@pytest.mark.thorough
 def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(make_work, old_network):
     work = make_work(0)
     (name,) = archive_everything(work)

@@ -25,6 +25,7 @@ from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
+from caf_pipeline_tests.support.tiers import sampled
 
 MIB = 1 << 20
 
@@ -158,17 +159,20 @@ def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
 
 @pytest.mark.parametrize(
     "conduct",
-    [
-        {"refuse": True},
-        {"fail": 503},
-        {"nonsense": "html"},
-        {"nonsense": "huge"},
-        {"nonsense": "short"},
-        {"full": True},
-        {"error_status": "disk on fire"},
-        {"drop_upload_after": 100_000},
-        {"never_prove": True},
-    ],
+    sampled(
+        [
+            {"refuse": True},
+            {"fail": 503},
+            {"nonsense": "html"},
+            {"nonsense": "huge"},
+            {"nonsense": "short"},
+            {"full": True},
+            {"error_status": "disk on fire"},
+            {"drop_upload_after": 100_000},
+            {"never_prove": True},
+        ],
+        every=3,
+    ),
     ids=lambda conduct: "-".join(map(str, *conduct.items())),
 )
 @pytest.mark.usefixtures("everyone_active")
@@ -199,6 +203,7 @@ def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_f
     assert sorted(sent_since(opened, before).values()) == [1, 1, 1]
 
 
+@pytest.mark.thorough
 def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=0, drop_upload_after=100_000, times=1)
@@ -258,6 +263,7 @@ def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(netw
 # --- what is not believed ---
 
 
+@pytest.mark.thorough
 def test_too_few_proofs_say_who_has_proven_and_who_has_not(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, never_prove=True)
@@ -423,6 +429,7 @@ def test_while_paused_no_byte_is_sent(opened, staged):
     assert len(opened.providers_of(posting)) == 3
 
 
+@pytest.mark.thorough
 def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
@@ -462,6 +469,7 @@ def test_a_lost_lease_ends_all_uploads(opened, network, tmp_path):
     assert not opened.providers_of(posting)
 
 
+@pytest.mark.thorough
 def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
     opened = open_with(proof_seconds=900)
     posting = opened.posted(staged)
@@ -482,6 +490,7 @@ def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
 # --- other providers ---
 
 
+@pytest.mark.thorough
 def test_a_provider_whose_node_lags_is_sent_the_file_again_a_little_later(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, error_status="No such file on chain", times=1)

@@ -4,6 +4,7 @@ Two processes a core, since a test waits for servers and processes half of its t
 begins when the others are through would run on alone.
 """
 
+import gc
 import os
 from pathlib import Path
 from typing import Final
@@ -61,3 +62,16 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {_FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))  # stable: a file's tests stay together and in order
+
+
+def pytest_configure() -> None:
+    gc.disable()  # what is collected stays: to look through it again and again takes a quarter of the collection
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # DuckDB tells of leaks where its objects are left at the end
