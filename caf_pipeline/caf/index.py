@@ -330,7 +330,7 @@ def _collect(files: _Object, name: str, lenient: bool, warn: Callable[[str], Non
     if surrogates:
         warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD stands for each.")
     if repeated:
-        warn(f"{name}: {repeated} entries have a key that comes again later; the last of each was taken.")
+        warn(f"{name}: {counted(repeated, 'entry', 'entries')} whose key comes again later; the last of each was taken.")
     return ranges
 
 

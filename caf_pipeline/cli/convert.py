@@ -62,7 +62,7 @@ def convert(
         else:
             if given == ".tar.co":
                 with opened_cotar(source) as opened:
-                    tar_bytes = opened.tar_bytes
+                    tar_bytes = opened.tar_bytes()
             else:
                 _, tar_bytes = source.read_suffix(1)
             found = tar_files(source, tar_bytes, ignore_zeros=ignore_zeros)

@@ -19,7 +19,7 @@ from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, Usag
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, open_ranges, write_piece
+from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, RemoteFile, open_ranges, write_piece
 
 _COPIED_BYTES: Final = 16 << 20  # at once, so that the progress moves
 
@@ -100,13 +100,18 @@ class OpenedCotar:
 
     source: FileRanges | _Suffix
     index: CotarIndex
-    tar_bytes: int
+
+    def tar_bytes(self) -> int:
+        """Return the size of the tar; a request where it is elsewhere and its index a file of its own."""
+        if isinstance(self.source, _Suffix):
+            return self.source.size_bytes - self.index.size_bytes
+        return self.source.read_suffix(1)[1]
 
     def pieces(self, name: bytes) -> Iterator[bytes]:
         """Yield a file's bytes, by one request.
 
         Raises:
-            MemberNotFound: the index has no such name. MalformedArchive: it leads to something else.
+            MemberNotFound: the index has no such name. ArchiveError: it leads to something else.
         """
         slot = self.index.find(name)
         if slot is None:
@@ -114,7 +119,8 @@ class OpenedCotar:
                 f"The index of {self.source.name} has no {os.fsdecode(name)!r}.", hint="`caf cotar list` shows the names."
             )
         end_byte = slot.start_byte + slot.size_bytes
-        if slot.start_byte >= BLOCK_BYTES and end_byte <= self.tar_bytes:
+        # A server says with the bytes how many there are.
+        if slot.start_byte >= BLOCK_BYTES and (isinstance(self.source, RemoteFile) or end_byte <= self.tar_bytes()):
             pieces = self.source.stream(slot.start_byte - BLOCK_BYTES, end_byte, PIECE_BYTES)
             first = b""
             while len(first) < BLOCK_BYTES:
@@ -144,12 +150,12 @@ def opened_cotar(source: FileRanges, index: str | None = None) -> Iterator[Opene
     if index is None:
         whole = _Suffix(source)
         found = CotarIndex.open_embedded(whole.read, whole.tail, whole.size_bytes, name=source.name)
-        yield OpenedCotar(whole, found, whole.size_bytes - found.size_bytes)
+        yield OpenedCotar(whole, found)
         return
     with open_ranges(index, open_s3) as separate:
         whole = _Suffix(separate)
         found = CotarIndex.open_separate(whole.read, whole.tail, whole.size_bytes, name=whole.name)
-        yield OpenedCotar(source, found, source.read_suffix(1)[1])
+        yield OpenedCotar(source, found)
 
 
 # --- index ---------------------------------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ def list_files(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = 
     machine. Files that the index does not have are counted on stderr.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
-        found = tar_files(source, opened.tar_bytes, ignore_zeros=ignore_zeros)
+        found = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
         opened.index.hold()
         missing = 0
         for each in dict.fromkeys(found.files):
@@ -316,7 +322,7 @@ def verify(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = Fals
 def _verified(source: FileRanges, index: str | None, *, ignore_zeros: bool) -> dict[str, int]:
     with opened_cotar(source, index) as opened:
         opened.index.hold()
-        found = tar_files(source, opened.tar_bytes, ignore_zeros=ignore_zeros)
+        found = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
         problems: list[str] = []
         for each in dict.fromkeys(found.files):
             shown = repr(os.fsdecode(each.name))

@@ -204,7 +204,10 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether that is the whole file."""
+    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether that is the whole file.
+
+    Nothing is sent of a range that begins at the file's end or behind it.
+    """
 
     first_byte: int
     size_bytes: int
@@ -240,6 +243,11 @@ class RemoteFile(FileRanges):
         while position < end_byte:
             try:
                 with self._request(f"bytes={position}-{end_byte - 1}") as answer:
+                    if answer.size_bytes < end_byte:
+                        raise ArchiveError(
+                            f"{self.name} has no byte {end_byte - 1}, which was asked for.",
+                            hint="It is cut off, or what leads there belongs to another file.",
+                        )
                     self._expect_part(answer, position)
                     for piece in answer.pieces(piece_bytes):
                         wanted = piece[: end_byte - position]
@@ -263,7 +271,7 @@ class RemoteFile(FileRanges):
         if answer.whole:  # some servers know only ranges that have a beginning
             return self.read(max(0, answer.size_bytes - size_bytes), answer.size_bytes), answer.size_bytes
         if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
-            raise SourceUnreachable(f"{self.name}: the answer ended after {len(suffix)} bytes.")
+            raise SourceUnreachable(f"{self.name}: {_other_length(len(suffix), min(size_bytes, answer.size_bytes))}")
         return suffix, answer.size_bytes
 
     def _prefix(self, size_bytes: int) -> tuple[bytes, int]:
@@ -273,13 +281,13 @@ class RemoteFile(FileRanges):
             self._expect_part(answer, 0)
             prefix = _at_most(size_bytes, answer.pieces(PIECE_BYTES))[:size_bytes]
         if len(prefix) != min(size_bytes, answer.size_bytes):
-            raise SourceUnreachable(f"{self.name}: the answer ended after {len(prefix)} bytes.")
+            raise SourceUnreachable(f"{self.name}: {_other_length(len(prefix), min(size_bytes, answer.size_bytes))}")
         return prefix, answer.size_bytes
 
     def _keep_whole(self, answer: RangeAnswer) -> bytes:
         whole = _at_most(answer.size_bytes, answer.pieces(PIECE_BYTES))
         if len(whole) != answer.size_bytes:
-            raise SourceUnreachable(f"{self.name}: the answer ended after {len(whole)} of {answer.size_bytes} bytes.")
+            raise SourceUnreachable(f"{self.name}: {_other_length(len(whole), answer.size_bytes)}")
         self._whole = whole
         return whole
 
@@ -291,6 +299,12 @@ class RemoteFile(FileRanges):
             )
         if answer.first_byte != first_byte:
             raise SourceError(f"{self.name}: asked for byte {first_byte}, the server sent from byte {answer.first_byte} on.")
+
+
+def _other_length(size_bytes: int, wanted_bytes: int) -> str:
+    if size_bytes > wanted_bytes:
+        return f"the answer goes on behind the {wanted_bytes} bytes that it should have."
+    return f"the answer ended after {size_bytes} of {wanted_bytes} bytes."
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
@@ -420,8 +434,8 @@ class HttpFile(RemoteFile):
         if response.status_code == 206:
             first_byte, size_bytes = parse_range(self.name, content_range)
             return RangeAnswer(first_byte, size_bytes, False, pieces)
-        if response.status_code == 416 and (match := _EMPTY_RANGE.fullmatch(content_range)) and int(match[1]) == 0:
-            return RangeAnswer(0, 0, False, lambda _: iter(()))
+        if response.status_code == 416 and (match := _EMPTY_RANGE.fullmatch(content_range)):
+            return RangeAnswer(0, int(match[1]), False, lambda _: iter(()))
         if response.status_code == 200:
             length = response.headers.get("content-length", "")
             if not _LENGTH.fullmatch(length):

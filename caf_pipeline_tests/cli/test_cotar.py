@@ -83,7 +83,7 @@ def test_an_embedded_index_stands_behind_the_tar_as_it_is(here):
         (MANY, True, ["cat", FAR], 3),
         (MANY, True, ["list"], 3),
         (MANY, True, ["verify"], 3),
-        (MANY, False, ["cat", FAR], 2),
+        (MANY, False, ["cat", FAR], 1),
         (MANY, False, ["list"], 2),
         (MANY, False, ["verify"], 2),
     ],
@@ -139,6 +139,17 @@ def test_a_file_of_4_gib_is_told_and_leaves_nothing(here, capsys):
     assert main(["cotar", "index", "t.tar"]) == 4
     assert "'large'" in capsys.readouterr().err
     assert os.listdir(here) == ["t.tar"]
+
+
+def test_an_index_that_leads_behind_a_tar_elsewhere_gives_nothing_out(here, capfdbinary):
+    tar, _ = indexed(MANY | {"last": bytes(5000)})
+    for cut in (tar[: -(20 << 10)], tar[:1000]):
+        with serving(Site(cut)) as site:
+            assert main(["cotar", "cat", site.url, "last", "--index", "x.tar.index"]) == 4
+            assert len(site.requests) == 1
+        out, err = capfdbinary.readouterr()
+        assert not out.partition(b"KiB\n")[2]
+        assert b"has no byte" in err
 
 
 def test_an_index_of_another_tar_gives_nothing_out_as_whole(here, capfdbinary):
