@@ -228,6 +228,7 @@ def _decode_canonical(index: bytes) -> DecodedIndex | None:
     return DecodedIndex(decoded.files, ()) if plain else None
 
 
+_MAX_DIGITS: Final = 4000  # of thousands more Python itself makes no number
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -255,6 +256,12 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
+def _int_of(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
     # Go turns every byte of an invalid sequence into one U+FFFD; Python's own "replace" makes one of several bytes.
     assert isinstance(error, UnicodeDecodeError)
@@ -269,7 +276,7 @@ def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
     try:
-        root = json.loads(text, object_pairs_hook=_range_or_object, parse_constant=_refuse_constant)
+        root = json.loads(text, object_pairs_hook=_range_or_object, parse_int=_int_of, parse_constant=_refuse_constant)
         if not isinstance(root, _Object):
             raise ValueError("it is not an object with 'format_version' and 'files'")
         _check_version(root, name, lenient, warnings.append)

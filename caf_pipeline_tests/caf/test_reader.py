@@ -89,8 +89,9 @@ def test_small_neighbours_share_a_read():
     ],
 )
 def test_what_two_readers_could_read_differently_is_refused(files):
-    with pytest.raises(MalformedArchive):
+    with pytest.raises(MalformedArchive) as refused:
         opened(with_files(files))
+    assert "sys." not in str(refused.value)  # Python's own advice on numbers of many digits
 
 
 @pytest.mark.parametrize("order", [("files", "files", "format_version"), ("format_version", "files", "format_version")])
