@@ -27,6 +27,9 @@ def adopt(  # noqa: PLR0917 - the command line's options
         typer.Option("--strip", metavar="N", min=0, help="Leave out the first N parts of members' keys: 1 for jackal-js-worker."),
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be adopted; load nothing.")] = False,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="Also read an index with equal keys (the last is taken), or with text that is no UTF-8.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Take over CAF files that gocaf or jackal-js-worker wrote and posted, without uploading them again.
@@ -72,7 +75,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
         opened_workplace(settings, ledger, source, objects, register=not dry_run) as work,
         progress("reading", None) as advance,
     ):
-        for one in _adoptions(work, files or (), steps.Terms(strip, dry_run, tell, advance)):
+        for one in _adoptions(work, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)):
             kinds[one.kind] += 1
             rows += one.rows
             left_out.update(one.left_out)

@@ -120,12 +120,14 @@ class Terms:
         dry_run: find out everything, and load nothing.
         tell: told what is left out.
         progress: told what is read.
+        lenient: read an index as `caf.index.decode_index` does with lenience; members count by their MD5 all the same.
     """
 
     strip: int = 0
     dry_run: bool = False
     tell: Tell = lambda member, reason: None
     progress: Progress = lambda size_bytes: None
+    lenient: bool = False
 
 
 def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
@@ -230,7 +232,8 @@ class _Adopter:
         said = []
         for provider in self._work.store.holders(posted.posting):
             try:
-                reader = CafReader.open(StoredSource(self._work.store, posted.posting, provider), name="it")
+                # What is read with lenience alone is brought here, too: it is told then what is odd about it.
+                reader = CafReader.open(StoredSource(self._work.store, posted.posting, provider), name="it", lenient=True)
             except NoChainAnswer:
                 raise
             except ArchiveError:
@@ -272,7 +275,7 @@ class _Adopter:
     # a file that is here
 
     def _adopt(self, name: str, file: LocalFile, proof_types: Sequence[int]) -> FileAdoption:
-        reader = CafReader.open(file, name=name)
+        reader = CafReader.open(file, name=name, lenient=self._terms.lenient)
         members, trees = self._folder / "members.parquet", [MerkleTree(one) for one in proof_types]
         before = os.fstat(file.descriptor)
         write_whole(self._members(file, reader, trees), members, MEMBER_SCHEMA)

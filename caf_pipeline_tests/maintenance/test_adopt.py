@@ -29,6 +29,7 @@ from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
+from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -178,6 +179,17 @@ def test_members_that_share_bytes_with_one_before_them_are_left_out(open_work, t
     work = open_work({"a": b"123", "b": b"34"})
     (done,) = adopt(work, post(work, path))
     assert (done.rows, done.left_out) == (1, {LeftOut.OVERLAPPING: 1})
+
+
+def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_work, tmp_path):
+    work = open_work({"a": b"12", "b": b"3"})
+    twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'
+    (tmp_path / "twice.caf").write_bytes(caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}'))
+    path = post(work, tmp_path / "twice.caf")
+    for done in (adopt(work, path), adopt_from_chain(work, Terms())):
+        assert ["twice" in str(one.error) for one in done] == [True]
+    assert [one.rows for one in adopt_from_chain(work, Terms(lenient=True))] == [2]
+    assert (body_of(work, "a"), body_of(work, "b")) == (b"12", b"3")
 
 
 def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(open_work, tmp_path):
