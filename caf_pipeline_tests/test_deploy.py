@@ -1,6 +1,7 @@
 """What deploy/ names is what there is: settings, programs, modules, locked versions."""
 
 import re
+import shutil
 import subprocess
 from importlib.metadata import requires
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
+from caf_pipeline.defs.dagster_private import InstanceRef
 from caf_pipeline.settings import load_settings
 
 ROOT = Path(__file__).parents[1]
@@ -50,3 +53,15 @@ def test_the_image_has_all_that_the_package_needs_at_the_locked_versions():
     assert needed <= names
     for copied in re.findall(r"^COPY (.*) \S+$", docker, re.MULTILINE):
         assert all((ROOT / name).exists() for name in copied.split())
+
+
+def test_the_celery_example_is_our_dagster_yaml_but_for_what_celery_needs(tmp_path, monkeypatch):
+    example = ROOT / "deploy" / "celery" / "dagster.yaml"
+    ours, its = (yaml.safe_load(path.read_text()) for path in (ROOT / "dagster.yaml", example))
+    assert list(ours) == list(its)
+    assert {name for name in ours if ours[name] != its[name]} == {"run_launcher", "run_monitoring", "concurrency"}
+    shutil.copy(example, tmp_path)
+    monkeypatch.setenv("CAF_CELERY_BROKER", "redis://:word@broker:6379/0")
+    launcher = InstanceRef.from_dir(str(tmp_path)).run_launcher
+    assert isinstance(launcher, CheckedCeleryRunLauncher)
+    assert launcher.celery.conf.broker_url == "redis://:word@broker:6379/0"

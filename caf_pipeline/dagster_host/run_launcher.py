@@ -1,12 +1,13 @@
-"""The run launcher: Dagster's default one, that can also tell whether a run's process is still there.
+"""Run launchers: Dagster's, that also tag runs as ours are retried, and can tell whether a run's process is still there.
 
 The default launcher has no health check, so run monitoring leaves a run whose process was killed as STARTED for ever, its
-pool slots held.
+pool slots held. The launchers for other machines have one, which knows nothing of runs that `caf run` executes itself.
 """
 
+from abc import abstractmethod
 from typing import Final
 
-from dagster import DagsterRun, DefaultRunLauncher, deserialize_value
+from dagster import DagsterInstance, DagsterRun, DefaultRunLauncher, deserialize_value
 
 from caf_pipeline.defs.dagster_private import (
     CanCancelExecutionRequest,
@@ -14,6 +15,7 @@ from caf_pipeline.defs.dagster_private import (
     CheckRunHealthResult,
     DagsterUserCodeUnreachableError,
     LaunchRunContext,
+    RunLauncher,
     WorkerStatus,
 )
 from caf_pipeline.defs.dead_runs import process_lives
@@ -23,8 +25,8 @@ ASK_SECONDS: Final = 10
 """How long a code server may take to answer. It answers from memory; a busy one was seen to need up to two seconds."""
 
 
-class CheckedRunLauncher(DefaultRunLauncher):
-    """Launches runs in the code server's processes and checks on them."""
+class CheckedRuns(RunLauncher[DagsterInstance]):
+    """What each of our launchers does, in front of the one of Dagster's that it is made of."""
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Launch, after tagging the run with how it is retried and taking back what it inherited and is not so.
@@ -38,7 +40,7 @@ class CheckedRunLauncher(DefaultRunLauncher):
         if run.tags.get(HELD_TAG):
             tags |= {HELD_TAG: ""}
         self._instance.add_run_tags(run.run_id, tags)
-        super().launch_run(context)
+        super().launch_run(context)  # type: ignore[safe-super]  # of the launcher that this is made of
 
     @property
     def supports_check_run_worker_health(self) -> bool:
@@ -46,18 +48,29 @@ class CheckedRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Tell whether the run's process lives: by its tags where it ran on this machine, else by its code server's word."""
+        """Tell whether the run's process lives: by its tags where it ran on this machine, else by who runs it."""
         lives = process_lives(run)
-        if lives is None:
-            return self._ask_code_server(run)
+        if lives is False:
+            return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
         if lives:
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, "the run's process is gone")
+        if run.tags.get(COMMAND_TAG):
+            return CheckRunHealthResult(WorkerStatus.RUNNING, "a run of `caf run` on another machine, which alone can tell")
+        return self.ask_worker(run)
 
-    def _ask_code_server(self, run: DagsterRun) -> CheckRunHealthResult:
+    @abstractmethod
+    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
+        """Ask who runs it."""
+
+
+class CheckedRunLauncher(CheckedRuns, DefaultRunLauncher):
+    """Launches runs in the code server's processes and checks on them."""
+
+    def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
+        """Ask the run's code server whether it has its process."""
         client = self._get_grpc_client_for_termination(run.run_id)  # type: ignore[no-untyped-call]
         if client is None:
-            # Finished in the meantime, which monitoring sees for itself, or a run of `caf run` on another machine.
+            # Finished in the meantime, which monitoring sees for itself, or launched by another launcher.
             return CheckRunHealthResult(WorkerStatus.RUNNING, "the run has no code server to ask")
         try:
             reply = client.can_cancel_execution(CanCancelExecutionRequest(run_id=run.run_id), timeout=ASK_SECONDS)

@@ -36,8 +36,8 @@ from dagster._core.execution.execute_in_process import merge_run_tags
 # `caf run`: an instance with one part of dagster.yaml replaced.
 from dagster._core.instance.ref import InstanceRef
 
-# The run launcher: the words of its answer to run monitoring, which public launchers subclass with.
-from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
+# The run launchers: what all of Dagster's are, and the words of their answer to run monitoring.
+from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 # With `InstigatorType`.

@@ -140,8 +140,8 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _by_outage(record: RunRecord) -> bool:
-    """Tell whether a run failed since a server that all chunks need gave no answer."""
-    return record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
+    """Tell whether a run failed since a server that all chunks need gave no answer, or since no worker was there to begin it."""
+    return record.start_time is None or record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
 
 
 def _due_at(failed: Sequence[RunRecord]) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from dagster import DagsterRunStatus, RetryPolicy
+from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus, RetryPolicy
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching
@@ -45,8 +45,10 @@ def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
     return run.run_id
 
 
-def fail_run(pipeline, chunk: str) -> None:
-    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": chunk})
+def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
+    if begun:
+        pipeline.instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id)
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
 
 
@@ -159,6 +161,10 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     pipeline.put(1)
     (chunk,) = pipeline.plan()
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk, begun=False)  # no worker was there
+    (request,), _, _ = tick("launch_chunks")
+    assert request.partition_key == chunk
     for _ in range(pipeline.settings.runs.attempts):
         fail_run(pipeline, chunk)
     tick("launch_chunks")

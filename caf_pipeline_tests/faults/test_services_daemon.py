@@ -2,21 +2,17 @@
 
 import os
 import signal
-import time
 from collections import Counter
 
 import pytest
 import yaml
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRunStatus
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.home import HOME_VARIABLE
-from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
-from caf_pipeline.defs.naming import ASSETS
-from caf_pipeline.defs.partitions import register_chunks
+from caf_pipeline.defs.dagster_private import BulkActionStatus
 from caf_pipeline.settings import Settings
-from caf_pipeline_tests.faults.world import SOURCE
+from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
 
 BACKFILL = "a-backfill"
@@ -31,43 +27,7 @@ def world(new_world):
 
 @pytest.fixture
 def described(world, tmp_path):
-    """The world's settings as a file and an environment."""
-    values = world.values
-    source, jackal = values["sources"][SOURCE], values["jackal"]
-    lcd = ", ".join(f'"{one}"' for one in jackal["lcd"])
-    (tmp_path / "caf.toml").write_text(
-        f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = "{jackal["chain_id"]}"\n'
-        f"copies = {jackal['copies']}\nproof_seconds = 20\nallow_private_addresses = true\nkeep_staged_windows = 0\n"
-        f"[sources.{SOURCE}]\n"
-        f'bucket = "{source["bucket"]}"\nendpoint_url = "{source["endpoint_url"]}"\ntarget_size = {source["target_size"]}\n'
-        "public = true\nwatch_interval_seconds = 0\n"
-    )
-    return {
-        "CAF_CONFIG": str(tmp_path / "caf.toml"),
-        "CAF_DATABASE_URL": world.database_url,
-        "JACKAL_MNEMONIC": jackal["mnemonic"],
-        f"CAF_SOURCES__{SOURCE.upper()}__ACCESS_KEY_ID": source["access_key_id"],
-        f"CAF_SOURCES__{SOURCE.upper()}__SECRET_ACCESS_KEY": source["secret_access_key"],
-    }
-
-
-def a_backfill(world, instance, chunks):
-    with world.workplace() as work:
-        register_chunks(instance, work.ledger, SOURCE)
-    backfill = PartitionBackfill.from_asset_partitions(
-        BACKFILL,
-        asset_graph=build_defs(Settings.model_validate(world.values)).resolve_asset_graph(),
-        partition_names=chunks,
-        asset_selection=[AssetKey([SOURCE, name]) for name in ASSETS[2:]],
-        backfill_timestamp=time.time(),
-        tags={},
-        dynamic_partitions_store=instance,
-        all_partitions=False,
-        title=None,
-        description=None,
-        run_config=None,
-    )
-    instance.add_backfill(backfill)
+    return settings_of_world(world, tmp_path)
 
 
 @pytest.fixture
@@ -87,7 +47,7 @@ def test_the_daemon_killed_under_runs_of_chunks_is_started_again_and_the_runs_en
         fault("A service is killed and started again", "the Dagster daemon, under runs of chunks") as case,
         DagsterInstance.from_config(str(home)) as instance,
     ):
-        a_backfill(world, instance, world.plan())
+        submit_backfill(world, instance, world.plan(), BACKFILL)
 
         def under_way():
             states = Counter(run.status for run in instance.get_runs())

@@ -1,0 +1,50 @@
+"""A Celery worker that executes runs, configured by the same dagster.yaml as the launcher that sends them.
+
+    python -m caf_pipeline.dagster_host.celery_worker --concurrency 2
+
+dagster-celery's own command takes a second file with the broker's address, and writes that, password and all, into a folder
+that everybody may read.
+"""
+
+import sys
+
+from celery import Celery
+from dagster_celery.tasks import create_execute_job_task
+
+from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
+from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.defs.dagster_private import InstanceRef
+from caf_pipeline.errors import CafError, SettingsError
+from caf_pipeline.settings import load_settings
+
+
+def celery_app() -> Celery:
+    """Return the app that DAGSTER_HOME's dagster.yaml describes.
+
+    Raises:
+        SettingsError: it names another launcher.
+    """
+    home = prepare_dagster_home(load_settings())  # set in the environment: the processes of runs look there
+    launcher = InstanceRef.from_dir(str(home)).run_launcher
+    if not isinstance(launcher, CheckedCeleryRunLauncher):
+        raise SettingsError(
+            f"the run launcher of {home}/dagster.yaml is not {CheckedCeleryRunLauncher.__name__}",
+            hint="copy deploy/celery/dagster.yaml there",
+        )
+    create_execute_job_task(launcher.celery)
+    return launcher.celery
+
+
+def main(options: list[str]) -> int:
+    """Execute runs until a signal ends it; the options are those of `celery worker`."""
+    try:
+        app = celery_app()
+    except CafError as error:
+        print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
+        return error.exit_code
+    app.worker_main(["worker", *options])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

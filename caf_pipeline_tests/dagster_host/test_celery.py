@@ -1,0 +1,134 @@
+"""Runs that Celery's workers execute, on machines of their own: what becomes of them when one of these is gone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from kombu.exceptions import OperationalError
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import celery_launcher, celery_worker
+from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
+from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.dagster_host.storage import URL_VARIABLE
+from caf_pipeline.defs.dagster_private import BulkActionStatus, WorkerStatus
+from caf_pipeline.defs.naming import PARTITION_TAG
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.settings import Settings
+from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
+from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for
+from caf_pipeline_tests.support.redis_server import running_redis
+
+_ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+NAMESPACE = ["unshare", *_ALLOWED, "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""A machine as far as processes are concerned: none is seen from outside it, and all end with the first."""
+
+BROKER = "CAF_CELERY_BROKER"
+BACKFILL = "a-backfill"
+
+
+@pytest.fixture
+def world(new_world):
+    world = new_world()
+    world.fill(small=6, large=6)
+    return world
+
+
+@pytest.fixture
+def environment(world, tmp_path, empty_database_url, monkeypatch):
+    """What all machines have: the example's dagster.yaml, impatient, Postgres, and a broker."""
+    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no process may make namespaces here, by which the workers are on other machines")
+    home = dagster_home(Settings.model_validate(world.values))
+    home.mkdir(parents=True)
+    described = yaml.safe_load((ROOT / "deploy" / "celery" / "dagster.yaml").read_text())
+    described["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    described["run_launcher"]["config"]["lost_seconds"] = 15
+    (home / "dagster.yaml").write_text(yaml.safe_dump(described))
+    with running_redis(tmp_path) as broker:
+        values = settings_of_world(world, tmp_path) | {BROKER: broker, URL_VARIABLE: empty_database_url, HOME_VARIABLE: str(home)}
+        for name in (HOME_VARIABLE, URL_VARIABLE, BROKER):
+            monkeypatch.setenv(name, values[name])
+        yield values
+
+
+@contextmanager
+def worker(name: str, folder: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A machine with a worker that executes one run at a time."""
+    command = [*NAMESPACE, sys.executable, "-m", celery_worker.__name__, "--concurrency", "1", "--hostname", name]
+    with (folder / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.thorough
+def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_every_chunk_is_paid_once(
+    world, environment, database, tmp_path
+):
+    chunks = world.plan()
+    assert len(chunks) > 2
+    Controls(database).order("paused", "a test")  # each run stops where it would fetch or send next
+    with (
+        DagsterInstance.get() as instance,
+        worker("one", tmp_path, environment) as one,
+        worker("two", tmp_path, environment),
+        daemon("caf_pipeline.definitions", tmp_path, **environment),
+    ):
+        submit_backfill(world, instance, chunks, BACKFILL)
+
+        def waiting():
+            with world.workplace() as work:
+                return {wait.run for wait in work.ledger.waits() if wait.wait.chunk}
+
+        wait_for(lambda: len(waiting()) == 2)
+        one.kill()
+        Controls(database).order("paused", None)
+        wait_for(lambda: instance.get_backfill(BACKFILL).status is BulkActionStatus.COMPLETED_SUCCESS)
+        runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
+        (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE]
+        (retry,) = [run for run in runs if run.parent_run_id == lost.run_id]
+        assert retry.tags["dagster/retry_strategy"] == "ALL_STEPS"
+        assert sorted(run.tags[PARTITION_TAG] for run in runs if run.is_success) == chunks
+        assert any("no worker has had the run's task" in (event.message or "") for event in instance.all_logs(lost.run_id))
+    assert {chunk.state for chunk in world.chunks()} == {ChunkState.LOCATED}
+    world.check()
+
+
+def health(broker, *, lost_seconds=0, **tags):
+    launcher = CheckedCeleryRunLauncher(lost_seconds, broker=broker, default_queue="dagster")
+    return launcher.check_run_worker_health(DagsterRun("a_job", tags=tags)).status
+
+
+def test_a_run_is_lost_only_when_its_task_was_missed_for_a_while_at_a_broker_that_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(celery_launcher, "ANSWER_SECONDS", 0.1)
+    task = {"dagster-celery/task_id": "a-task"}
+    with running_redis(tmp_path) as broker:
+        assert health(broker, **task) is WorkerStatus.NOT_FOUND
+        assert health(broker, lost_seconds=60, **task) is WorkerStatus.RUNNING
+        assert health(broker) is WorkerStatus.RUNNING  # another launcher's
+        assert health(broker, **{"caf/command": "caf run"}, **task) is WorkerStatus.RUNNING
+    with pytest.raises((OperationalError, redis.ConnectionError)):
+        health(broker, **task)
+
+
+def test_a_worker_without_our_celery_launcher_says_what_to_copy(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    (tmp_path / "caf.toml").write_text('home = "home"\n')
+    monkeypatch.chdir(tmp_path)
+    assert celery_worker.main([]) == SettingsError.exit_code
+    said = capsys.readouterr().err
+    assert "copy deploy/celery/dagster.yaml there" in said
+    assert str(tmp_path / "home" / "dagster") in said

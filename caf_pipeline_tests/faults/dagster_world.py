@@ -1,0 +1,38 @@
+"""A world as processes of Dagster get it: its settings as a file and an environment, and a backfill of its chunks."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from dagster import DagsterInstance
+
+from caf_pipeline.dagster_host.backfill import submit
+from caf_pipeline.settings import Settings
+from caf_pipeline_tests.faults.world import SOURCE, World
+
+
+def settings_of_world(world: World, folder: Path) -> dict[str, str]:
+    """Write the world's settings into a caf.toml there; return the environment of processes that are to have them."""
+    values = world.values
+    source, jackal = values["sources"][SOURCE], values["jackal"]
+    lcd = ", ".join(f'"{one}"' for one in jackal["lcd"])
+    (folder / "caf.toml").write_text(
+        f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = "{jackal["chain_id"]}"\n'
+        f"copies = {jackal['copies']}\nproof_seconds = 20\nallow_private_addresses = true\nkeep_staged_windows = 0\n"
+        f"[sources.{SOURCE}]\n"
+        f'bucket = "{source["bucket"]}"\nendpoint_url = "{source["endpoint_url"]}"\ntarget_size = {source["target_size"]}\n'
+        "public = true\nwatch_interval_seconds = 0\n"
+    )
+    return {
+        "CAF_CONFIG": str(folder / "caf.toml"),
+        "CAF_DATABASE_URL": world.database_url,
+        "JACKAL_MNEMONIC": jackal["mnemonic"],
+        f"CAF_SOURCES__{SOURCE.upper()}__ACCESS_KEY_ID": source["access_key_id"],
+        f"CAF_SOURCES__{SOURCE.upper()}__SECRET_ACCESS_KEY": source["secret_access_key"],
+    }
+
+
+def submit_backfill(world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str) -> None:
+    """Ask Dagster for a backfill of these chunks, as `caf backfill` does."""
+    with world.workplace() as work, warnings.catch_warnings():
+        submit(Settings.model_validate(world.values), instance, work.ledger, SOURCE, chunks, backfill_id)
