@@ -85,7 +85,8 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
     take = _Window(read, size_bytes).take
     ahead = _WINDOW_BYTES
     position = zero_blocks = 0
-    pending: dict[bytes, bytes] = {}  # what headers before a member say of it, by the PAX names
+    pending: dict[bytes, bytes] = {}  # what PAX headers before a member say of it
+    long: dict[bytes, bytes] = {}  # what GNU's headers say of it, by the PAX names; PAX counts, as GNU tar has it
     always: dict[bytes, bytes] = {}  # what they say of all members that follow
     while position < size_bytes:
         block = take(position, min(position + BLOCK_BYTES, size_bytes), ahead)
@@ -108,12 +109,13 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
             _require_whole(b"the name of a member", start_byte, length, size_bytes)
             text = take(start_byte, start_byte + length, ahead)
             if letter in b"LK":
-                pending[b"path" if letter == b"L" else b"linkpath"] = text.partition(b"\0")[0]
+                long[b"path" if letter == b"L" else b"linkpath"] = text.partition(b"\0")[0]
             else:
                 (always if letter == b"g" else pending).update(_pax(text, position))
             position = start_byte + _padded(length)
             continue
-        said, pending = always | pending if always else pending, {}
+        said = always | long | pending if always or long else pending
+        pending, long = {}, {}
         name, kind, length, link = _described(block, letter, length, said, position)
         more = block[482] if letter == b"S" else 0
         while more:  # the map of a sparse file goes on in blocks before its body
@@ -124,7 +126,7 @@ def walk(read: Read, size_bytes: int, *, ignore_zeros: bool = False) -> Iterator
         yield TarMember(name, kind, start_byte, length, link)
         ahead = _WINDOW_BYTES if length < _SMALL_BYTES else BLOCK_BYTES
         position = start_byte + _padded(length)
-    if pending:
+    if pending or long:
         raise MalformedArchive("The tar archive is cut off: it ends with the name of a member that is missing.")
 
 

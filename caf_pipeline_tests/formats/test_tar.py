@@ -38,6 +38,12 @@ def info(name, kind, link="") -> tarfile.TarInfo:
     return each
 
 
+PAX = info(LONG, tarfile.REGTYPE).tobuf(tarfile.PAX_FORMAT)
+GNU = info("g" * 120, tarfile.REGTYPE).tobuf(tarfile.GNU_FORMAT)
+NAMED_TWICE = PAX[:-512] + GNU[:-512] + PAX[-512:]
+"""A member with a PAX header and, behind it, a long name of GNU."""
+
+
 def members_of(tar: bytes, **more):
     """Walk an archive by a reader that cannot go back, and that refuses what is not there."""
     read_to = 0
@@ -118,6 +124,7 @@ def test_a_size_that_ustar_cannot_hold_stands_in_a_pax_header():
         (made([("l", b"1"), info("l", tarfile.LNKTYPE, "s"), info("s", tarfile.SYMTYPE, "a")]), {}),
         (made([("a", b"1"), info("d", tarfile.DIRTYPE), info("p", tarfile.FIFOTYPE)]), {"a": b"1"}),
         (made([("a", b"1")], pax_headers={"path": "all"}), {"all": b"1"}),
+        (NAMED_TWICE, {LONG: b""}),
         (made([("a", b"1")]).rstrip(b"\0").ljust(1024, b"\0"), {"a": b"1"}),
         (b"", {}),
         (bytes(BLOCK_BYTES), {}),
