@@ -13,6 +13,7 @@ class Site:
     """What the server serves at `/file`, and how.
 
     Attributes:
+        etag: what it says of the file's state; "" where it says nothing.
         knows_ranges: False for a server that always sends the whole file.
         knows_suffixes: False for one that takes only ranges with a beginning.
         break_after: bytes after which each answer's connection is cut, or None.
@@ -56,7 +57,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, body: bytes, content_range: str = ""):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", self.site.etag)
+        if self.site.etag:
+            self.send_header("ETag", self.site.etag)
         if content_range:
             self.send_header("Content-Range", content_range)
         self.end_headers()

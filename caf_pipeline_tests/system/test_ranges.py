@@ -93,6 +93,14 @@ def test_ranges_of_an_s3_server(s3):
     check_ranges("s3://archive/a/key with ü", CONTENT)
 
 
+@pytest.mark.usefixtures("s3")
+@pytest.mark.parametrize("habits", [{}, {"knows_ranges": False}], ids=str)
+def test_ranges_of_an_s3_server_that_has_no_etags(monkeypatch, habits):
+    with serving(Site(CONTENT, etag="", **habits)) as site:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", site.url.removesuffix("/file"))
+        check_ranges("s3://file/key", CONTENT)
+
+
 def test_without_credentials_s3_is_read_anonymously(s3, monkeypatch):
     s3.put_object(Bucket="archive", Key="public", Body=CONTENT, ACL="public-read")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

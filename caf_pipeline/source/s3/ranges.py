@@ -11,7 +11,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from pydantic import ValidationError
 
-from caf_pipeline.errors import BucketMissing, SourceUnreachable, UsageError
+from caf_pipeline.errors import ArchiveError, BucketMissing, SourceUnreachable, UsageError
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client, endpoint_of_environment
 from caf_pipeline.source.s3.errors import code_of, status_of
@@ -60,7 +60,8 @@ class S3File(RemoteFile):
             raise refused(self.name, status_of(error), code_of(error)) from error
         except BotoCoreError as error:
             raise unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
-        self._conditions = self._conditions or {"IfMatch": response["ETag"]}
+        if etag := response.get("ETag"):  # S3 has one; a server that has none cannot be asked for the same state
+            self._conditions = self._conditions or {"IfMatch": etag}
         with closing(response["Body"]) as body:
             yield self._part(response, body)
 
@@ -72,6 +73,8 @@ class S3File(RemoteFile):
                 raise SourceUnreachable(f"{self.name}: the connection broke: {error}.") from error
 
         if "ContentRange" not in response:
+            if "ContentLength" not in response:
+                raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
             return RangeAnswer(0, response["ContentLength"], True, pieces)
         first_byte, size_bytes = parse_range(self.name, response["ContentRange"])
         return RangeAnswer(first_byte, size_bytes, False, pieces)
