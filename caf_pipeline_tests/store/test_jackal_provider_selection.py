@@ -110,6 +110,7 @@ def test_the_list_is_kept_while_the_chain_is_away():
     found.listed()
     found._chain.fault = ChainUnreachable("away")
     assert set(found.listed(fresh=True)) == {"a", "b"}
+    assert set(found.to_upload(1)) == {"a", "b"}
 
 
 def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
@@ -124,8 +125,10 @@ def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
         found.listed(fresh=True)
 
 
-def test_the_list_is_not_asked_for_each_time():
+def test_the_list_is_not_asked_for_each_time_and_who_is_active_only_for_an_upload():
     found, _ = selection(*map(provider, "ab"))
     for _ in range(5):
         found.client("a")
-    assert found._chain.looks == 2
+    assert found._chain.looks == 1
+    found.to_upload(1)
+    assert found._chain.looks == 3

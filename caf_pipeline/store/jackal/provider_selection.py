@@ -97,14 +97,12 @@ class ProviderSelection:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
             try:
-                active = self._chain.active_providers()
                 everyone = self._chain.providers()
             except CafError as error:
                 if error.permanent or not self._listed:
                     raise
                 return self._listed
-            self._listed = {provider.address: provider for provider in (*everyone, *active)}
-            self._active = frozenset(provider.address for provider in active)
+            self._listed = {provider.address: provider for provider in everyone}
             self._listed_at = time.monotonic()
             return self._listed
 
@@ -115,7 +113,7 @@ class ProviderSelection:
             size_bytes: of the file. A provider that the chain says to be smaller is left out; 0 is no statement.
             after: providers that have the file or will; they are left out, and their hosts are avoided.
         """
-        listed = self.listed(fresh=True)
+        active, listed = self._active_now(), self.listed(fresh=True)
         fit = {
             address: provider
             for address, provider in listed.items()
@@ -124,10 +122,19 @@ class ProviderSelection:
         rates = self._ranks("upload_rate", fit)
         used = [listed[address].url for address in after if address in listed]
         ordered: list[str] = []
-        for group in (fit.keys() & self._active, fit.keys() - self._active):
+        for group in (fit.keys() & active, fit.keys() - active):
             # Active ones only would leave a young chain with whoever came first, so that the others come after them.
             ordered += _spread({address: fit[address].url for address in sorted(group, key=rates.__getitem__)}, used)
         return ordered
+
+    def _active_now(self) -> frozenset[str]:
+        """Return which providers prove files, those known from before while no chain node answers: only uploads ask for it."""
+        try:
+            self._active = frozenset(provider.address for provider in self._chain.active_providers())
+        except CafError as error:
+            if error.permanent or not self._listed:
+                raise
+        return self._active
 
     def to_read(self, holders: Iterable[str]) -> Sequence[str]:
         """Return these providers, fastest first, those that failed of late last."""
