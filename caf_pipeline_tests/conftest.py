@@ -4,11 +4,19 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; the tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test measures time: how long an example takes tells of what else the machine does. Fixtures that a test shares among its
+# examples are meant so.
+settings.register_profile(
+    "tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("tests")
 
 pytest_plugins = [
     "caf_pipeline_tests.support.certificates",

@@ -4,7 +4,7 @@ import itertools
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -232,5 +232,5 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(ledger, database_url, tmp_path):
     run_state_machine_as_test(
         lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),
-        settings=settings(max_examples=20, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+        settings=settings(max_examples=20, stateful_step_count=12),
     )

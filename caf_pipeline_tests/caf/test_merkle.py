@@ -70,7 +70,7 @@ def test_the_root_is_the_chains(vector, tmp_path):
         assert merkle_root(path, vector["proof_type"]).hex() == vector["merkle"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SIZES, st.lists(st.integers(1, 800_000), max_size=6), st.sampled_from([0, 3]))
 def test_any_split_of_the_bytes_gives_the_root_of_the_whole(size_bytes, pieces, proof_type):
     content, tree, position = sample(size_bytes + 1), MerkleTree(proof_type), 0
@@ -81,7 +81,7 @@ def test_any_split_of_the_bytes_gives_the_root_of_the_whole(size_bytes, pieces, 
     assert tree.size_bytes == len(content)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SIZES, SIZES, st.sampled_from([0, 3]))
 def test_a_tree_goes_on_from_its_state(first, second, proof_type):
     content = sample(first + second + 1)

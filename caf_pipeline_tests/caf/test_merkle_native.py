@@ -28,7 +28,7 @@ FIRST_NUMBERS = st.integers(0, 20).flatmap(lambda digits: st.integers(0, min(10*
 
 
 @NEEDS_NATIVE
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(SIZES, FIRST_NUMBERS, st.sampled_from([0, 3]), st.integers(0, 1000))
 def test_compiled_and_in_python_a_subtree_has_the_same_root(size_bytes, first_number, proof_type, seed):
     blocks = memoryview(random.Random(seed).randbytes(size_bytes))

@@ -45,7 +45,7 @@ def test_a_member_beside_a_long_index_takes_three_reads():
     assert source.reads == 3
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(1, SUFFIX_BYTES))
 def test_every_member_is_read_right_wherever_the_first_read_cuts(sizes, piece_bytes):
     bodies = {str(n): bytes([n]) * size for n, size in enumerate(sizes)}

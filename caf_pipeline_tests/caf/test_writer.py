@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caf_pipeline.caf.archive import CafReader, CafWriter, Limits
@@ -27,7 +27,6 @@ def built(ranges: dict[str, tuple[int, int]]) -> tuple[IndexBuilder, bytes]:
     return index, b"".join(index.iter_index())
 
 
-@settings(deadline=None)
 @given(st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted)))
 @example({"\"\\\b\f\n\r\t\x00\x1f<>&/'\x7f\x80\u2028\u2029\ufeff\U0001f600": (0, 0)})
 def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges):
@@ -41,7 +40,6 @@ def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges
     assert list(json.loads(raw)["files"]) == sorted(ranges, key=str.encode)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(KEYS, st.binary(max_size=40), max_size=8))
 def test_what_is_written_is_read_back(tmp_path_factory, bodies):
     path = tmp_path_factory.mktemp("archive") / "round.caf"

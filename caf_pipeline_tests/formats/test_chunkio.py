@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from siphash24 import siphash24
 
@@ -379,7 +379,6 @@ def test_padding_completes_an_entry_of_which_only_zeros_were_missing():
 # Properties
 
 
-@settings(deadline=None)
 @given(STEPS)
 @example([("entry", bytes(16), BLOCK_PAYLOAD - 40), ("open",), ("entry", bytes(16), 0)])
 @example([("entry", bytes(16), 1), ("entry", bytes(16), BLOCK_BYTES - 57 - 40), ("entry", bytes(16), 3)])
@@ -389,7 +388,6 @@ def test_what_was_written_reads_back(steps):
     assert reading(file) == entries
 
 
-@settings(deadline=None)
 @given(STEPS, st.data())
 def test_a_truncated_log_has_its_first_entries_and_at_most_one_torn(steps, data):
     file, entries = written(steps)
@@ -400,7 +398,6 @@ def test_a_truncated_log_has_its_first_entries_and_at_most_one_torn(steps, data)
     assert found[len(whole) :] in ([], [(entries[len(whole)][0], None)] if len(whole) < len(entries) else [])
 
 
-@settings(deadline=None)
 @given(STEPS, STEPS, st.data())
 def test_a_truncated_log_that_was_written_on_has_all_that_was_written_since(steps, more, data):
     file, entries = written(steps)
@@ -420,7 +417,6 @@ def test_a_truncated_log_that_was_written_on_has_all_that_was_written_since(step
     assert all(content in (None, torn[entry]) for entry, content in before[len(whole) :])  # right where only zeros were cut off
 
 
-@settings(deadline=None)
 @given(STEPS.filter(lambda steps: any(step[0] == "entry" for step in steps)), st.data())
 def test_a_flipped_byte_invents_nothing_and_loses_only_what_is_near(steps, data):
     """Lost are, at most, entries of its block and on to the end of the block in which the last entry that began there ends."""
@@ -438,7 +434,6 @@ def test_a_flipped_byte_invents_nothing_and_loses_only_what_is_near(steps, data)
     assert [pair for pair in found if pair[0].begin >= far] == [pair for pair in entries if pair[0].begin >= far]
 
 
-@settings(deadline=None)
 @given(STEPS, st.data())
 def test_damaged_and_forged_logs_are_read_as_the_rules_say(steps, data):
     file = bytearray(written(steps)[0])
@@ -460,7 +455,6 @@ def test_damaged_and_forged_logs_are_read_as_the_rules_say(steps, data):
     assert reading(bytes(file)) == read_by_the_rules(bytes(file))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 3 * BLOCK_BYTES))
 def test_arbitrary_bytes_are_read_without_an_error(junk, offset):
     file = bytes(offset) + junk
@@ -641,7 +635,6 @@ def test_a_check_finds_every_damage_that_can_be_told(case):
     assert bool(damage_of(file)) == (not cut_behind_an_entry)
 
 
-@settings(deadline=None)
 @given(STEPS, st.data())
 def test_a_check_finds_each_changed_byte_and_salvage_all_that_it_did_not_touch(steps, data):
     file, entries = written(steps)
@@ -686,7 +679,6 @@ def test_a_check_and_a_salvage_of_forged_overlapping_contents_take_linear_time()
     assert counting.asked_bytes < 25 * len(file)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=400), st.integers(0, 3 * BLOCK_BYTES))
 def test_arbitrary_bytes_are_checked_and_salvaged_without_an_error(junk, offset):
     reader = reader_of(bytes(offset) + junk)

@@ -261,7 +261,7 @@ def test_table_metadata_that_lie_are_refused(plain):
 # Forged archives
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_input_raises_anything_else(data):
     match data.draw(st.sampled_from(["bytes", "flipped", "packets", "plain"])):

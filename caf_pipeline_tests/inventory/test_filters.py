@@ -97,7 +97,7 @@ OBJECTS = st.lists(
     ),
     OBJECTS,
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_a_filter_leaves_out_the_same_in_an_inventory_as_on_a_page(tmp_path_factory, filters, objects):
     folder = tmp_path_factory.getbasetemp()
     assert by_sql(folder, filters, objects) == [filters.left_out_by(obj) if is_supported(obj.key) else None for obj in objects]

@@ -69,7 +69,7 @@ def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, m
     assert pq.ParquetFile(tmp_path / "m.parquet").num_row_groups == 3
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(texts, texts, st.dictionaries(texts, texts, max_size=4)), max_size=40))
 def test_the_bound_is_never_below_the_files_size(tmp_path_factory, described):
     path = tmp_path_factory.mktemp("manifest") / "m.parquet"
@@ -106,7 +106,7 @@ def with_logs(path, logs, rows):
 _times = st.none() | st.tuples(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.dictionaries(st.integers(0, 1 << 35), _times, max_size=30))
 def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_factory, times):
     path = tmp_path_factory.mktemp("manifest") / "m.parquet"

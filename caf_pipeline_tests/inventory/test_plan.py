@@ -56,7 +56,7 @@ def sizes_by_hand(chunk, objects):
     return position + index.index_size_bytes + 4, position + manifest + index.index_size_bytes + 4
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(objects_by_key)
 def test_a_plan_covers_each_object_once_and_only_manifests_pass_the_target(sizes):
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def test_a_plan_covers_each_object_once_and_only_manifests_pass_the_target(sizes
         assert sizes_by_hand(chunk, objects)[0] <= TARGET or len(objects) == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(objects_by_key)
 def test_no_chunk_of_several_objects_passes_its_limit_manifest_included(sizes):
     objects = [an_object(key, size) for key, size in sizes.items()]
@@ -79,7 +79,7 @@ def test_no_chunk_of_several_objects_passes_its_limit_manifest_included(sizes):
         assert chunk.expected_size_bytes <= TARGET or len(objects) == 1
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(objects_by_key)
 def test_the_expected_size_is_what_the_index_makes_of_the_objects(sizes):
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def sizes_up_to_the_largest(draw):
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(sizes_up_to_the_largest())
 def test_closed_chunks_of_objects_under_100_mib_are_filled_by_more_than_99_percent(sizes):
     objects = [an_object(f"{number:06d}", size) for number, size in enumerate(sizes)]
@@ -175,7 +175,7 @@ def test_an_object_that_cannot_be_split_either_is_listed_apart(tmp_path):
 SMALL = Limits(max_bytes=100_000)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.dictionaries(keys, st.integers(0, 5 * SMALL.max_bytes), max_size=12),
     st.integers(30_000, 2 * SMALL.max_bytes),
@@ -341,7 +341,7 @@ versioned = st.lists(st.tuples(names, versions, st.sampled_from("ef"), st.intege
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(versioned, st.integers(1, 9), st.sampled_from([4, 7, 1_000_000]))
 def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, rows, members):
     def cut(folder):

@@ -22,7 +22,7 @@ def statistics_of(folder, objects, **terms):
 
 
 @pytest.mark.thorough
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 31 * GIB), min_size=1, max_size=30))
 @example([0, 1, 1023, 1024, 4095, 4096, PART, PART + 1, 31 * GIB])
 def test_every_object_is_counted_in_the_step_of_its_size(sizes):

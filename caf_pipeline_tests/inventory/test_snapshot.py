@@ -111,7 +111,7 @@ def test_a_bounded_snapshot_keeps_its_bounds_and_is_not_complete(tmp_path, bound
 
 
 @given(st.lists(st.tuples(st.sampled_from(ODD_KEYS), st.sampled_from("ef"), st.integers(0, 3)), max_size=12))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(listed):
     objects = [thing(key, etag=etag, minute=minute) for key, etag, minute in listed]
     latest = {(obj.key, obj.object_version): obj for obj in sorted(objects, key=lambda obj: obj.last_modified)}
@@ -156,7 +156,6 @@ def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_wit
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("ef"), st.integers(0, 2)), min_size=1), st.integers(1, 4))
-@settings(deadline=None)
 def test_an_identity_that_comes_again_is_taken_once_however_batches_divide_its_rows(rows, size):
     objects = sorted((thing(key.encode(), etag=etag, minute=minute) for key, etag, minute in rows), key=order_of)
     columns = {name: [getattr(obj, name) for obj in objects] for name in SNAPSHOT_SCHEMA.names}
@@ -265,7 +264,7 @@ def rows_about(obj: S3Object, rows: list[Known]) -> list[Known]:
 
 @pytest.mark.thorough
 @given(sources())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
     objects, rows = source
     free = [obj for obj in objects if not any(row.standing != "skipped" or not row.due for row in rows_about(obj, rows))]
@@ -367,7 +366,7 @@ def write_plan(path: Path, identities: list[tuple[bytes, str]]) -> Path:
 
 @pytest.mark.thorough
 @given(sources(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_each_object_is_in_exactly_one_place(source, data):
     objects, rows = source
     identities = [(obj.key, obj.object_version) for obj in objects if is_supported(obj.key)]
@@ -389,7 +388,7 @@ def test_each_object_is_in_exactly_one_place(source, data):
 
 @pytest.mark.thorough
 @given(sources())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_object(source):
     objects, rows = source
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from datetime import UTC
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
@@ -137,7 +137,7 @@ key_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["C
 
 
 @pytest.mark.thorough
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(keys=st.lists(key_text, min_size=1, max_size=30, unique=True))
 def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
     source = os.urandom(4).hex()
@@ -164,7 +164,7 @@ location_rows = st.builds(
 
 
 @pytest.mark.thorough
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(rows=st.lists(st.lists(location_rows, max_size=5), max_size=3))
 def test_locations_of_any_text_are_in_the_table_as_they_were_in_their_batches(database, rows):
     names = LOCATION_SCHEMA.names

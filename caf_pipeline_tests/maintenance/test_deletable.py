@@ -10,7 +10,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
@@ -308,7 +308,7 @@ def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]
 
 
 @pytest.mark.thorough
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(world=worlds())
 def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_path_factory, world):
     listed, located, known, assessments = world

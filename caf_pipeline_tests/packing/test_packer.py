@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.caf.archive import CafReader
@@ -314,7 +314,7 @@ class Begun:
         return ObjectPart(self.source.bodies[key], ObjectHeaders(), self.source.checksums.get(key))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30))
 def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(tmp_path_factory, data, sizes):
     made = {f"key-{number:04d}": os.urandom(size) for number, size in enumerate(sizes)}

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
@@ -118,7 +118,7 @@ parts_of_keys = st.lists(
 
 
 @pytest.mark.thorough
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     keys=st.lists(parts_of_keys.map("".join), min_size=1, max_size=12, unique=True),
     prefix=parts_of_keys.map("".join) | st.just(""),

@@ -5,7 +5,7 @@ from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import BucketMissing, ListingRefused, SourceDenied, SourceError, SourceUnreachable
@@ -54,7 +54,6 @@ def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERS
 
 
 @given(st.binary(min_size=1))
-@settings(deadline=None)
 def test_a_key_is_decoded_to_its_bytes_however_a_space_is_written(key):
     assert decode_key(quote(key, safe="/"), "url") == decode_key(quote_plus(key), "url") == key
 
@@ -89,7 +88,6 @@ def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
-@settings(deadline=None)
 def test_a_sequence_that_repeats_is_found_out_and_no_other(lead, period):
     loop = Loop()
     assert not any(loop.closes({"m": str(number)}) for number in range(lead + period))

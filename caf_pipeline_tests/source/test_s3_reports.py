@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, SourceUnreachable
@@ -161,7 +161,6 @@ def as_array(texts: list[str]) -> pa.Array:
 
 
 @given(st.lists(st.binary(), min_size=1), st.integers(0, 3))
-@settings(deadline=None)
 def test_keys_are_decoded_to_their_bytes_however_a_space_is_written(keys, first):
     for encode in (quote, quote_plus):
         encoded = as_array([encode(key, safe="/") for key in keys])
@@ -169,7 +168,6 @@ def test_keys_are_decoded_to_their_bytes_however_a_space_is_written(keys, first)
 
 
 @given(st.lists(st.text("%+/aF2é0 g", max_size=12), min_size=1))
-@settings(deadline=None)
 def test_keys_of_a_batch_are_decoded_or_refused_as_those_of_a_listing(texts):
     try:
         expected = [decode_key(text, "url") for text in texts]

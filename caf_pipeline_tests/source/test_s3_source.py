@@ -5,7 +5,7 @@ import zlib
 from datetime import datetime
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import ObjectUnavailable
@@ -92,7 +92,7 @@ pieces = st.one_of(
 
 @pytest.mark.thorough
 @given(st.lists(pieces, min_size=1, max_size=6).map("".join))
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_any_key_is_read_as_itself(s3_server, key):
     bucket = make_bucket(s3_server, "bucket-of-keys")
     bucket.put(key, key.encode())

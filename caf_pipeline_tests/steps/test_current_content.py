@@ -5,7 +5,7 @@ import time
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from sqlalchemy import text
@@ -479,7 +479,7 @@ class BucketMachine(RuleBasedStateMachine):
 def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
-        settings=settings(max_examples=6, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+        settings=settings(max_examples=6, stateful_step_count=12),
     )
 
 
@@ -488,5 +488,5 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_se
 def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
-        settings=settings(max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]),
+        settings=settings(max_examples=8, stateful_step_count=12),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.context import Workplace
@@ -130,7 +130,7 @@ TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "re
     st.tuples(st.binary(max_size=3), st.none() | st.binary(min_size=1, max_size=3)),
     st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(scripted_s3, keys, size, bounds, server):
     (after, until), (order, starts) = bounds, server
     scripted_s3.requests.clear()

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import SourceDenied
@@ -131,7 +131,7 @@ VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
     st.integers(1, 4),
     st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.none() | st.sampled_from([b"a", b"ab", b"b/", b"\xc3\xa9"])),
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, bounds):
     after, until = bounds
     listed = ListedKeys((), history=history)

@@ -23,7 +23,7 @@ def columns(folder, bodies):
 
 
 @READERS
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(bodies=SOME_BODIES, hashed=st.booleans())
 def test_bodies_come_back_to_back_with_the_digest_of_each(tmp_path_factory, read, bodies, hashed):
     together = b"".join(bodies)
