@@ -146,7 +146,8 @@ class CotarIndex:
         if self.size_bytes > _MAX_HELD_BYTES:
             raise MalformedArchive(f"{self._name}: an index of {self.size_bytes} bytes is not read whole.")
         if first_byte < self._tail_start:
-            self._tail = bytes(self._read(first_byte, self._tail_start)) + self._tail
+            # Its end is read again: to join both would take the memory twice.
+            self._tail = bytes(self._read(first_byte, self._tail_start + len(self._tail)))
             self._tail_start = first_byte
 
     def has_both_headers(self) -> bool:

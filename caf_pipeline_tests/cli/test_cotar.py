@@ -245,6 +245,17 @@ def test_verify_tells_a_slot_of_no_file(here, capsys):
     assert "of no file" in told.err
 
 
+def test_of_a_forged_index_with_many_slots_the_first_are_told_and_all_are_counted(here, capsys):
+    head = b"COT\x02" + (1000).to_bytes(4, "little")
+    slots = b"".join(number.to_bytes(8, "little") + b"\1" * 8 for number in range(1, 1001))
+    (here / "x.tar.co").write_bytes((here / "t.tar").read_bytes() + head + slots + head)
+    assert main(["cotar", "verify", "x.tar.co", "--json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"files": len(BODIES), "slots": 1000, "problems": 1000 + len(BODIES)}
+    assert len(told.err.splitlines()) == 23
+    assert f"and {980 + len(BODIES)} more" in told.err
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_the_real_builders_archives_are_verified(here, name):
     (here / "x.tar.co").write_bytes(vector(f"{name}.tar") + vector(f"{name}.tar.index"))
