@@ -29,6 +29,7 @@ from caf_pipeline.defs.dagster_private import BULK_ACTION_TERMINAL_STATUSES, Par
 from caf_pipeline.defs.launching import UNFINISHED, Backfills, failed_runs, runs_of
 from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
 from caf_pipeline.defs.partitions import register_chunks
+from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
@@ -211,6 +212,8 @@ def submit(  # noqa: PLR0917 - what it takes
 ) -> None:
     """Ask Dagster for a backfill of these chunks. The daemon submits the runs."""
     register_chunks(instance, ledger, source)
+    wanted = set(names)
+    largest = max((chunk.expected_size_bytes for chunk in ledger.chunks(source) if chunk.name in wanted), default=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dagster calls a name of its own that it calls deprecated
         backfill = PartitionBackfill.from_asset_partitions(
@@ -219,7 +222,7 @@ def submit(  # noqa: PLR0917 - what it takes
             partition_names=list(names),
             asset_selection=[AssetKey(asset_key(source, name)) for name in ASSETS[2:]],
             backfill_timestamp=time.time(),
-            tags={SOURCE_TAG: source, PRIORITY_TAG: BEHIND_NEW_RUNS},
+            tags={SOURCE_TAG: source, PRIORITY_TAG: BEHIND_NEW_RUNS, **pod_tags(instance, settings, largest)},
             dynamic_partitions_store=instance,
             all_partitions=False,
             title=f"caf backfill {source}",

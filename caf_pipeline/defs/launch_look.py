@@ -14,6 +14,7 @@ from caf_pipeline.context import address_of
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, switched_off
 from caf_pipeline.defs.naming import PARKED_TAG, job_name, old_launch_sensor, partitions_name
+from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable
 from caf_pipeline.ledger.database import describe_database
@@ -98,7 +99,7 @@ class LaunchLook:
         # The store comes last: where it hangs, nothing is left of the deadline.
         launch = self._admitted([chunk for choice in choices.values() for chunk in choice.launch])
         self._register(launch)
-        requests = [RunRequest(job_name=job_name(chunk.source, "archive"), partition_key=chunk.name) for chunk in launch] + audits
+        requests = [self._request(chunk) for chunk in launch] + audits
         written = _Cursor({source: at for source, at in next_after.items() if at}, next_source).written()
         if requests:
             for note in self.notes:
@@ -187,6 +188,10 @@ class LaunchLook:
         if self.settings.store.kind == "jackal":
             return f"the chain at {', '.join(self.settings.jackal.lcd)}, or a provider that it lists,"
         return f"the folder {self.settings.store.folder}"
+
+    def _request(self, chunk: LaunchableChunk) -> RunRequest:
+        tags = pod_tags(self.context.instance, self.settings, chunk.size_bytes)
+        return RunRequest(job_name=job_name(chunk.source, "archive"), partition_key=chunk.name, tags=tags)
 
     def _register(self, chunks: Sequence[LaunchableChunk]) -> None:
         """See to it that Dagster knows these chunks. A plan's run adds them, but it may have been killed before that."""

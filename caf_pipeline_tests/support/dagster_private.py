@@ -1,10 +1,12 @@
 """What only the tests need of Dagster's private modules; see `caf_pipeline.defs.dagster_private`, whose version this is of."""
 
+from dagster._core.code_pointer import CodePointer
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.utils import is_valid_owner
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._core.loader import LoadingContextForTest
+from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_origin import RemoteInstigatorOrigin
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._core.scheduler.instigation import InstigatorState

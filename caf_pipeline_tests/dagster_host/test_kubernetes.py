@@ -1,0 +1,206 @@
+"""Runs as pods: the Jobs that the real launcher asks Kubernetes for, by a server that stands for Kubernetes'."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+from dagster import DagsterInstance
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
+from caf_pipeline.defs.dagster_private import LaunchRunContext, WorkerStatus
+from caf_pipeline.defs.pod_size import pod_tags
+from caf_pipeline.settings import load_settings
+from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
+from caf_pipeline_tests.support.dagster_private import CodePointer, JobPythonOrigin, RepositoryPythonOrigin
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+IMAGE = "registry.example/caf-pipeline:0.4.0"
+ARCHIVE = "archive_my_source"
+VERSIONS = ("1.27", "1.37")
+
+
+def validate(described):
+    """Compare an object with Kubernetes' own schemas, strictly: a field that is not theirs is an error."""
+    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (.ci/run installs it)")
+    for version in VERSIONS:
+        schemas.validate(described, version, strict=True)
+
+
+def manifests():
+    return list(yaml.safe_load_all((KUBERNETES / "caf-pipeline.yaml").read_text()))
+
+
+@contextmanager
+def cluster() -> Iterator[tuple[str, list[dict]]]:
+    """Kubernetes as far as a launcher asks it: takes Jobs, and has none that it is asked for."""
+    jobs: list[dict] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self, status, body):
+            text = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_POST(self):
+            jobs.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))) | {"asked": self.path})
+            self._answer(201, {})
+
+        def do_GET(self):
+            self._answer(404, {"kind": "Status", "code": 404, "reason": "NotFound"})
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", jobs
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def on_kubernetes(pipeline, tmp_path, monkeypatch):
+    """The pipeline with the example's dagster.yaml, outside of the cluster; and the Jobs that it asked for."""
+    monkeypatch.setenv("POD_NAMESPACE", "archive")
+    described = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
+    with cluster() as (address, jobs):
+        cluster_of_it = {"clusters": [{"name": "c", "cluster": {"server": address}}]}
+        context = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(cluster_of_it | context))
+        outside = {"load_incluster_config": False, "kubeconfig_file": str(tmp_path / "kubeconfig")}
+        described["run_launcher"]["config"] |= outside
+        home = dagster_home(pipeline.settings)
+        (home / "dagster.yaml").unlink()
+        (home / "dagster.yaml").write_text(yaml.safe_dump(described))
+        with DagsterInstance.from_config(str(home)) as instance:
+            settings = pipeline.settings.model_copy(update={"staging": tmp_path / "staging"})  # of each pod alone
+            yield replace(pipeline, instance=instance, settings=settings), jobs
+
+
+def run_of(pipeline, **tags):
+    """A run as the code server asks for it; without the origin that a run has only of a code server."""
+    code = CodePointer.from_module("caf_pipeline.definitions", "defs", None)
+    origin = JobPythonOrigin(ARCHIVE, RepositoryPythonOrigin("python", code, container_image=IMAGE, entry_point=["dagster"]))
+    return pipeline.instance.create_run_for_job(pipeline.defs.resolve_job_def(ARCHIVE), tags=tags, job_code_origin=origin)
+
+
+def test_manifests_are_what_kubernetes_takes():
+    for one in manifests():
+        validate(one)
+
+
+def test_the_schemas_would_find_a_slip():
+    (claim,) = [one for one in manifests() if one["kind"] == "PersistentVolumeClaim"]
+    claim["spec"]["accessMode"] = claim["spec"].pop("accessModes")
+    with pytest.raises(Exception, match="accessMode"):
+        validate(claim)
+
+
+def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests_make(on_kubernetes):
+    pipeline, jobs = on_kubernetes
+    pipeline.put(6)
+    (name,) = pipeline.plan()
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    pipeline.instance.run_launcher.launch_run(LaunchRunContext(run_of(pipeline, **request.tags), None))
+    (job,) = jobs
+    assert job.pop("asked").startswith("/apis/batch/v1/namespaces/archive/jobs")
+    validate(job)
+
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    expected = pipeline.ledger.chunk(name).expected_size_bytes
+    size = str(expected + expected // 20 + (1 << 30))
+    assert container["resources"]["requests"] == {"cpu": "1", "memory": "1Gi", "ephemeral-storage": size}
+    assert container["resources"]["limits"] == {"memory": "2Gi", "ephemeral-storage": size}
+    assert container["image"] == IMAGE
+    assert pod["restartPolicy"] == "Never"
+    assert pod["automountServiceAccountToken"] is False
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounted["/staging"]]["emptyDir"] == {}
+    named = {(one["kind"], one["metadata"]["name"]) for one in manifests()}
+    assert ("PersistentVolumeClaim", volumes[mounted["/data"]]["persistentVolumeClaim"]["claimName"]) in named
+    assert ("ServiceAccount", pod["serviceAccountName"]) in named
+    assert ("ConfigMap", "caf-pipeline-environment") in named
+    env_from = [next(iter(one.values()))["name"] for one in container["envFrom"]]
+    assert env_from == ["caf-pipeline-environment", "caf-pipeline-dagster", "caf-pipeline-keys"]
+
+
+@pytest.mark.thorough
+def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothing(on_kubernetes, tmp_path, monkeypatch):
+    pipeline, jobs = on_kubernetes
+    pipeline.put(6)
+    (name,) = pipeline.plan()
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    run = run_of(pipeline, **request.tags)
+    pipeline.instance.run_launcher.launch_run(LaunchRunContext(run, None))
+    (container,) = jobs[0]["spec"]["template"]["spec"]["containers"]
+    monkeypatch.delenv("POD_NAMESPACE")  # which a run does not get
+    program, *arguments = container["args"]
+    environment = settings_of(pipeline, tmp_path) | {HOME_VARIABLE: str(dagster_home(pipeline.settings))}
+    command = [Path(sys.executable).with_name(program), *arguments]
+    done = subprocess.run(command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert pipeline.instance.get_run_by_id(run.run_id).is_success, done.stderr
+    assert pipeline.ledger.chunk(name).state is ChunkState.LOCATED
+
+
+def test_where_staging_is_shared_or_runs_are_no_pods_no_disk_is_asked_for(on_kubernetes, pipeline):
+    on_kubernetes, _ = on_kubernetes
+    assert pod_tags(on_kubernetes.instance, on_kubernetes.settings, 7)
+    assert not pod_tags(on_kubernetes.instance, pipeline.settings, 7)
+    assert not pod_tags(pipeline.instance, on_kubernetes.settings, 7)
+
+
+def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
+    pipeline, _ = on_kubernetes
+    health = pipeline.instance.run_launcher.check_run_worker_health
+    assert health(run_of(pipeline, **{"caf/command": "caf run"})).status is WorkerStatus.RUNNING
+    assert health(run_of(pipeline)).status is WorkerStatus.UNKNOWN  # its Job is gone: monitoring ends it
+
+
+def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_path, monkeypatch):
+    deployments = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in manifests() if one["kind"] == "Deployment"}
+    secrets = {
+        name: [source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source]
+        for name, pod in deployments.items()
+    }
+    assert secrets == {
+        "caf-pipeline-code": ["caf-pipeline-dagster", "caf-pipeline-keys"],
+        "caf-pipeline-daemon": ["caf-pipeline-dagster"],
+        "caf-pipeline-webserver": ["caf-pipeline-dagster"],
+    }
+    (environment,) = [one["data"] for one in manifests() if one["metadata"]["name"] == "caf-pipeline-environment"]
+    (tmp_path / "caf.toml").write_text('[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n')
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CAF_CONFIG", "caf.toml")
+    settings = load_settings()
+    assert str(settings.staging_folder) == "/staging"
+    assert str(dagster_home(settings)) == environment["DAGSTER_HOME"]
+
+
+def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
+    ours, its = (yaml.safe_load(path.read_text()) for path in (ROOT / "dagster.yaml", KUBERNETES / "dagster.yaml"))
+    assert list(ours) == list(its)
+    assert {name for name in ours if ours[name] != its[name]} == {"run_launcher", "run_monitoring", "concurrency"}
