@@ -9,13 +9,13 @@ from typing import Annotated, Final
 import typer
 from typing_extensions import Buffer
 
-from caf_pipeline.caf.archive import CafReader, CafWriter, Member
+from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader, CafWriter, Member
 from caf_pipeline.caf.index import ByteRange
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, read_caf
 from caf_pipeline.cli.cotar import IgnoreZeros, copy_tar, opened_cotar, pieces_of, tar_files, tell_left_out
 from caf_pipeline.cli.opening import replacing
 from caf_pipeline.cli.terminal import counted, print_json, printable, progress, show_size
-from caf_pipeline.errors import MemberRefused, UsageError
+from caf_pipeline.errors import ArchiveLimitReached, MemberRefused, UsageError
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, open_ranges, write_piece
@@ -87,6 +87,9 @@ def _to_tar(source: FileRanges, reader: CafReader, out: Path, *, indexed: bool) 
     """Write the members of a CAF as a tar, in the order of their bytes."""
     from caf_pipeline.formats.cotar_builder import index_of, require_fits  # noqa: PLC0415  likewise
 
+    size_bytes = sum(member.size_bytes for member in reader.members)
+    if size_bytes > max(reader.data_size_bytes, DEFAULT_LIMITS.max_bytes):  # a small file may ask for any number of copies
+        raise ArchiveLimitReached(f"{source.name} has members that share bytes; a tar of it would have {size_bytes} bytes.")
     if indexed:
         for member in reader.members:
             require_fits(FileRange(member.key.encode(), 0, member.size_bytes))
@@ -118,6 +121,10 @@ def _to_caf(source: FileRanges, tar_bytes: int, files: Iterable[FileRange], out:
             ranges[name.decode()] = ByteRange(start_byte, start_byte + size_bytes)
         except UnicodeDecodeError as error:
             raise MemberRefused(f"{os.fsdecode(name)!r} is not UTF-8, as a key of a CAF must be.") from error
+    # Said before anything is copied; hard links, which become copies, may sum up to any size.
+    size_bytes = sum(one.end_byte - one.start_byte for one in ranges.values())
+    if reason := DEFAULT_LIMITS.reason_against(len(ranges), 0, size_bytes):
+        raise ArchiveLimitReached(f"{source.name} does not fit into one CAF: {reason}.")
     # Its files are ranges of a tar as members are of a CAF: those that stand close are read at once.
     reader = CafReader(source, ranges, size_bytes=tar_bytes, data_size_bytes=tar_bytes, name=source.name)
     with CafWriter(out) as writer, progress("converting", tar_bytes) as advance:

@@ -20,6 +20,7 @@ from caf_pipeline_tests.formats.test_cotar import SAME, vector
 from caf_pipeline_tests.formats.test_tar import LONG, info, made
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges
+from caf_pipeline_tests.support.memory_ranges import index_of as index_of_caf
 from caf_pipeline_tests.support.range_server import Site, serving
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -321,6 +322,30 @@ def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
     assert "1 folder" in capsys.readouterr().err
     reader = CafReader.open(MemoryRanges((here / "o.caf").read_bytes()))
     assert {member.key: reader.read(member.key) for member in reader.members} == {"a": b"1", "l": b"1", "b": b"3"}
+
+
+def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, capsys):
+    with open("t.tar", "wb") as file:
+        large = info("large", tarfile.REGTYPE)
+        large.size = 1 << 30
+        file.write(large.tobuf(tarfile.GNU_FORMAT))
+        file.seek(1 << 30, os.SEEK_CUR)
+        for number in range(32):
+            file.write(info(f"link-{number}", tarfile.LNKTYPE, "large").tobuf(tarfile.GNU_FORMAT))
+        file.write(bytes(1024))
+    assert main(["convert", "t.tar", "o.caf"]) == 4
+    assert "does not fit into one CAF: the archive would have 35433480192 bytes" in capsys.readouterr().err
+    assert os.listdir(here) == ["t.tar"]
+
+
+def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
+    index = json.dumps(index_of_caf(*((f"m{number}", 0, 100 << 20) for number in range(400)))).encode()
+    with open("t.caf", "wb") as file:
+        file.seek(100 << 20)
+        file.write(index + len(index).to_bytes(4, "little"))
+    assert main(["convert", "t.caf", "o.tar"]) == 4
+    assert "share bytes; a tar of it would have 41943040000 bytes" in capsys.readouterr().err
+    assert not (here / "o.tar").exists()
 
 
 def test_a_caf_behind_a_url_is_converted(here):
