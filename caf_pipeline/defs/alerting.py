@@ -1,5 +1,7 @@
 """The sensor that tells an operator what is wrong with any source: as checks on its assets' pages, by a webhook and by e-mail.
 
+It also observes how far each source is, for the plots of its page: the numbers are those that it reads anyway.
+
 Its cursor holds what the webhook and the mailboxes were told, each for itself, since one may be away while the other is not: a
 time for each source and kind of condition. What could not be sent the next tick sends. To lose the cursor tells what goes on once
 more.
@@ -18,6 +20,8 @@ from dagster import (
     AssetCheckResult,
     AssetCheckSeverity,
     AssetKey,
+    AssetObservation,
+    AssetRecordsFilter,
     DagsterInstance,
     DefaultSensorStatus,
     SensorDefinition,
@@ -26,6 +30,8 @@ from dagster import (
     sensor,
 )
 
+from caf_pipeline.defs import metadata
+from caf_pipeline.defs.dagster_private import AssetCheckEvaluationTargetMaterializationData
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     FEW_OBJECTS_ARE_SKIPPED,
@@ -39,6 +45,7 @@ from caf_pipeline.defs.resources import ask_in_time
 from caf_pipeline.errors import AlertNotSent
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import AlertSettings, Settings
 from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find_conditions
 from caf_pipeline.system.deadline import Deadline, Overdue
@@ -53,6 +60,13 @@ _CONDITIONS: Final = "conditions"
 
 CHECKED_ASSET: Final = "chunk_plan"
 """The asset whose checks the conditions are: it has no partitions."""
+
+OBSERVED_ASSET: Final = "s3_inventory"
+"""The asset whose observations say how far a source is: it has no partitions, so that its plots are over time; and what is in the
+bucket is plotted beside what of it is archived."""
+
+OBSERVE_SECONDS: Final = 3600
+"""Between two observations of a source at least: rates are those of the last hour, and the UI plots the last 100 events."""
 
 CHECKS: Final = {
     NO_CHUNK_IS_PARKED: (ConditionKind.PARKED,),
@@ -99,11 +113,10 @@ def is_paused(ledger: Ledger) -> bool:
     return bool(ledger.controls().orders().paused)
 
 
-def conditions_of(ledger: Ledger, settings: Settings, sources: Iterable[str], *, paused: bool) -> dict[str, list[Condition]]:
-    """Return what is so of each of these sources and should not be."""
+def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:
+    """Return what is so of each source and should not be."""
     return {
-        one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused))
-        for one in ledger.progress(list(sources))
+        one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused)) for one in progress
     }
 
 
@@ -114,7 +127,7 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
         passed=not found,
         severity=AssetCheckSeverity.ERROR if any(one.severe for one in found) else AssetCheckSeverity.WARN,
         description="; ".join(f"{one.sentence}: {one.hint}" for one in found) or None,
-        metadata={_CONDITIONS: ", ".join(one.kind for one in found)},
+        metadata={_CONDITIONS: ", ".join(one.kind for one in found) or "none"},
     )
 
 
@@ -129,19 +142,25 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
         description=(
             "Looks in the ledger for what an operator is to know: parked chunks, sources that stand still or are late, many "
             "skipped objects. It reports each as a check of the source's plan, and sends it to the webhook and the addresses in "
-            "[alerts]. A tick fails where nobody could be told; the next one sends it again."
+            "[alerts]. Hourly, where a number has changed, it observes how far a source is: see the plots on the page of its "
+            "`s3_inventory`. A tick fails where nobody could be told; the next one sends it again."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
         deadline = Deadline(tick_seconds)
 
-        def look() -> tuple[bool, dict[str, list[Condition]]]:
-            ledger = context.resources.ledger.get()
-            paused = is_paused(ledger)
-            return paused, conditions_of(ledger, settings, settings.sources, paused=paused)
+        due = _due_observations(context.instance, settings.sources)
 
-        paused, found = ask_in_time(context, deadline, describe_database(settings), look)
+        def look() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
+            ledger = context.resources.ledger.get()
+            return is_paused(ledger), ledger.progress(list(settings.sources)), ledger.copy_counts(list(due)) if due else {}
+
+        paused, progress, copies = ask_in_time(context, deadline, describe_database(settings), look)
+        found = conditions_of(progress, settings, paused=paused)
         _report(context.instance, found)
+        for one in progress:
+            if one.source in due:
+                _observe(context.instance, one, copies, due[one.source])
         explained = DELAYS if paused else frozenset()
         told: dict[str, Told] = json.loads(context.cursor or "{}").get(_TOLD, {})
         said = _send_due(found, told, explained, settings, deadline)
@@ -249,11 +268,21 @@ def _text(alerts: Sequence[Alert]) -> str:
 
 
 def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]]) -> None:
-    """Report the checks whose result, or its reasons, are others than last time: what goes on writes no event."""
-    keys = {
-        AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name) for source in found for name in CHECKS
-    }
+    """Report the checks whose result, or its reasons, are others than last time: what goes on writes no event.
+
+    A new plan is told again, since the UI takes no result of an older materialization for one of the asset.
+    """
+    assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in found}
+    keys = {AssetCheckKey(key, name): (source, name) for source, key in assets.items() for name in CHECKS}
     last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    entries = [record.asset_entry for record in instance.get_asset_records(list(assets.values()))]
+    targets = {
+        entry.asset_key: AssetCheckEvaluationTargetMaterializationData(
+            storage_id=made.storage_id, run_id=made.run_id, timestamp=made.timestamp
+        )
+        for entry in entries
+        if (made := entry.last_materialization_record)
+    }
     for key, (source, name) in keys.items():
         result, before = check_result(found[source], name), last.get(key)
         evaluation = AssetCheckEvaluation(
@@ -263,10 +292,37 @@ def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]])
             severity=result.severity,
             description=result.description,
             metadata=result.metadata,
+            target_materialization_data=targets.get(key.asset_key),
         )
         if before is None or before.evaluation is None or _reasons(before.evaluation) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
 
 
 def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
-    return evaluation.passed, evaluation.severity, evaluation.metadata.get(_CONDITIONS)
+    target = evaluation.target_materialization_data
+    return evaluation.passed, evaluation.severity, evaluation.metadata.get(_CONDITIONS), target and target.storage_id
+
+
+def _due_observations(instance: DagsterInstance, sources: Iterable[str]) -> dict[str, AssetObservation | None]:
+    """Return the sources that were not observed for `OBSERVE_SECONDS`, each with its last observation."""
+    due: dict[str, AssetObservation | None] = {}
+    now = datetime.now(UTC).timestamp()
+    for source in sources:
+        its = AssetRecordsFilter(AssetKey(asset_key(source, OBSERVED_ASSET)))
+        records = instance.fetch_observations(its, limit=1).records
+        if not records or not 0 <= now - records[0].timestamp < OBSERVE_SECONDS:  # a time to come is that of a wrong clock
+            due[source] = records[0].asset_observation if records else None
+    return due
+
+
+def _observe(
+    instance: DagsterInstance,
+    progress: SourceProgress,
+    copies: Mapping[tuple[str, str], int],
+    last: AssetObservation | None,
+) -> None:
+    """Write how far a source is, where any number is another than last time: a source that rests writes no event."""
+    key = AssetKey(asset_key(progress.source, OBSERVED_ASSET))
+    observation = AssetObservation(asset_key=key, metadata=metadata.progress_metadata(progress, copies))
+    if last is None or last.metadata != observation.metadata:
+        instance.report_runless_asset_event(observation)

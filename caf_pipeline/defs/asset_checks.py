@@ -196,7 +196,7 @@ def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
 
 def proof_description(report: scrub.ProofReport) -> str:
     """Say why a chunk is not proven; "" where it is."""
-    return report.explanation or (f"unverified: {report.unverified}" if report.unverified else "")
+    return metadata.shorten_hashes(report.explanation or (f"unverified: {report.unverified}" if report.unverified else ""))
 
 
 def _chunk_reads_back(work: Workplace, chunk: str) -> AssetCheckResult:
@@ -230,7 +230,7 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
 
 
 def _standing(check: str, work: Workplace, _: str) -> AssetCheckResult:
-    found = conditions_of(work.ledger, work.settings, [work.source], paused=is_paused(work.ledger))
+    found = conditions_of(work.ledger.progress([work.source]), work.settings, paused=is_paused(work.ledger))
     return check_result(found[work.source], check)
 
 

@@ -6,6 +6,7 @@ Source: "Flow" in docs/design.md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -16,6 +17,7 @@ from dagster import (
     AssetsDefinition,
     Config,
     DataVersion,
+    FreshnessPolicy,
     MaterializeResult,
     Nothing,
     asset,
@@ -34,9 +36,14 @@ from caf_pipeline.inventory.plan import PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning, preview
+from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
 """A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
+
+FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail_window=timedelta(days=2))
+"""Of what the daily schedule makes: a warning after one day without, with two hours for a long listing. Chunks have none, since
+one is made only where there are new objects: docs/decisions/0024-freshness.md."""
 
 Results = Iterator[MaterializeResult[Any]]
 
@@ -91,6 +98,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
+        freshness_policy=FRESH,
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
@@ -130,7 +138,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         deps=[AssetKey(asset_key(source, "s3_inventory"))],
         description=(
             "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
-            f"{settings.target_size.human_readable()}, and makes one **partition** for each, e.g. "
+            f"{show_size(settings.target_size)}, and makes one **partition** for each, e.g. "
             f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
             f"sensor `{LAUNCH_SENSOR}` do it.\n\n"
             "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
@@ -142,6 +150,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
+        freshness_policy=FRESH,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanTerms) -> Results:

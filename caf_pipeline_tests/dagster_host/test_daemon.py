@@ -85,3 +85,12 @@ def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_kil
         wait_for(lambda: pipeline.ledger.account("my-source").located_objects == 14)
         wait_for(lambda: queue.left() == 0 and queue.noticed() == [])
         wait_for(lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"})  # of the sensor that sends alerts
+        made_daily = {"s3_inventory": "PASS", "chunk_plan": "PASS"}
+        wait_for(lambda: freshness(pipeline) == dict.fromkeys(ASSETS[2:], "NOT_APPLICABLE") | made_daily)
+
+
+def freshness(pipeline) -> dict[str, str]:
+    """What the freshness daemon has found of the source's assets."""
+    keys = [AssetKey(["my-source", name]) for name in ASSETS]
+    found = pipeline.instance.get_freshness_state_records(keys)
+    return {key.path[1]: record.freshness_state.value for key, record in found.items()}

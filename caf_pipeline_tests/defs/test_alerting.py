@@ -14,14 +14,18 @@ from dagster import AssetCheckKey, AssetKey
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from caf_pipeline.defs import alerting
 from caf_pipeline.defs.alerting import due_alerts
+from caf_pipeline.defs.metadata import progress_metadata
 from caf_pipeline.errors import AlertNotSent
+from caf_pipeline.ledger.records import ChunkSums
 from caf_pipeline.settings import AlertSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.ticks import evaluate_tick
+from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -268,3 +272,68 @@ def test_a_source_of_which_no_whole_inventory_was_ever_planned_is_told_of(pipeli
     pipeline.workplace()
     age(pipeline, sources="created_at = now() - interval '3 days'")
     assert kinds(pipeline) == {"no_inventory"}
+
+
+def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_an_older_one(parked):
+    pipeline, _ = parked
+    for _ in range(2):
+        evaluate_tick(pipeline, SENSOR)
+        (record,) = pipeline.instance.get_asset_records([AssetKey([SOURCE, "chunk_plan"])])
+        made = record.asset_entry.last_materialization_record
+        assert evaluation_of(pipeline).target_materialization_data.storage_id == made.storage_id
+        pipeline.plan()
+
+
+def observations(pipeline) -> list[dict[str, object]]:
+    """What was observed of the source, the last one first."""
+    found = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=10).records
+    return [{name: value.value for name, value in each.asset_observation.metadata.items()} for each in found]
+
+
+def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, monkeypatch):
+    pipeline.put(12)
+    chunks = pipeline.plan()
+    evaluate_tick(pipeline, SENSOR)
+    (before,) = observations(pipeline)
+    assert (before["archived_objects"], before["pending_objects"], before["pending_bytes"]) == (0, 12, 36_000)
+    for chunk in chunks:
+        archive_chunk(pipeline.workplace(), chunk)
+    age(pipeline, caf_files="located_at = located_at - interval '10 minutes'")
+    evaluate_tick(pipeline, SENSOR)
+    assert observations(pipeline) == [before]
+
+    monkeypatch.setattr(alerting, "OBSERVE_SECONDS", 0)
+    evaluate_tick(pipeline, SENSOR)
+    assert observations(pipeline) == [
+        {
+            "archived_objects": 12,
+            "pending_objects": 0,
+            "skipped_objects": 0,
+            "archived": "35.2 KiB",
+            "archived_bytes": 36_000,
+            "pending": "0 B",
+            "pending_bytes": 0,
+            "oldest_pending_hours": 0.0,
+            "archived_mib_per_second": 0.0,  # 18 KB in ten minutes
+            "copies_listed": 2,
+            "copies_unlisted": 0,
+            "copies_faulty": 0,
+        },
+        before,
+    ]
+    evaluate_tick(pipeline, SENSOR)
+    assert len(observations(pipeline)) == 2
+
+
+def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):
+    pipeline.put(18, size_bytes=3_000)
+    *_, third = pipeline.plan()
+    age(pipeline, caf_files="created_at = now() - interval '90 minutes'")
+    (progress,) = pipeline.ledger.progress([SOURCE])
+    archived = replace(progress, window_seconds=60.0, recent=ChunkSums(1, 20, 600 << 20))
+    shown = progress_metadata(archived, {(SOURCE, "faulty"): 1, ("other", "listed"): 5})
+    assert (shown["oldest_pending_hours"], shown["archived_mib_per_second"]) == (1.5, 10.0)
+    assert (shown["copies_listed"], shown["copies_faulty"]) == (0, 1)
+    chunk_steps.park(pipeline.workplace(), third, "why")
+    (progress,) = pipeline.ledger.progress([SOURCE])
+    assert progress_metadata(progress, {})["pending_objects"] == 18

@@ -1,6 +1,9 @@
 """What the pages of assets show: tables that fit, sizes for people beside the exact ones."""
 
+from itertools import pairwise
+
 from caf_pipeline.defs import metadata
+from caf_pipeline.inventory.plan_statistics import SizeStep
 from caf_pipeline.store.protocol import Copy
 
 ADDRESS = "jkl1" + "q" * 33 + "end45"
@@ -16,3 +19,14 @@ def test_a_row_of_the_table_of_providers_fits_its_page_and_the_addresses_stand_b
 
 def test_a_size_for_people_stands_beside_the_exact_one():
     assert metadata.sizes(stored_size_bytes=31_997_000_000) == {"stored_size": "29.8 GiB", "stored_size_bytes": 31_997_000_000}
+
+
+def test_the_largest_histogram_is_short_enough_for_the_ui_to_show_it_at_once():
+    # Empty objects, up to 1 KiB, and so on to 64 TiB; S3's largest object has 50 TB.
+    edges = [0, 1, *(1 << bits for bits in range(10, 48, 2))]
+    sizes = [SizeStep(low, high, 225_000_000, 999 << 30) for low, high in pairwise(edges)]
+    assert len(metadata.drawn_histogram(sizes).value) < 1_000
+
+
+def test_hashes_in_a_text_are_shortened_since_no_page_breaks_them_and_addresses_are_not():
+    assert metadata.shorten_hashes(f"no file {'4f' * 32}: {ADDRESS}") == f"no file 4f4f4f4f…: {ADDRESS}"

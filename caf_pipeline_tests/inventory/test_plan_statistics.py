@@ -4,12 +4,13 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.inventory.plan_statistics import histogram_lines, plan_statistics
+from caf_pipeline.inventory.plan_statistics import histogram_lines, histogram_svg, plan_statistics
 from caf_pipeline_tests.support.plans import an_object, plan_of
 
 PART = 1 << 20
@@ -78,3 +79,19 @@ def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_pat
     assert [line.split()[:3] for line in lines][1:3] == [["<", "1", "KiB"], ["<", "4", "KiB"]]
     assert Counter(line.count("█") for line in lines) == Counter({40: 1, 20: 1, 1: 1, 0: len(lines) - 3})
     assert lines[-1].split()[-3:] == ["20", "1.9", "MiB"]
+
+
+def test_a_drawn_histogram_has_a_bar_a_step_with_objects_and_its_numbers_below(tmp_path):
+    objects = [
+        an_object("e", 0),
+        *(an_object(f"k{n}", 5_000) for n in range(40)),
+        *(an_object(f"m{n}", 100_000) for n in range(20)),
+    ]
+    svg = ElementTree.fromstring(histogram_svg(statistics_of(tmp_path, objects).sizes))
+    bars = svg.find("{*}path").get("d").split("M")[1:]
+    assert [bar.split("v-")[1] for bar in bars] == ["2", "80", "40"]
+    assert [text.text.split() for text in svg.findall("{*}text")] == [
+        ["below", "empty", "1K", "4K", "16K", "64K", "256K"],
+        ["objects", "1", "0", "0", "40", "0", "20"],
+        ["bytes", "0", "0", "0", "195K", "0", "1.9M"],
+    ]
