@@ -9,7 +9,7 @@
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
 #   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
-#   make docs    write the generated pages
+#   make docs    write the generated pages       make screenshots   take the README's pictures of the UI anew (chromium, chromium-driver)
 #   make lock    resolve the dependencies anew
 
 SHELL := /bin/sh
@@ -31,7 +31,7 @@ FIND_PYTHON := for python in $(PYTHON) python3 python3.13 python3.12 python3.11;
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-jackal reliability soak lint types bench bench-quick bench-scaling docs lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-jackal reliability soak lint types bench bench-quick bench-scaling docs screenshots lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -122,6 +122,9 @@ bench-quick: setup $(TOOLS)/versitygw
 
 docs: $(READY)
 	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
+
+screenshots: $(READY)
+	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py
 
 lock: $(READY)
 	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \

@@ -1,0 +1,130 @@
+"""What a person sees in the UI: the real webserver on an archived source, read in a real browser.
+
+`make screenshots` runs this with CAF_SCREENSHOTS, the folder in which the pictures of the README are written.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs import alerting
+from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.settings import StoreSettings
+from caf_pipeline_tests.support.browser import browser
+from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of, wait_for
+from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+
+SOURCE = "my-source"
+PICTURES = os.environ.get("CAF_SCREENSHOTS")
+
+FITS = "return [...document.querySelectorAll('td')].every(cell => cell.getBoundingClientRect().right <= window.innerWidth)"
+DRAWN = "return [...document.images].some(one => one.alt === arguments[0] && one.naturalWidth > 100)"
+
+
+@pytest.fixture
+def archived(pipeline, network, new_bucket, monkeypatch):
+    """A source on a Jackal network, archived by runs; each look of the alert sensor is an observation. The last chunk is lost."""
+    monkeypatch.setattr(alerting, "OBSERVE_SECONDS", 0)
+    its = {
+        "store": StoreSettings(kind="jackal"),
+        "jackal": jackal_settings(network),
+        "sources": {SOURCE: new_bucket.settings(target_size=6 << 20, public=True)},
+    }
+    pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=its))
+    chosen = random.Random(11)
+    for number in range(48):
+        new_bucket.put(f"2024/06/IMG_{410 + number:04}.jpg", chosen.randbytes(int(chosen.lognormvariate(12, 1.2))))
+    new_bucket.put("2024/06/.keep", b"")
+    chunks = pipeline.plan()
+    evaluate_tick(pipeline, "watch_sources")
+    for chunk in chunks:
+        assert pipeline.execute("archive_my_source", partition_key=chunk).success
+    evaluate_tick(pipeline, "watch_sources")
+    for provider in range(len(network.providers)):
+        network.delete_blob(provider, pipeline.ledger.chunk(chunks[-1]).merkle_root)
+    for job in ("prove_my_source", "storage_plan_my_source", "audit_my_source"):
+        assert pipeline.execute(job).success
+    assert pipeline.chunks(ChunkState.DAMAGED) == [chunks[-1]]
+    return pipeline
+
+
+@contextmanager
+def served(pipeline, folder: Path) -> Iterator[str]:
+    """The webserver, which has no keys of the wallet; gives its address."""
+    environment = settings_of(pipeline, folder)
+    described = folder / "caf.toml"
+    described.write_text(described.read_text().replace('kind = "directory"', 'kind = "jackal"'))
+    address = f"127.0.0.1:{free_port()}"
+    host, port = address.split(":")
+    command = [Path(sys.executable).with_name("dagster-webserver"), "-h", host, "-p", port, "-w", ROOT / "workspace.yaml"]
+    with (folder / "webserver.log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "webserver.log").read_text()
+        try:
+            return httpx.get(f"http://{address}/server_info", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(answers)
+        yield f"http://{address}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.thorough
+def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(archived, tmp_path):
+    pictures = Path(PICTURES) if PICTURES else tmp_path
+    chunks = archived.chunks()
+    first = archived.ledger.chunk(chunks[0])
+    with browser(tmp_path) as window, served(archived, tmp_path) as url:
+        assets = f"{url}/assets/{SOURCE}"
+
+        window.size(1800, 560)
+        group = f"{url}/locations/caf-pipeline/asset-groups/my_source/lineage"
+        shown = window.open(group, *ASSETS, f"{len(chunks)} partitions", "Materialized", "0 / 1 Passed")
+        assert (shown.count("100% filled"), shown.count("1 / 1 Passed"), shown.count("5 / 5 Passed")) == (3, 3, 1)
+        window.picture(pictures / "asset-graph.png")
+
+        window.size(1500, 1170)
+        sizes = str(first.stored_size_bytes), f"{first.member_count}"
+        page = f"{assets}/jackal_chunk?view=partitions&partition={first.name}"
+        window.open(page, *chunks, "Materialized", "verified", *sizes, first.merkle_root.hex(), first.owner)
+        window.picture(pictures / "chunk-page.png")
+
+        window.size(1500, 1000)
+        page = f"{assets}/jackal_chunk?view=checks&checkDetail=chunk_is_proven"
+        shown = window.open(page, "Failed", chunks[-1], "0 of 3 copies are right", "damaged")
+        assert shown.count("does not have the file") == 6  # in the sentence, and of each provider in the table
+        assert window.run(FITS)
+        window.picture(pictures / "failed-check.png")
+
+        window.size(1500, 2400)
+        window.open(f"{assets}/chunk_plan?view=overview", "object_sizes", "Fails if more than 2 days since last materialization")
+        window.wait_until(DRAWN, "object sizes")
+        window.picture(tmp_path / "plan.png")
+
+        shown = window.open(f"{assets}/chunk_plan?view=checks&checkDetail=storage_plan_lasts", "Plots", "days_left", "free_bytes")
+        assert (shown.count("Succeeded"), shown.count("Not Evaluated")) == (5, 0)
+
+        window.open(f"{assets}/s3_inventory?view=overview", "whole_source")
+        window.click("Plots", "archived_bytes", "pending_objects", "skipped_objects", "oldest_pending_hours", "copies_faulty")
+        window.wait_until("return document.querySelectorAll('canvas').length >= arguments[0]", 10)
+        window.picture(tmp_path / "source-plots.png")
