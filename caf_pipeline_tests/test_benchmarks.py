@@ -57,6 +57,16 @@ def test_dagster_shows_all_chunks_of_a_ledger_as_partitions():
 
 
 @pytest.mark.thorough
+def test_a_daemon_tells_what_its_runs_cost():
+    command = [sys.executable, "-m", "benchmarks.daemon", "--chunks", "2", "--puts", "0", "--storage", "sqlite"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["chunks"], told["storage"], told["runs"], told["failed_runs"]) == (2, "sqlite", 2, 0)
+    assert min(told["median_events_a_run"], told["storage_bytes_a_run"], told["runs_a_minute"], told["queued_a_second"]) > 0
+
+
+@pytest.mark.thorough
 def test_a_case_tells_how_its_costs_grow():
     command = [sys.executable, "-m", "benchmarks.slopes", "--scale", "tiny", "writer-small"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
