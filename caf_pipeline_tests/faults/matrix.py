@@ -37,7 +37,7 @@ MATRIX: Final[dict[str, tuple[str, ...]]] = {
         "the chain and all providers, while uploading",
         "the chain and all providers, while verifying",
         "a provider, while uploading",
-        "the Dagster daemon, under runs of chunks",
+        "all of them, their runs too, under a backfill by the Dagster daemon",
         "pgbouncer in transaction mode, under runs that are killed too",
     ),
     "S3 misbehaves": (

@@ -1,28 +1,52 @@
-"""The Dagster daemon is killed under runs of chunks and started again: alone, and with its runs as a machine's end does it."""
+"""A backfill by a real Dagster daemon under failures of every kind: everything is killed with slots held, the daemon alone, runs,
+the chain, a provider; S3, chain and providers misbehave. In the long form of 500 chunks.
+"""
 
+import itertools
+import json
 import os
+import random
 import signal
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import yaml
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.home import HOME_VARIABLE
-from caf_pipeline.defs.dagster_private import BulkActionStatus
+from caf_pipeline.defs.dagster_private import BULK_ACTION_TERMINAL_STATUSES
+from caf_pipeline.defs.dead_runs import process_lives
+from caf_pipeline.defs.launching import UNFINISHED
+from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL, UPLOAD_POOL
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
+from caf_pipeline_tests.faults.test_s3 import PASSING
+from caf_pipeline_tests.faults.world import World
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
+from caf_pipeline_tests.support.unruly_s3 import UnrulyS3
 
 BACKFILL = "a-backfill"
+OBJECTS = 3  # of a chunk
+OBJECT_BYTES = 5_500
+CHUNKS, FAILURES_EVERY = 10, 1
+LONG_CHUNKS, LONG_FAILURES_EVERY = 500, 5
+STANDSTILL_SECONDS = 400
+"""A failed run's chunk waits a minute and more for its next run."""
+
+SHARE_SPOILED = 0.03
+"""Of S3's answers, by each of seven faults."""
 
 
 @pytest.fixture
-def world(new_world):
-    world = new_world()
-    world.fill(small=6, large=2)
-    return world
+def world(new_world, new_bucket, unruly_s3):
+    return new_world(bucket=unruly_s3.in_front_of(new_bucket), source={"target_size": 20_000})
 
 
 @pytest.fixture
@@ -30,39 +54,180 @@ def described(world, tmp_path):
     return settings_of_world(world, tmp_path)
 
 
+@dataclass
+class Failures:
+    """What is done to a backfill under way: each returns whether there was something to do it to.
+
+    Attributes:
+        start: starts a daemon.
+        daemons: all that were started, the last one alive.
+        done: how often each was done.
+        spoiled: answers of S3.
+    """
+
+    world: World
+    s3: UnrulyS3
+    instance: DagsterInstance
+    start: Callable[[], Any]
+    daemons: list[Any] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    spoiled: int = 0
+    chance: random.Random = field(default_factory=lambda: random.Random("failures"))
+
+    def turns(self) -> Iterator[Callable[[], bool]]:
+        """Yield one after the other, for ever; what takes a new daemon once in three rounds."""
+        small = [self._kill_a_run, self._provider_fails_uploads, self._kill_a_run, self._node_fails]
+        small += [self._provider_loses_answers, self._kill_the_chain, self._broadcasts_are_cut, self._kill_a_provider]
+        for daemon_too in itertools.cycle([True, False, False]):
+            yield from [self._kill_everything, *small[:4], self._kill_the_daemon, *small[4:]] if daemon_too else small
+
+    def do(self, one: Callable[[], bool]) -> bool:
+        """Take back what the last one ordered of the network, and do this one."""
+        self.world.network.well_behaved()
+        if not one():
+            return False
+        self.done[one.__name__.lstrip("_")] += 1
+        return True
+
+    def s3_misbehaves(self) -> None:
+        """Spoil some of S3's answers from now on."""
+        self.s3_behaves()
+        for spoil in PASSING.values():
+            spoil(self.s3, when=self._sometimes)
+        self.s3.fail(503, "SlowDown", kind=None, when=self._sometimes)
+
+    def s3_behaves(self) -> None:
+        """Spoil none from now on."""
+        self.spoiled += self.s3.struck
+        self.s3.well_behaved()
+
+    def end(self) -> None:
+        """Order nothing more."""
+        self.world.network.well_behaved()
+        self.s3_behaves()
+
+    def _sometimes(self, _asked: object) -> bool:
+        return self.chance.random() < SHARE_SPOILED
+
+    def _started(self) -> list[int]:
+        """Return the processes of the runs that have begun, and live."""
+        runs = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED]))
+        return [json.loads(run.tags[PROCESS_TAG])[2] for run in runs if process_lives(run)]
+
+    def _kill_everything(self) -> bool:
+        """As a machine's end does it, while S3 holds back the bodies that runs wait for, which hold slots of its pool."""
+        if not self.instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.QUEUED])):
+            return False  # none would begin any more
+        released = threading.Event()
+        self.s3_behaves()
+        self.s3.meanwhile(lambda: released.wait(STANDSTILL_SECONDS))
+        wait_for(lambda: self._started() and slots(self.instance, S3_POOL))
+        for one in self.daemons:
+            os.killpg(one.pid, signal.SIGKILL)
+        released.set()
+        assert slots(self.instance, S3_POOL)
+        self.s3_misbehaves()
+        self.daemons.append(self.start())
+        return True
+
+    def _kill_the_daemon(self) -> bool:
+        """Alone: its runs go on."""
+        if not self._started():
+            return False
+        os.kill(self.daemons[-1].pid, signal.SIGKILL)
+        self.daemons.append(self.start())
+        return True
+
+    def _kill_a_run(self) -> bool:
+        started = self._started()
+        if started:
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(self.chance.choice(started), signal.SIGKILL)
+        return bool(started)
+
+    def _kill_the_chain(self) -> bool:
+        self.world.network.kill()
+        self.world.network.start()
+        return True
+
+    def _kill_a_provider(self) -> bool:
+        self.world.network.kill_provider(0)
+        time.sleep(1)
+        self.world.network.start_provider(0)
+        return True
+
+    def _provider_fails_uploads(self) -> bool:
+        self.world.network.misbehave(provider=1, error_status="a disk is broken", times=2)
+        return True
+
+    def _provider_loses_answers(self) -> bool:
+        self.world.network.misbehave(provider=2, drop_reply=True, times=2)
+        return True
+
+    def _node_fails(self) -> bool:
+        self.world.network.misbehave(lcd=0, fail=503)
+        return True
+
+    def _broadcasts_are_cut(self) -> bool:
+        self.world.network.misbehave(cut_broadcast="accept")
+        return True
+
+
 @pytest.fixture
-def home(world, monkeypatch):
-    """A DAGSTER_HOME in which a run that was killed before it had begun is given up in a minute, not in five."""
+def failures(world, unruly_s3, described, tmp_path, monkeypatch):
+    """Failures of a DAGSTER_HOME in which a run that was killed before it had begun is given up in a minute, not in five."""
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     home = impatient_home(Settings.model_validate(world.values))
-    described = yaml.safe_load((home / "dagster.yaml").read_text())
-    described["run_monitoring"]["start_timeout_seconds"] = 60
-    (home / "dagster.yaml").write_text(yaml.safe_dump(described))
-    return home
+    instance_file = yaml.safe_load((home / "dagster.yaml").read_text())
+    instance_file["run_monitoring"]["start_timeout_seconds"] = 60
+    (home / "dagster.yaml").write_text(yaml.safe_dump(instance_file))
+    with DagsterInstance.from_config(str(home)) as instance, ExitStack() as running:
+        yield Failures(
+            world,
+            unruly_s3,
+            instance,
+            lambda: running.enter_context(daemon("caf_pipeline.definitions", tmp_path, **described)),
+        )
+
+
+def slots(instance: DagsterInstance, pool: str) -> list[Any]:
+    """Return what holds a slot of a pool, or waits for one."""
+    found = instance.event_log_storage.get_concurrency_info(pool)
+    return [*found.claimed_slots, *found.pending_steps]
+
+
+def located(world: World) -> int:
+    ((count,),) = world.query("SELECT count(*) FROM caf_files WHERE state = 'located'")
+    return int(count)
 
 
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
-def test_the_daemon_killed_under_runs_of_chunks_is_started_again_and_the_runs_end_well(fault, world, home, described, tmp_path):
-    with (
-        fault("A service is killed and started again", "the Dagster daemon, under runs of chunks") as case,
-        DagsterInstance.from_config(str(home)) as instance,
-    ):
-        submit_backfill(world, instance, world.plan(), BACKFILL)
-
-        def under_way():
-            states = Counter(run.status for run in instance.get_runs())
-            return states[DagsterRunStatus.STARTED] and not states[DagsterRunStatus.STARTING]
-
-        def complete():
-            return instance.get_backfill(BACKFILL).status is BulkActionStatus.COMPLETED_SUCCESS
-
-        case.tried = 2
-        with daemon("caf_pipeline.definitions", tmp_path, **described):
-            wait_for(under_way)  # then its code server and its runs are killed with it
-        with daemon("caf_pipeline.definitions", tmp_path, **described) as alone:
-            wait_for(lambda: under_way() or complete())
-            os.kill(alone.pid, signal.SIGKILL)  # its runs go on
-            with daemon("caf_pipeline.definitions", tmp_path, **described):
-                wait_for(complete)
+def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_with_all_slots_free(fault, world, failures, soak):
+    count, every = (LONG_CHUNKS, LONG_FAILURES_EVERY) if soak else (CHUNKS, FAILURES_EVERY)
+    chance = random.Random("bodies")
+    for number in range(count * OBJECTS):
+        world.put(f"key-{number:05}", chance.randbytes(OBJECT_BYTES))
+    chunks, instance = world.plan(), failures.instance
+    assert len(chunks) == count
+    with fault(
+        "A service is killed and started again", "all of them, their runs too, under a backfill by the Dagster daemon"
+    ) as case:
+        submit_backfill(world, instance, chunks, BACKFILL)
+        failures.daemons.append(failures.start())
+        turns, done, changed_at = failures.turns(), -1, time.monotonic()
+        failure = next(turns)
+        while done < count or instance.get_runs_count(RunsFilter(statuses=UNFINISHED)):
+            if done != (done := located(world)):
+                changed_at = time.monotonic()
+            assert time.monotonic() - changed_at < STANDSTILL_SECONDS, f"stands still at {done} of {count}"
+            if done < count and failures.done.total() * every <= done and failures.do(failure):
+                failure = next(turns)
+            time.sleep(0.5)
+        failures.end()
+        wait_for(lambda: instance.get_backfill(BACKFILL).status in BULK_ACTION_TERMINAL_STATUSES)
+        wait_for(lambda: not any(slots(instance, pool) for pool in (S3_POOL, UPLOAD_POOL)))
+        print(f"{count} chunks; {dict(failures.done)}; {failures.spoiled} answers of S3 spoiled;")
+        print(instance.get_backfill(BACKFILL).status, Counter(run.status.value for run in instance.get_runs()))
         assert {chunk.state for chunk in world.chunks()} == {ChunkState.LOCATED}
+        case.tried = failures.done.total()
         case.check(world)
