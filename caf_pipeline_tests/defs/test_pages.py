@@ -20,7 +20,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import alerting
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.settings import StoreSettings
-from caf_pipeline_tests.support.browser import browser
+from caf_pipeline_tests.support.browser import browser, needs_browser
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of, wait_for
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -89,6 +89,7 @@ def served(pipeline, folder: Path) -> Iterator[str]:
         process.wait()
 
 
+@needs_browser
 @pytest.mark.thorough
 def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(archived, tmp_path):
     pictures = Path(PICTURES) if PICTURES else tmp_path

@@ -24,6 +24,7 @@ from caf_pipeline_tests.support.free_ports import free_port
 
 PATIENCE_SECONDS = 90
 _LOOK_SECONDS = 0.25
+_LOOKS_AT_REST = 4
 
 _ARGUMENTS = (
     "--headless",
@@ -45,6 +46,12 @@ const named = e => e.innerText.trim() === arguments[0];
 const found = [...document.querySelectorAll("button, a, [role=button], [role=tab]")].filter(named);
 if (found.length) found[0].click();
 return found.length > 0;"""
+
+
+needs_browser = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")),
+    reason="chromium is not installed (apt-get install chromium chromium-driver)",
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,13 @@ class Browser:
         self._post("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
 
     def picture(self, path: Path) -> None:
-        """Write a PNG file of what the window shows, when two pictures in a row are the same: pages come in parts, and move."""
-        last, shown = b"", self._picture()
-        while shown != last:
+        """Write a PNG file of what the window shows once it has come to rest; a time that it counts in seconds never does."""
+        shown = self._picture()
+        for _ in range(_LOOKS_AT_REST):
             time.sleep(4 * _LOOK_SECONDS)
             last, shown = shown, self._picture()
+            if shown == last:
+                break
         path.write_bytes(shown)
 
     def _picture(self) -> bytes:
@@ -108,13 +117,10 @@ class Browser:
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """A window of a new profile in this folder; it and its processes are ended."""
-    driver, program = shutil.which("chromedriver"), shutil.which("chromium")
-    if not (driver and program):
-        pytest.skip("chromium is not installed (apt-get install chromium chromium-driver)")
     port = free_port()
     with (folder / "browser.log").open("ab") as log:
-        process = subprocess.Popen([driver, f"--port={port}"], stdout=log, stderr=log, start_new_session=True)
-    options = {"binary": program, "args": [*_ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]}
+        process = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=log, stderr=log, start_new_session=True)
+    options = {"binary": shutil.which("chromium"), "args": [*_ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]}
     wanted = {"alwaysMatch": {"goog:chromeOptions": options, "pageLoadStrategy": "eager"}}
     try:
         # Not by a proxy of the environment.
