@@ -57,6 +57,16 @@ def test_dagster_shows_all_chunks_of_a_ledger_as_partitions():
 
 
 @pytest.mark.thorough
+def test_archives_of_other_programs_are_made_and_read():
+    command = [sys.executable, "-m", "benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["files"], told["log_mb"]) == (50, 0.4)
+    assert min(told["look_ups_a_second"], told["written_mb_a_second"], told["read_mb_a_second"]) > 0
+
+
+@pytest.mark.thorough
 def test_a_daemon_tells_what_its_runs_cost():
     command = [sys.executable, "-m", "benchmarks.daemon", "--chunks", "2", "--puts", "0", "--storage", "sqlite"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
