@@ -18,13 +18,18 @@ ROOT = Path(__file__).parents[1]
 MISSING = [program for program in ("rclone", "openssl", "tar", "curl") if not shutil.which(program)]
 
 
+def told_by(*command):
+    """Return the lines that a benchmark prints, run as a module of Python."""
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.fixture(scope="module")
 def told_by_cases():
     """What each case tells, by name; all are measured by one process, which starts their servers once."""
-    command = [sys.executable, "-m", "benchmarks", "--scale", "tiny", "--pairs", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return {told["case"]: told for told in map(json.loads, done.stdout.splitlines())}
+    lines = told_by("benchmarks", "--scale", "tiny", "--pairs", "1")
+    return {told["case"]: told for told in map(json.loads, lines)}
 
 
 @pytest.mark.thorough
@@ -39,49 +44,36 @@ def test_a_case_tells_its_ratio_as_json(told_by_cases, case):
 
 @pytest.mark.thorough
 def test_workers_that_share_a_ledger_are_simulated():
-    command = [sys.executable, "-m", "benchmarks.workers", "--workers", "1", "5", "--chunks", "6", "--objects", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = told_by("benchmarks.workers", "--workers", "1", "5", "--chunks", "6", "--objects", "2")
+    told = [json.loads(line) for line in lines]
     assert [(line["workers"], line["chunks"]) for line in told] == [(1, 6), (5, 6)]
     assert all(line["moves_per_second"] == pytest.approx(7 * 6 / line["seconds"]) for line in told)
 
 
 @pytest.mark.thorough
 def test_dagster_shows_all_chunks_of_a_ledger_as_partitions():
-    command = [sys.executable, "-m", "benchmarks.partitions", "--chunks", "30"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    [told] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]  # the code server speaks, too
+    lines = told_by("benchmarks.partitions", "--chunks", "30")
+    [told] = [json.loads(line) for line in lines if line.startswith("{")]  # the code server speaks, too
     assert (told["chunks"], min(told["seconds"].values()) >= 0) == (30, True)
 
 
 @pytest.mark.thorough
 def test_archives_of_other_programs_are_made_and_read():
-    command = [sys.executable, "-m", "benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    [told] = map(json.loads, told_by("benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"))
     assert (told["files"], told["log_mb"]) == (50, 0.4)
     assert min(told["look_ups_a_second"], told["written_mb_a_second"], told["read_mb_a_second"]) > 0
 
 
 @pytest.mark.thorough
 def test_a_daemon_tells_what_its_runs_cost():
-    command = [sys.executable, "-m", "benchmarks.daemon", "--chunks", "2", "--puts", "0", "--storage", "sqlite"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    [told] = map(json.loads, told_by("benchmarks.daemon", "--chunks", "2", "--puts", "0", "--storage", "sqlite"))
     assert (told["chunks"], told["storage"], told["runs"], told["failed_runs"]) == (2, "sqlite", 2, 0)
     assert min(told["median_events_a_run"], told["storage_bytes_a_run"], told["runs_a_minute"], told["queued_a_second"]) > 0
 
 
 @pytest.mark.thorough
 def test_a_case_tells_how_its_costs_grow():
-    command = [sys.executable, "-m", "benchmarks.slopes", "--scale", "tiny", "writer-small"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    [told] = map(json.loads, told_by("benchmarks.slopes", "--scale", "tiny", "writer-small"))
     assert (told["case"], told["scale"], len(told["cpu_seconds"]), len(told["peak_bytes"])) == (
         "writer-small",
         "slopes-tiny",

@@ -13,7 +13,6 @@ from sqlalchemy import text
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
-from caf_pipeline_tests.support.tiers import sampled
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -107,7 +106,7 @@ WALLETS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("wallet", sampled(WALLETS, every=len(WALLETS)))
+@pytest.mark.parametrize("wallet", WALLETS)
 def test_a_wallet_that_cannot_pay_leaves_no_trace(caf, database, wallet):
     words = caf.environment[MNEMONIC_VARIABLE]
     broken = WALLETS[wallet](words)

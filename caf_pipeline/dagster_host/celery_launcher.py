@@ -14,7 +14,7 @@ from dagster_celery.launcher import CeleryRunLauncher
 from dagster_celery.tags import DAGSTER_CELERY_TASK_ID_TAG
 
 from caf_pipeline.dagster_host.run_launcher import CheckedRuns
-from caf_pipeline.defs.dagster_private import CheckRunHealthResult, ConfigurableClassData, WorkerStatus
+from caf_pipeline.defs.dagster_private import CheckRunHealthResult, WorkerStatus
 
 warnings.simplefilter("ignore", DuplicateTaskNameWarning)  # dagster-celery 0.29.27 registers its task for each run again
 
@@ -65,13 +65,6 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
             **cast("Mapping[str, Any]", CeleryRunLauncher.config_type()),
             "lost_seconds": Field(int, is_required=False, default_value=LOST_SECONDS, description=described),
         }
-
-    @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> "CheckedCeleryRunLauncher":
-        """Return one that is configured so."""
-        return cls(inst_data=inst_data, **config_value)
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
         """Ask all workers which tasks they have; a run is lost when none has had its task for a while.

@@ -1,13 +1,10 @@
 """The run launcher for Kubernetes: a run is a Job of one pod, whose disk is sized by the tag that `defs.pod_size` makes."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from dagster import DagsterRun
 from dagster_k8s.launcher import K8sRunLauncher
 
 from caf_pipeline.dagster_host.run_launcher import CheckedRuns
-from caf_pipeline.defs.dagster_private import CheckRunHealthResult, ConfigurableClassData
+from caf_pipeline.defs.dagster_private import CheckRunHealthResult
 
 
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
@@ -15,13 +12,6 @@ class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
 
     Dagster's own looks for the pod of a run that `caf run` executes itself, finds none, and ends the run.
     """
-
-    @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
-    ) -> "CheckedK8sRunLauncher":
-        """Return one that is configured so."""
-        return cls(inst_data=inst_data, **config_value)
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
         """Ask Kubernetes for the run's Job."""

@@ -12,7 +12,6 @@ from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything
 
 LONG_AGO = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -49,7 +48,7 @@ def written(reports, moment: datetime, **keys: datetime):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
-@pytest.mark.parametrize("file_format", sampled(FORMATS, every=len(FORMATS)))
+@pytest.mark.parametrize("file_format", FORMATS)
 def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(work, new_bucket, reports, file_format, versions):
     if versions:
         new_bucket.keep_versions()

@@ -408,7 +408,7 @@ def a_split_source():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fatal", sampled(range(3, 90, 11), every=8))
+@pytest.mark.parametrize("fatal", range(3, 90, 11))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
     work = a_workplace(tmp_path, a_split_source(), ledger, target="128KiB")
     plan(work)
