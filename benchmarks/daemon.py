@@ -3,6 +3,7 @@
 `python -m benchmarks.daemon --chunks 200`. A real daemon with a code server, a process for each run, an S3 server, a ledger on
 Postgres and a folder as store; Dagster keeps its state in SQLite, then in Postgres. Chunks are tiny: what is measured is what
 each costs beside its bytes. `--puts` objects are then put one after the other, each some time after the last was located.
+As many chunks are then archived by `caf run`, with each number of `--workers`.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import random
 import sqlite3
 import statistics
+import subprocess
 import tempfile
 import time
 import warnings
@@ -22,6 +24,7 @@ import psycopg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from benchmarks import inputs, report
+from benchmarks.case import CAF
 from benchmarks.inputs import KEPT
 from benchmarks.server import BUCKET, SOURCE_KEYS, S3Server
 from benchmarks.server import running as running_s3
@@ -30,8 +33,10 @@ from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs.launching import UNFINISHED
+from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url, parse_url
 from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import planning
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
@@ -60,6 +65,32 @@ watch_interval_seconds = {look}
 
 def measure(chunks: int, puts: int, storage: str) -> dict[str, Any]:
     """Return what was measured with Dagster's state in `sqlite` or `postgres`."""
+    with _bucket(chunks, storage) as (home, databases, server, prefix):
+        settings = _settings(home, server, prefix, look=0)
+        with open_instance(settings) as instance:
+            found = {"chunks": chunks, "storage": storage, **_backfill(settings, instance, databases.get(URL_VARIABLE), home)}
+            settings = _settings(home, server, prefix, look=LOOK_SECONDS)
+            if puts:
+                found |= _latency(settings, server, prefix, puts, home)
+    return found
+
+
+def measure_command(chunks: int, workers: int) -> dict[str, Any]:
+    """Return how fast `caf run` archives so many chunks at a time; its runs are in SQLite."""
+    with _bucket(chunks, "sqlite") as (home, _, server, prefix):
+        settings = _settings(home, server, prefix, look=0)
+        with closing(open_ledger(settings)) as ledger:
+            _plan(settings, ledger)
+        began = time.time()
+        subprocess.run([CAF, "run", "--source", SOURCE, "--workers", str(workers)], check=True, capture_output=True)
+        took = time.time() - began
+        with open_instance(settings) as instance:
+            return {"chunks": chunks, "workers": workers, "seconds": took, **_rates(instance, began)}
+
+
+@contextmanager
+def _bucket(chunks: int, storage: str) -> Iterator[tuple[Path, Mapping[str, str], S3Server, str]]:
+    """Give a new home, its databases, an S3 server, and the prefix of objects for so many chunks."""
     KEPT.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=KEPT) as folder,
@@ -68,13 +99,7 @@ def measure(chunks: int, puts: int, storage: str) -> dict[str, Any]:
     ):
         prefix = f"daemon-{chunks}"
         server.fill(prefix, inputs.fixed(chunks * OBJECTS, OBJECT_BYTES))
-        settings = _settings(home, server, prefix, look=0)
-        with open_instance(settings) as instance:
-            found = {"chunks": chunks, "storage": storage, **_backfill(settings, instance, databases.get(URL_VARIABLE), home)}
-            settings = _settings(home, server, prefix, look=LOOK_SECONDS)
-            if puts:
-                found |= _latency(settings, server, prefix, puts, home)
-    return found
+        yield home, databases, server, prefix
 
 
 @contextmanager
@@ -106,9 +131,7 @@ def _settings(home: Path, server: S3Server, prefix: str, *, look: int) -> Settin
 def _backfill(settings: Settings, instance: DagsterInstance, url: str | None, home: Path) -> dict[str, Any]:
     """Plan, and let the daemon do all chunks as one backfill."""
     with closing(open_ledger(settings)) as ledger:
-        work = open_workplace(settings, SOURCE, run="benchmark", ledger=ledger)
-        names = [chunk.name for chunk in planning.cut_plan(work, planning.take_inventory(work)).chunks]
-        close_store(work.store)
+        names = _plan(settings, ledger)
         before = _kept(home, url)
         began = time.time()
         backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill")
@@ -120,13 +143,22 @@ def _backfill(settings: Settings, instance: DagsterInstance, url: str | None, ho
     return {"asked_seconds": asked, **_rates(instance, began), **{f"{name}_a_run": value for name, value in kept.items()}}
 
 
+def _plan(settings: Settings, ledger: Ledger) -> list[str]:
+    """Plan what is in the bucket; return the chunks' names."""
+    work = open_workplace(settings, SOURCE, run="benchmark", ledger=ledger)
+    try:
+        return [chunk.name for chunk in planning.cut_plan(work, planning.take_inventory(work)).chunks]
+    finally:
+        close_store(work.store)
+
+
 def _unfinished(instance: DagsterInstance) -> int:
     return instance.get_runs_count(RunsFilter(statuses=UNFINISHED))
 
 
 def _rates(instance: DagsterInstance, began: float) -> dict[str, Any]:
-    """Return how fast runs were made and done, from Dagster's own times of them."""
-    records = instance.get_run_records()
+    """Return how fast the runs of chunks were made and done, from Dagster's own times of them."""
+    records = [record for record in instance.get_run_records() if PARTITION_TAG in record.dagster_run.tags]
     created = sorted(record.create_timestamp.timestamp() for record in records)
     done = [record for record in records if record.dagster_run.status is DagsterRunStatus.SUCCESS]
     times = [(record.start_time or 0.0, record.end_time or 0.0) for record in done]
@@ -198,12 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--puts", type=int, default=10, help="objects of which the latency is measured")
     parser.add_argument("--storage", choices=("sqlite", "postgres"), nargs="+", default=("sqlite", "postgres"))
+    parser.add_argument("--workers", type=int, nargs="*", default=(1, 2, 4), help="of `caf run`")
     parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl")
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")  # Dagster's, of its own names
     for storage in asked.storage:
         found = measure(asked.chunks, asked.puts, storage)
         report.tell({"case": "daemon", "scale": "daemon", **found, **report.about()}, keep=asked.keep)
+    for workers in asked.workers:
+        found = measure_command(asked.chunks, workers)
+        report.tell({"case": "run-workers", "scale": "daemon", **found, **report.about()}, keep=asked.keep)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ def test_archives_of_other_programs_are_made_and_read():
 
 @pytest.mark.thorough
 def test_a_daemon_tells_what_its_runs_cost():
-    [told] = map(json.loads, told_by("benchmarks.daemon", "--chunks", "2", "--puts", "0", "--storage", "sqlite"))
+    arguments = ["--chunks", "2", "--puts", "0", "--storage", "sqlite", "--workers", "2"]
+    [told, by_command] = map(json.loads, told_by("benchmarks.daemon", *arguments))
+    assert (by_command["runs"], by_command["failed_runs"], by_command["workers"]) == (2, 0, 2)
     assert (told["chunks"], told["storage"], told["runs"], told["failed_runs"]) == (2, "sqlite", 2, 0)
     assert min(told["median_events_a_run"], told["storage_bytes_a_run"], told["runs_a_minute"], told["queued_a_second"]) > 0
 

@@ -12,14 +12,10 @@ from contextlib import closing
 from multiprocessing.connection import Connection
 from typing import Final, cast
 
-from dagster import DagsterExecutionInterruptedError
-
-from caf_pipeline.dagster_host.sigint import InterruptWatch
-from caf_pipeline.dagster_host.source_runs import SourceRuns, open_instance
 from caf_pipeline.errors import INTERRUPTED, CafError
 from caf_pipeline.settings import Settings
+from caf_pipeline.system.garbage import look_rarely
 from caf_pipeline.waits import Wait, Waits
-from caf_pipeline.wiring import open_ledger
 
 READY: Final = "ready"  # to begin, and to be interrupted
 BROKEN: Final = "broken"  # by the error that follows: no chunk can be archived
@@ -100,6 +96,7 @@ def main(descriptor: int, command: int) -> int:
         descriptor: of this end of the pipe.
         command: the process id of the command that listens at the other.
     """
+    look_rarely()
     threading.Thread(target=_die_with, args=(command,), daemon=True).start()
     connection: Connection[object, object] = Connection(descriptor)
     teller = _Teller(connection)
@@ -115,6 +112,13 @@ def main(descriptor: int, command: int) -> int:
 
 
 def _archive(connection: "Connection[object, object]", teller: _Teller, settings: Settings, source: str) -> None:
+    # Dagster is loaded when this process looks for garbage rarely: what it is made of would be looked through again and again.
+    from dagster import DagsterExecutionInterruptedError  # noqa: PLC0415
+
+    from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
+    from caf_pipeline.dagster_host.source_runs import SourceRuns, open_instance  # noqa: PLC0415
+    from caf_pipeline.wiring import open_ledger  # noqa: PLC0415
+
     with InterruptWatch() as watch:
         try:
             waits = Waits(teller.waiting)

@@ -14,7 +14,7 @@ from dagster import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.defs.failures import Context
-from caf_pipeline.defs.naming import ASSETS, asset_key
+from caf_pipeline.defs.naming import ASSETS, PARTITION_TAG, asset_key
 from caf_pipeline.waits import Announcer, Wait
 
 OBSERVED_SECONDS: Final = 5.0
@@ -70,7 +70,7 @@ class RunLog:
         }
         if over:
             shown["seconds"] = MetadataValue.float(round(wait.seconds(), 1))
-        chunk = self._context.run.tags.get("dagster/partition")
+        chunk = self._context.run.tags.get(PARTITION_TAG)
         key = AssetKey(asset_key(self._source, self._asset()))
         description = f"It waited for {wait.what}." if over else f"It waits for {wait.what}; {wait.ends_by}."
         observation = AssetObservation(key, partition=chunk, description=description, metadata=shown)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, weakref
 from caf_pipeline.system.garbage import look_rarely
@@ -24,16 +26,24 @@ def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is()
     assert (run.stdout, run.stderr) == ("True True\n", "")
 
 
-DUCKDB = """
+LOADED_BEFORE = "import duckdb"
+LOADED_AFTER_THE_FIRST_LOOK = """
+many = [[] for _ in range(300_000)]
+assert gc.get_freeze_count() > 200_000
 import duckdb
+"""
+DUCKDB = """
+import gc
 from caf_pipeline.system.garbage import look_rarely
 
 look_rarely()
+{loaded}
 cycle = [duckdb.connect(":memory:")]
 cycle += [cycle, cycle[0].sql("SELECT 1")]
 """
 
 
-def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end():
-    run = subprocess.run([sys.executable, "-c", DUCKDB], capture_output=True, text=True, check=True)
-    assert (run.stdout, run.stderr) == ("", "")
+@pytest.mark.parametrize("loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK])
+def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded):
+    run = subprocess.run([sys.executable, "-c", DUCKDB.format(loaded=loaded)], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
