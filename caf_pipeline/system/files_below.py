@@ -84,7 +84,7 @@ class FilesBelow:
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
             self._check_free(parent, parts[-1], key)
-            self._write_file(parent, parts[-1], fill, modified_ns)
+            self._write_file(parent, parts[-1], key, fill, modified_ns)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
         """Return the file that is at these parts, None where nothing is; raises NotRestored where it is no regular file."""
@@ -164,7 +164,9 @@ class FilesBelow:
         if (status.st_dev, status.st_ino) in self._written:
             raise NotRestored(f"{key!r} was not written: this file system does not distinguish its name from another member's.")
 
-    def _write_file(self, parent: int, name: bytes, fill: Callable[[IO[bytes]], object], modified_ns: int | None) -> None:
+    def _write_file(
+        self, parent: int, name: bytes, key: str, fill: Callable[[IO[bytes]], object], modified_ns: int | None
+    ) -> None:
         temporary = f".caf-{secrets.token_hex(8)}.partial"
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
@@ -174,13 +176,28 @@ class FilesBelow:
                 if modified_ns is not None:
                     os.utime(descriptor, ns=(modified_ns, modified_ns))
                 status = os.fstat(descriptor)
-            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+            self._rename(parent, temporary, name, key)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=parent)
             raise
         if self._force:
             self._written.add((status.st_dev, status.st_ino))
+
+    def _rename(self, parent: int, temporary: str, name: bytes, key: str) -> None:
+        """Give a whole file its name; without `force` no file is replaced that appeared while it was filled."""
+        if not self._force:
+            try:
+                os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+            except FileExistsError:
+                self._check_free(parent, name, key)
+                raise
+            except OSError:  # a file system that has no hard links says so by many numbers
+                self._check_free(parent, name, key)
+            else:
+                os.unlink(temporary, dir_fd=parent)
+                return
+        os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def _parts(key: str) -> list[bytes]:
