@@ -99,15 +99,17 @@ class Identified:
     unsettled: Path | None = None
 
 
-def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> Identified:
-    """Find the identity of each object of a snapshot.
+def identify(
+    snapshot: Snapshot, standing: Path, exceptions: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET
+) -> Identified:
+    """Find the identity of each object of a snapshot. Nothing is looked for of keys that it does not cover.
 
     Bytes that are located, and were written again without a version id, keep their identity where their headers are known to
     be those that are archived (an exception says so); else their LastModified is part of it.
 
     Args:
-        snapshot: a Parquet file of SNAPSHOT_SCHEMA, sorted by key.
-        standing: one of STANDING_SCHEMA.
+        snapshot: its file is sorted by key.
+        standing: a file of STANDING_SCHEMA.
         exceptions: one of EXCEPTION_SCHEMA.
         out: gets the snapshot, where an identity changed; three more files are written beside it.
         budget: bounds the memory.
@@ -117,14 +119,14 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
     unsettled: Path | None = None
-    with _query(snapshot, standing, exceptions, out, budget) as query:
+    with _query(snapshot.path, standing, exceptions, out, budget) as query:
 
         def keys() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(snapshot):
+            for window in key_windows(snapshot.path, snapshot.keys):
                 yield from query.batches(_UNSETTLED.format(within=f"{bounded(window)} AND is_supported(key)"))
 
         def found() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(snapshot):
+            for window in key_windows(snapshot.path, snapshot.keys):
                 if _hold(query, window):
                     yield from query.batches(_REWRITTEN)
 
@@ -136,10 +138,10 @@ def identify(snapshot: Path, standing: Path, exceptions: Path, out: Path, *, bud
         query.table("whole_rewritten", rewritten)
         waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return Identified(snapshot, to_compare, 0, unsettled)
+            return Identified(snapshot.path, to_compare, 0, unsettled)
 
         def identified() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(snapshot):
+            for window in key_windows(snapshot.path):
                 query.view("listed", f"SELECT * FROM whole_snapshot WHERE {bounded(window)}")
                 query.view("rewritten", f"SELECT * FROM whole_rewritten WHERE {bounded(window)}")
                 yield from query.batches(_IDENTIFIED)
@@ -220,7 +222,6 @@ def find_exceptions(
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
-    covered = f"AND {bounded((snapshot.after or None, snapshot.until))}{within}"
     silent_from = snapshot.silent_from
     unless = _SETTLED.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
     statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat()).replace("{unless}", unless)
@@ -232,8 +233,8 @@ def find_exceptions(
             query.view("whole_unsettled", "SELECT key FROM whole_snapshot UNION ALL SELECT key FROM whole_standing")
 
         def found() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(identified.path):
-                if _hold(query, window, f"AND is_supported(key) {covered}"):
+            for window in key_windows(identified.path, snapshot.keys):
+                if _hold(query, window, f"AND is_supported(key){within}"):
                     yield from query.batches(statement)
 
         return write_whole(found() if _has_known(query) else (), out, EXCEPTION_SCHEMA).row_count

@@ -125,6 +125,11 @@ _ORDER: Final = ("key", "last_modified", "object_version")
 ROW_BYTES: Final = 200  # of a row but its key, as DuckDB has it: two identities of 32 to 48 characters, and the rest
 SAMPLED_FOR_A_WINDOW: Final = 1000  # keys by which windows are cut: they differ in size by some per cent
 
+KeyWindow = tuple[bytes | None, bytes | None]
+"""Keys greater than the first, up to and including the second; None: no bound."""
+
+EVERY_KEY: Final[KeyWindow] = (None, None)
+
 REPORT_LAG: Final = timedelta(hours=12)
 """An inventory report may lack what was written or deleted shortly before its time, and S3 names no limit. Half of the time
 between two daily reports: what one is silent about, the next one tells."""
@@ -181,9 +186,14 @@ class Snapshot:
         return self.path.stem
 
     @property
+    def keys(self) -> KeyWindow:
+        """Which keys the listing covers."""
+        return self.after or None, self.until
+
+    @property
     def complete(self) -> bool:
         """Whether the listing covers the whole source."""
-        return not self.after and self.until is None
+        return self.keys == EVERY_KEY
 
 
 class SnapshotWriter:
@@ -328,7 +338,7 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
         )
 
 
-def _windows_of_size(query: Query, size_bytes: int) -> Iterator["KeyWindow"]:
+def _windows_of_size(query: Query, size_bytes: int) -> Iterator[KeyWindow]:
     """Yield windows that cover all keys of `listed`, each with about so many bytes of rows, or fewer."""
     rows, key_bytes = query.rows("SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed")[0]
     count = math.ceil((int(key_bytes) + rows * ROW_BYTES) / size_bytes)
@@ -654,11 +664,9 @@ WINDOW_ROWS: Final = 262_144
 """Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs. A join over all of them would take
 whatever its budget allows, so that memory grew with the source until there."""
 
-KeyWindow = tuple[bytes | None, bytes | None]  # keys greater than the first, up to and including the second
 
-
-def key_windows(snapshot: Path) -> Iterator[KeyWindow]:
-    """Yield windows that cover all keys, each about WINDOW_ROWS of the snapshot where that is sorted."""
+def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY) -> Iterator[KeyWindow]:
+    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that is sorted."""
     ends: set[bytes] = set()
     rows = 0
     with pq.ParquetFile(snapshot) as file:
@@ -667,10 +675,8 @@ def key_windows(snapshot: Path) -> Iterator[KeyWindow]:
             if rows >= WINDOW_ROWS:
                 ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
                 rows = 0
-    after: bytes | None = None
-    for until in (*sorted(ends), None):
-        yield after, until
-        after = until
+    after, last = within
+    yield from pairwise([after, *sorted(ends - {last}), last])
 
 
 def bounded(window: KeyWindow) -> str:
@@ -721,8 +727,8 @@ class Accounting:
         examples: some unaccounted keys, percent-encoded where they are not supported.
         current: of the located objects of the snapshot, those that are what their key has now.
         older: located objects that are not, and whose key has another content now.
-        gone: located objects whose key has none: a whole snapshot does not list it, or lists a delete marker as its latest.
-            Neither counts those that it is silent about.
+        gone: located objects whose key has none: a snapshot that covers the key does not list it, or lists a delete marker as
+            its latest. Neither counts those that it is silent about.
     """
 
     objects: int
@@ -782,6 +788,7 @@ def account_for(
     standing: Path,
     plan: Path | None = None,
     *,
+    within: KeyWindow = EVERY_KEY,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
     budget: QueryBudget = DEFAULT_BUDGET,
@@ -792,6 +799,7 @@ def account_for(
         snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.
         standing: one of STANDING_SCHEMA.
         plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
+        within: the keys that the snapshot covers; of others it tells nothing.
         silent_from: see `Snapshot`.
         filters: what leaves objects out.
         budget: bounds the memory.
@@ -811,7 +819,7 @@ def account_for(
         rows: list[tuple[Any, ...]] = []
         gone = 0
         places = _PLACES.replace("{left_out}", filters.sql)
-        for window in key_windows(snapshot):
+        for window in key_windows(snapshot, within):
             _show_window(query, window)
             found = query.rows(places)
             if any(located and not (listed and is_latest) for listed, located, is_latest, *_ in found):

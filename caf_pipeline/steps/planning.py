@@ -410,7 +410,7 @@ def identify_objects(
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
-    return (standing, exceptions), identify(snapshot.path, standing, exceptions, folder / "identified.parquet")
+    return (standing, exceptions), identify(snapshot, standing, exceptions, folder / "identified.parquet")
 
 
 def export_standing(work: Workplace, folder: Path) -> None:
@@ -523,7 +523,7 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     with temporary_folder(work) as folder:
         (standing, _), identified = identify_objects(work, snapshot, folder)
         accounting = account_for_files(
-            identified.path, standing, silent_from=snapshot.silent_from, filters=filters_of(work, snapshot)
+            identified.path, standing, within=snapshot.keys, silent_from=snapshot.silent_from, filters=filters_of(work, snapshot)
         )
     if snapshot.complete:
         work.ledger.record_content(

@@ -204,7 +204,12 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         terms = planning.plan_terms(work, snapshot, sizes)
         plan = write_plan(delta.path, files, _as_one(terms))
         account = account_for_files(
-            identified.path, standing, files / OBJECTS_FILE, silent_from=snapshot.silent_from, filters=filters
+            identified.path,
+            standing,
+            files / OBJECTS_FILE,
+            within=snapshot.keys,
+            silent_from=snapshot.silent_from,
+            filters=filters,
         )
         statistics = plan_statistics([files], part_bytes=work.settings.packing.part_size)
         tail = plan.waiting

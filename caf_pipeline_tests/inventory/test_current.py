@@ -25,17 +25,20 @@ LOCATED = {
 }
 
 
-def unsettled(folder, listed, known, stated=()) -> list[bytes]:
-    """Return the keys of which more has to be found out, beside those of a thousand settled ones."""
+def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
+    """Return the keys of which more has to be found out, beside those of a thousand settled ones.
+
+    `bounds`: of the snapshot; all keys by default.
+    """
     others = [replace(LISTED, key=f"other/{number:04}".encode()) for number in range(1000)]
-    with SnapshotWriter(folder / "snapshot.parquet", source="src", listed_at=MOMENT, all_versions=True) as writer:
+    with SnapshotWriter(folder / "snapshot.parquet", source="src", listed_at=MOMENT, all_versions=True, **bounds) as writer:
         writer.add([*listed, *others])
         snapshot = writer.finish()
     standing = [*known, *(LOCATED | {"key": other.key} for other in others)]
     pq.write_table(pa.Table.from_pylist(standing, schema=STANDING_SCHEMA), folder / "standing.parquet")
     pq.write_table(pa.Table.from_pylist([*stated], schema=EXCEPTION_SCHEMA), folder / "exceptions.parquet")
     files = (folder / f"{name}.parquet" for name in ("standing", "exceptions", "identified"))
-    return pq.read_table(identify(snapshot.path, *files).unsettled)["key"].to_pylist()
+    return pq.read_table(identify(snapshot, *files).unsettled)["key"].to_pylist()
 
 
 def test_a_key_that_is_located_as_it_is_listed_is_settled(tmp_path):
@@ -75,3 +78,11 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
 )
 def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
     assert unsettled(tmp_path, listed, known, stated) == [b"key"]
+
+
+def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
+    keys = (b"k", b"key", b"key!", b"other/0999", b"other/0999!", b"z")
+    located = [LOCATED | {"key": key, "object_version": "etag:gone:7"} for key in keys]
+    stated = [GONE | {"key": key} for key in keys]
+    found = unsettled(tmp_path, [], located, stated, after=b"key", until=b"other/0999")
+    assert sorted(found) == [b"key!", b"other/0999"]

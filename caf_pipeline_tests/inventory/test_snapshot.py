@@ -455,3 +455,23 @@ def test_windows_of_keys_account_for_each_object_once(tmp_path, small_windows):
     known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
     account = account_for(snapshot, write_standing(tmp_path / "k.parquet", known))
     assert (account.objects, account.claimed, account.located, account.unaccounted) == (26, 5, 0, 21)
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "expected"),
+    [
+        (b"", b"03", [(None, b"03")]),
+        (b"02", None, [(b"02", b"06"), (b"06", b"10"), (b"10", None)]),
+        (b"02", b"09", [(b"02", b"06"), (b"06", b"09")]),
+        (b"02", b"06", [(b"02", b"06")]),
+        (b"50", b"60", [(b"50", b"60")]),
+    ],
+)
+def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(tmp_path, small_windows, after, until, expected):
+    keys = [key for key in (b"%02d" % number for number in range(13)) if key > after and (until is None or key <= until)]
+    path = tmp_path / "s.parquet"
+    with inventory.SnapshotWriter(path, source="src", listed_at=MOMENT, after=after, until=until) as writer:
+        for key in keys:
+            writer.add([thing(key)])
+        snapshot = writer.finish()
+    assert list(inventory.key_windows(path, snapshot.keys)) == expected

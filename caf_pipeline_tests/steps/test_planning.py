@@ -12,7 +12,7 @@ from caf_pipeline.ledger.records import Skip
 from caf_pipeline.steps import planning
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, plan
+from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
 
 AGE = datetime.now(UTC) - MOMENT
 """Of the objects of a memory source."""
@@ -153,3 +153,14 @@ def due_again(work, key):
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
         )
         return float(found.scalar_one())
+
+
+def test_a_snapshot_of_some_keys_says_nothing_of_the_others(workplace, source):
+    work = workplace()
+    archive_everything(work)
+    for key in ("key-002", "key-003", "key-010", "key-011"):
+        del source.bodies[key]
+    source.bodies["key-004"] = b"another content"
+    snapshot = planning.take_inventory(work, after=b"key-002", until=b"key-010")
+    found = planning.account_for(work, snapshot)
+    assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
