@@ -84,7 +84,16 @@ def may_move(before: ChunkState, after: ChunkState) -> bool:
 def require_move(chunk: str, before: ChunkState, after: ChunkState) -> None:
     """Raise IllegalMove, naming `chunk`, unless `before` → `after` is legal."""
     if not may_move(before, after):
-        raise IllegalMove(f"chunk {chunk} cannot go from '{before}' to '{after}'")
+        raise IllegalMove(f"chunk {chunk} is '{before}' and cannot become '{after}'", hint=_what_is_left(before, after))
+
+
+def _what_is_left(before: ChunkState, after: ChunkState) -> str:
+    """Return what the user can do where `before` → `after` is not legal."""
+    if not _LEGAL[before]:
+        return "nothing more happens to this chunk"
+    if before in UNDER_WAY and after is _S.WITHDRAWN:
+        return "it is posted, or may be: 'caf run' goes on with it and finds out"
+    return "'caf status' shows how far it is"
 
 
 def has_reached(state: ChunkState, milestone: ChunkState) -> bool:

@@ -77,10 +77,10 @@ def wrong_settings(error: ValidationError, model: type[BaseModel], origin: Origi
 
 def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
     """Return the error for a variable that stands for a list or a table and is not JSON."""
-    for place in _settings(model):
-        name, (kind, limits) = _variable(place), _kind(model, place)
-        given = origin.environment.get(name)
-        if given is not None and _from_json(given) is None and (_is_table(kind) or get_origin(kind) is tuple):
+    for name in sorted(each for each in origin.environment if each.startswith(_PREFIX)):
+        place = tuple(name.removeprefix(_PREFIX).lower().split(_BETWEEN))
+        kind, limits = _kind(model, place)
+        if _from_json(origin.environment[name]) is None and (_is_table(kind) or get_origin(kind) is tuple):
             what = "a table" if _is_table(kind) else _expected(kind, limits)
             return SettingsError(f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION)
     return SettingsError(f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION)
@@ -181,7 +181,7 @@ def _expected(kind: Any, limits: Sequence[Any]) -> str:  # noqa: ANN401 - an ann
     if origin is Literal:
         return " or ".join(f"'{each}'" for each in get_args(kind))
     if origin is tuple:
-        return 'a list such as ["https://host:1317"]'
+        return 'a list such as ["one", "two"]'
     if kind is ByteSize:
         return f"a size such as 65536, 64MiB or 30GiB{_range(limits, _size)}"
     words = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}

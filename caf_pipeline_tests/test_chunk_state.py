@@ -90,8 +90,17 @@ def test_damage_is_repaired_or_given_up(state):
 
 
 def test_an_illegal_move_names_the_chunk_and_both_states():
-    with pytest.raises(IllegalMove, match="chunk c cannot go from 'planned' to 'located'"):
+    with pytest.raises(IllegalMove, match="chunk c is 'planned' and cannot become 'located'"):
         require_move("c", S.PLANNED, S.LOCATED)
+
+
+@pytest.mark.parametrize(
+    ("state", "hint"), [(S.POSTED, "'caf run' goes on"), (S.EXPIRED, "nothing more happens"), (S.LOCATED, "'caf status' shows")]
+)
+def test_who_cannot_withdraw_a_chunk_is_told_what_is_left(state, hint):
+    with pytest.raises(IllegalMove) as raised:
+        require_move("c", state, S.WITHDRAWN)
+    assert hint in raised.value.hint
 
 
 @pytest.mark.parametrize(("number", "state"), list(enumerate(UNDER_WAY)))

@@ -106,7 +106,7 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
         ('[sources.one]\nbucket = "b"\nmax_wait = true', "must be a time such as 3600, 90m, 12h or 7d"),
         ('[sources.one]\nbucket = "b"\nmin_chunk_size = "31GiB"', "is larger than target_size"),
         ('[jackal]\nchain_id = "jackal 1"', "but must be a chain's id such as jackal-1"),
-        ('[jackal]\nlcd = "http://node"', 'but must be a list such as ["https://host:1317"]'),
+        ('[jackal]\nlcd = "http://node"', 'but must be a list such as ["one", "two"]'),
         ('[jackal]\nlcd = ["node:1317"]', "'node:1317', but must begin with http:// or https://"),
         ('[jackal]\nlcd = ["http://node:70000"]', "a port up to 65535"),
         ('[store]\nkind = "tape"', "store.kind is 'tape', but must be 'jackal' or 'directory'"),
@@ -184,6 +184,7 @@ def test_an_owner_is_one_where_dagster_takes_it(owner):
         ({"CAF_PACKING": '{"fetch_threads": 0}'}, "CAF_PACKING: packing.fetch_threads is 0"),
         ({"CAF_PACKING": "x"}, "CAF_PACKING: packing must be a table, written as JSON"),
         ({"CAF_PACKING__FETCH_THREAD": "1"}, "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is no setting: did you mean"),
+        ({"CAF_SOURCES__ONE__INCLUDE": "x/*"}, "CAF_SOURCES__ONE__INCLUDE: sources.one.include must be a list such as"),
         ({"CAF_JACKAL__LCD": "http://node"}, "CAF_JACKAL__LCD: jackal.lcd must be a list such as"),
         (
             {"CAF_JACKAL__REQUIRED_COPIES": "4"},

@@ -104,7 +104,7 @@ class _Worker:
         code = self.process.wait()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return CafError(
-            f"the process that archived chunk {self.chunk.name if self.chunk else ''} {how}",
+            f"the process that archived {f'chunk {self.chunk.name}' if self.chunk else 'chunks'} {how}",
             hint="run it again: it goes on where it stopped. Where the machine ran out of memory, archive with --workers 1",
         )
 

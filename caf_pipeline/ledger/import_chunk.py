@@ -163,7 +163,7 @@ class ChunkImport(LedgerPart):
             state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
             if state is not None:
                 raise LedgerError(
-                    f"the ledger has a chunk {chunk.name}, which is '{state}'", hint="nothing of it is to be restored"
+                    f"the ledger already has chunk {chunk.name}, which is '{state}'", hint="it is not to be restored"
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
@@ -245,7 +245,7 @@ def _locate(connection: Connection, chunk: StoredChunk) -> int:
     except DBAPIError as error:
         if isinstance(error.orig, psycopg.errors.CardinalityViolation):
             raise LedgerError(
-                f"chunk {chunk.name} names an object twice", hint="no chunk that this software packs does"
+                f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"
             ) from error
         raise
     if chunk.member_count and not written and not chunk.part:

@@ -20,6 +20,7 @@ from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
 from caf_pipeline.store.protocol import ChunkStore, ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.quantities import show_size
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.transactions import TransactionLog
@@ -56,9 +57,10 @@ class DirectoryStore(ChunkStore):
         disk = os.statvfs(self.folder)
         free_bytes = disk.f_bavail * disk.f_frsize
         if stored_size_bytes + waiting_bytes > free_bytes:
-            beside = f" beside {waiting_bytes} bytes of chunks that wait" if waiting_bytes else ""
+            beside = f" beside {show_size(waiting_bytes)} of chunks that wait" if waiting_bytes else ""
             raise StoreError(
-                f"the store's folder {self.folder} has {free_bytes} bytes free: too few for {stored_size_bytes} bytes{beside}",
+                f"the store's folder {self.folder} has {show_size(free_bytes)} free, too little for a chunk of"
+                f" {show_size(stored_size_bytes)}{beside}",
                 hint="make room there, or set store.folder to a folder on a larger disk",
             )
 
@@ -95,7 +97,7 @@ class DirectoryStore(ChunkStore):
                 pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
                 self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
         except FileNotFoundError as error:
-            raise StoreError(f"the staged file {staged} is gone", hint="pack the chunk again") from error
+            raise StoreError(f"the staged file {staged} is gone", hint="run the partition again: it is packed again") from error
 
     def owner(self) -> str:
         """Return the one owner that there is."""

@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):
     store = DirectoryStore(small_disk / "store")
-    with pytest.raises(StoreError, match=r"too few for 2000000 bytes beside 5 bytes"):
+    with pytest.raises(StoreError, match=r"too little for a chunk of 1\.9 MiB beside 5 B"):
         store.admit(public=False, stored_size_bytes=2_000_000, waiting_bytes=5)
 
 

@@ -259,7 +259,7 @@ def _of_this_machine(ranges: Iterator[Range]) -> Iterator[Range]:
     try:
         yield from ranges
     except IntegrityError as error:
-        raise StagingError(str(error), hint="run the command again") from error
+        raise StagingError(f"a temporary file of this command was damaged: {error}", hint="run the command again") from error
 
 
 def _windows(copy: KnownCopy, now: int) -> int:

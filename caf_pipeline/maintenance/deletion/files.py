@@ -37,7 +37,9 @@ class OutputFile(WholeFile):
         try:
             super().__init__(path, path.with_name(f".{path.name}.{tag}.part"))
         except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists") from error
+            raise UsageError(
+                f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that you may write to"
+            ) from error
 
     def write(self, data: bytes) -> None:
         """Append bytes; raises StagingError where the disk does not take them."""
@@ -49,7 +51,9 @@ class OutputFile(WholeFile):
             write()
         except OSError as error:
             reason = error.strerror or str(error)
-            raise StagingError(f"{self.path} cannot be written: {reason}", hint="make room on that disk") from error
+            raise StagingError(
+                f"{self.path} cannot be written: {reason}", hint="make room there, or mend its permissions"
+            ) from error
 
     def publish(self) -> None:
         """Make the file durable and give it its name."""

@@ -86,9 +86,8 @@ class S3EventQueue:
                 return SourceError(f"the queue {self.url} refuses: {code}", hint=f"check {setting}")
             return SourceUnreachable(f"the queue {self.url} answers with {code}", hint="wait, and try again")
         if isinstance(error, NoCredentialsError):
-            return SourceDenied(
-                f"there are no credentials for the queue {self.url}", hint="the source's own are used for its queue"
-            )
+            hint = f"set the credentials of source '{self.source}', which are also used for its queue"
+            return SourceDenied(f"there are no credentials for the queue {self.url}", hint=hint)
         return SourceUnreachable(f"the queue {self.url} cannot be asked: {first_line(error)}", hint=f"check {setting}")
 
 

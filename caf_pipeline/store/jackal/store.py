@@ -24,6 +24,7 @@ from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, StorageCost
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle, open_throttle
 from caf_pipeline.waits import Waits
 
@@ -91,8 +92,8 @@ class JackalStore:
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
             raise ChunkTooLarge(
-                f"a chunk of {stored_size_bytes} bytes cannot be uploaded in the {self.settings.upload_seconds:.0f} s that a"
-                f" provider allows; at the measured rates about {largest} bytes can",
+                f"a chunk of {show_size(stored_size_bytes)} cannot be uploaded in the {self.settings.upload_seconds:.0f} s that a"
+                f" provider allows; at the measured rates about {show_size(largest)} can",
                 fitting_bytes=largest,
                 hint=f"set the source's target_size to {largest} or less",
             )
@@ -102,7 +103,7 @@ class JackalStore:
         plan = self.chain.plan(address)
         if plan is None:
             raise NoStoragePlan(
-                f"{address} has bought no space on Jackal; {needed_bytes} bytes are needed",
+                f"{address} has bought no space on Jackal; {show_size(needed_bytes)} are needed",
                 hint=_to_buy(needed_bytes),
             )
         if plan.ends_at <= datetime.now(UTC):
@@ -112,8 +113,8 @@ class JackalStore:
             )
         if needed_bytes > plan.free_bytes:
             raise PlanTooSmall(
-                f"{needed_bytes} bytes are needed for all copies of what is to be posted, {plan.free_bytes} of {plan.space_bytes}"
-                f" bought bytes of {address} are free",
+                f"all copies of what is to be posted need {show_size(needed_bytes)}; of the {show_size(plan.space_bytes)} that"
+                f" {address} bought, {show_size(max(plan.free_bytes, 0))} are free",
                 fitting_bytes=max(plan.free_bytes, 0) // self.settings.copies,
                 hint=_to_buy(plan.used_bytes + needed_bytes),
             )

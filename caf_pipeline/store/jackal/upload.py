@@ -159,7 +159,7 @@ class Uploads:
         try:
             size_bytes = staged.stat().st_size
         except OSError as error:
-            raise StoreError(f"the staged file {staged} is gone", hint="pack the chunk again") from error
+            raise StoreError(f"the staged file {staged} is gone", hint="run the partition again: it is packed again") from error
         if size_bytes != posting.stored_size_bytes:
             raise StoreError(
                 f"the staged file {staged} has {size_bytes} bytes, {posting.stored_size_bytes} were posted",
