@@ -1,6 +1,5 @@
 """Archived objects as files below a folder, each at its key; what becomes of the key's name is `file_names`."""
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from caf_pipeline.retrieval.file_names import path_of
 from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
 from caf_pipeline.retrieval.restore import Outcome, RestoredObject
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.system.files_below import FilesBelow, NotRestored
+from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
 
 BATCH_BYTES: Final = 64 << 20
 """Of small objects that are read at once: as many requests as are under way side by side."""
@@ -56,13 +55,17 @@ class RestoreFolder:
         """Return what is known already of an object; None of one that is to be written."""
         try:
             names, file = _place(self._files, one) if self._files else (path_of(one.row.key), None)
+            place = "/".join(names)
+            if self._files and file:
+                with file:
+                    if _is_equal(file, one):
+                        if not self._dry_run:
+                            self._files.take(one.row.key, file)
+                        return RestoredObject(one, Outcome.EQUAL, place)
+                if not self._force:
+                    return RestoredObject(one, Outcome.DIFFERENT, place)
         except NotRestored as error:
             return RestoredObject(one, Outcome.FAILED, error=error)
-        place = "/".join(names)
-        if file and _is_equal(file, one):
-            return RestoredObject(one, Outcome.EQUAL, place)
-        if file and not self._force:
-            return RestoredObject(one, Outcome.DIFFERENT, place)
         return RestoredObject(one, Outcome.RESTORED, place) if self._dry_run else None
 
     def _write_all(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
@@ -88,32 +91,31 @@ def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] |
     """Return the names of an object's file, and the open file that is there; None where none is.
 
     Raises:
-        NotRestored: neither of its two paths can have a file.
+        NotRestored: neither of its two paths can have a file, or the file that is there cannot be read.
     """
     key, blocked = one.row.key, None
     for escaped in (False, True):
         try:
             names = path_of(key, escaped=escaped)
             return names, files.open(key, _encoded(names))
-        except NotRestored as error:
+        except NameRefused as error:
             blocked = error
     assert blocked
     raise blocked
 
 
 def _is_equal(file: IO[bytes], one: Location) -> bool:
-    """Compare a file, and close it, with the SHA-256 of an object, of one in parts with that of each part."""
-    with contextlib.closing(file):
-        if os.fstat(file.fileno()).st_size != one.size_bytes:
+    """Compare a file with the SHA-256 of an object, of one in parts with that of each part."""
+    if os.fstat(file.fileno()).st_size != one.size_bytes:
+        return False
+    for each in one.ranges:
+        digest, left = hashlib.sha256(), each.end_byte - each.start_byte
+        while left and (piece := file.read(min(left, PIECE_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+        if digest.digest() != each.sha256:
             return False
-        for each in one.ranges:
-            digest, left = hashlib.sha256(), each.end_byte - each.start_byte
-            while left and (piece := file.read(min(left, PIECE_BYTES))):
-                digest.update(piece)
-                left -= len(piece)
-            if digest.digest() != each.sha256:
-                return False
-        return True
+    return True
 
 
 def _write(body: bytes, file: IO[bytes]) -> None:

@@ -21,12 +21,13 @@ from caf_pipeline.errors import CafError, HeldByOther, StagingError
 
 # The whole folder's trouble, not one member's.
 _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
-_PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}\.partial")
+_PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
-_REASONS: Final = {
+_REASONS: Final = {  # for which another name may do
     errno.ELOOP: "a part of its path is a symbolic link",
     errno.ENOTDIR: "a part of its path is not a folder",
+    errno.ENXIO: "what has its path is no file",
     errno.ENAMETOOLONG: "a part of its path is too long for the file system",
     errno.EILSEQ: "the file system does not take such names",
     errno.EINVAL: "the file system does not take such names",
@@ -37,17 +38,23 @@ class NotRestored(CafError):
     """One member cannot be written here; others can."""
 
 
+class NameRefused(NotRestored):
+    """A member cannot have this name here; another one may do."""
+
+
 class FilesBelow:
     """A folder below which members are written, each under a temporary name until it is whole. A context manager."""
 
     def __init__(self, path: Path, *, force: bool) -> None:
         """Open the folder, which is made if it is missing, and may be a symbolic link; raises StagingError where it cannot.
 
-        With `force`, files that are there already are replaced, but never one of this run.
+        With `force`, files that are there already are replaced, but never one of this run: memory takes a number for each. A
+        folder that is owned (`own`) takes none, but where its file system has one file for several names.
         """
         self._path = path
         self._force = force
-        self._written: set[tuple[int, int]] = set()
+        self._is_tracked = force
+        self._taken: set[int] = set()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._root = os.open(path, _FOLDER)
@@ -87,7 +94,11 @@ class FilesBelow:
             self._write_file(parent, parts[-1], key, fill, modified_ns)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
-        """Return the file that is at these parts, None where nothing is; raises NotRestored where it is no regular file."""
+        """Return the file that is at these parts, None where nothing is.
+
+        Raises:
+            NameRefused: no regular file can be there. NotRestored: it cannot be read. StagingError: as `write`.
+        """
         with self._translated(key):
             try:
                 descriptor = os.open(parts[-1], _FILE, dir_fd=self._open_parent(parts[:-1], make=False))
@@ -95,14 +106,22 @@ class FilesBelow:
                 return None
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise NotRestored(f"{key!r} was not written: what has its path is no file.")
+                raise NameRefused(f"{key!r} was not written: what has its path is no file.")
             return open(descriptor, "rb")
+
+    def take(self, key: str, file: IO[bytes]) -> None:
+        """Count a file that is there as a member's; raises NotRestored where it is another one's, whose name is the same here."""
+        status = os.fstat(file.fileno())
+        # Names that are links of one file are told apart; which of them this is, nothing says.
+        if self._is_tracked and status.st_nlink == 1:
+            self._check_not_taken(status, key)
+            self._taken.add(_number(status))
 
     def own(self) -> None:
         """Keep other processes that call this out of the folder, and remove what killed ones left, wherever something is written.
 
         Raises:
-            HeldByOther: another one has it.
+            HeldByOther: another one has it. StagingError: no file can be made in it.
         """
         try:
             fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,6 +131,23 @@ class FilesBelow:
             ) from error
         self._is_own = True
         self._sweep(self._root)
+        self._is_tracked = self._has_one_file_for_two_names()
+
+    def _has_one_file_for_two_names(self) -> bool:
+        """Try it in the folder: with names that differ in upper and lower case, or in Unicode's normal form."""
+        name = f".caf-{secrets.token_hex(8)}"
+        for mark, one, other in (("", name, name.upper()), ("e\u0301", f"{name}e\u0301", f"{name}\u00e9")):
+            try:
+                os.close(os.open(f"{one}.partial", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=self._root))
+            except OSError as error:
+                if mark:
+                    return False  # it takes no such names
+                raise StagingError(f"The folder {str(self._path)!r} cannot be written to: {error.strerror}.") from error
+            is_other = os.access(f"{other}.partial", os.F_OK, dir_fd=self._root)
+            os.unlink(f"{one}.partial", dir_fd=self._root)
+            if is_other:
+                return True
+        return False
 
     def _sweep(self, folder: int) -> None:
         """Remove unfinished files of killed processes."""
@@ -128,8 +164,9 @@ class FilesBelow:
         except OSError as error:
             if error.errno in _FATAL:
                 raise StagingError(f"{key!r} cannot be written to {str(self._path)!r}: {error.strerror}.") from error
-            reason = _REASONS.get(error.errno or 0, error.strerror)
-            raise NotRestored(f"{key!r} was not written: {reason}.") from error
+            reason = _REASONS.get(error.errno or 0)
+            kind = NameRefused if reason else NotRestored
+            raise kind(f"{key!r} was not written: {reason or error.strerror}.") from error
 
     def _open_parent(self, parts: Sequence[bytes], *, make: bool = True) -> int:
         """Return the folder of these parts, made where it is missing and `make`. The last one stays open: neighbours share it."""
@@ -159,9 +196,12 @@ class FilesBelow:
             return
         if stat.S_ISDIR(status.st_mode):
             raise NotRestored(f"{key!r} was not written: a folder has its path.")
+        self._check_not_taken(status, key)
         if not self._force:
             raise NotRestored(f"{key!r} was not written: the file exists already.", hint="--force replaces files.")
-        if (status.st_dev, status.st_ino) in self._written:
+
+    def _check_not_taken(self, status: os.stat_result, key: str) -> None:
+        if _number(status) in self._taken:
             raise NotRestored(f"{key!r} was not written: this file system does not distinguish its name from another member's.")
 
     def _write_file(
@@ -181,8 +221,8 @@ class FilesBelow:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=parent)
             raise
-        if self._force:
-            self._written.add((status.st_dev, status.st_ino))
+        if self._is_tracked:
+            self._taken.add(_number(status))
 
     def _rename(self, parent: int, temporary: str, name: bytes, key: str) -> None:
         """Give a whole file its name; without `force` no file is replaced that appeared while it was filled."""
@@ -198,6 +238,11 @@ class FilesBelow:
                 os.unlink(temporary, dir_fd=parent)
                 return
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def _number(status: os.stat_result) -> int:
+    """Return what no other file has: one number takes a third of the memory of two."""
+    return status.st_dev << 64 | status.st_ino
 
 
 def _parts(key: str) -> list[bytes]:

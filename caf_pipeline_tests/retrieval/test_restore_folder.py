@@ -1,6 +1,10 @@
 """Objects restored to a folder together with their neighbours: by how many requests, and what one that fails costs others."""
 
+import errno
 import os
+import unicodedata
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +15,7 @@ from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.restore import Outcome, restore_objects
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
+from caf_pipeline.system import files_below
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
@@ -36,8 +41,13 @@ class BadSpot(BreakingFolders):
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
+def bodies():
+    return BODIES
+
+
+@pytest.fixture
+def work(tmp_path, ledger, bodies):
+    work = a_workplace(tmp_path, MemorySource(dict(bodies)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
     archive_everything(work)
     work.store.asked.clear()
     return work
@@ -47,9 +57,10 @@ def work(tmp_path, ledger):
 def restore(work, tmp_path):
     """Restores to a folder; returns what became of each object, in turn, and then the files by their keys."""
 
-    def run():
-        with FilesBelow(tmp_path / "out", force=False) as files:
-            target = RestoreFolder(files, work.store, force=False, dry_run=False)
+    def run(*, force=False):
+        with FilesBelow(tmp_path / "out", force=force) as files:
+            files.own()
+            target = RestoreFolder(files, work.store, force=force, dry_run=False)
             done = list(restore_objects(list_objects(work.ledger, "src"), target))
         paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
         return done, {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
@@ -88,3 +99,67 @@ def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
     with pytest.raises(StoreUnreachable, match=f"the last {UNREAD_IN_A_ROW} objects could not be read"):
         restore()
     assert len(work.store.asked) < 3 * len(BODIES) / 2
+
+
+class OneNameForSome:
+    """What `os` is on a file system that takes some names for the same."""
+
+    def __init__(self, fold):
+        self.fold = fold
+
+    def __getattr__(self, name):
+        given = getattr(os, name)
+        if name not in {"access", "link", "mkdir", "open", "replace", "stat", "unlink"}:
+            return given
+        return lambda *names, **options: given(*map(self.folded, names), **options)
+
+    def folded(self, name):
+        if isinstance(name, bytes):
+            return self.fold(name.decode()).encode()
+        return self.fold(name) if isinstance(name, str) else name
+
+
+@pytest.mark.parametrize(
+    ("fold", "bodies"),
+    [
+        (str.lower, {"dir/A": b"1", "dir/a": b"2"}),
+        (partial(unicodedata.normalize, "NFD"), {"dir/e\u0301": b"1", "dir/\u00e9": b"2"}),
+    ],
+    ids=["case", "normal form"],
+)
+def test_of_two_keys_that_are_one_name_the_second_never_replaces_the_first(restore, bodies, monkeypatch, fold):
+    monkeypatch.setattr(files_below, "os", OneNameForSome(fold))
+    for force in (False, True, True):
+        done, files = restore(force=force)
+        assert list(files.values()) == [b"1"]
+        assert done[1].outcome is not Outcome.RESTORED
+    assert [one.outcome for one in done] == [Outcome.EQUAL, Outcome.FAILED]
+    assert "does not distinguish its name" in str(done[1].error)
+
+
+@pytest.mark.parametrize("bodies", [{"dir/A": b"same", "dir/a": b"same", "dir/b": b"same"}])
+def test_one_file_is_not_taken_for_two_keys_that_have_the_same_content(restore, monkeypatch, bodies, tmp_path):
+    monkeypatch.setattr(files_below, "os", OneNameForSome(str.lower))
+    restore()
+    done, _ = restore()
+    assert [one.outcome for one in done] == [Outcome.EQUAL, Outcome.FAILED, Outcome.EQUAL]
+    (tmp_path / "out" / "dir" / "b").unlink()  # who saves room by links has made one file of equal ones
+    os.link(tmp_path / "out" / "dir" / "a", tmp_path / "out" / "dir" / "b")
+    done, _ = restore()
+    assert done[2].outcome is Outcome.EQUAL
+
+
+@pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
+def test_a_file_that_may_not_be_read_is_left_and_its_object_is_written_nowhere_else(restore, monkeypatch, bodies, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").write_bytes(b"mine")
+
+    def opened(name, *given, **options):
+        if name == b"a":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return os.open(name, *given, **options)
+
+    monkeypatch.setattr(files_below, "os", SimpleNamespace(**vars(os) | {"open": opened}))
+    done, files = restore(force=True)
+    assert [one.outcome for one in done] == [Outcome.FAILED, Outcome.RESTORED]
+    assert files == {"a": b"mine", "b": b"2"}

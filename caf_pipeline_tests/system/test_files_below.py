@@ -1,12 +1,48 @@
 """Files below a folder: what appears or is there already, what may not be written, and names that are one file."""
 
+import contextlib
 import errno
 import os
 
 import pytest
 
+from caf_pipeline.errors import StagingError
 from caf_pipeline.system import files_below
-from caf_pipeline.system.files_below import FilesBelow, NotRestored
+from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """Have no more rights than the files' modes give."""
+    own = os.geteuid()
+    os.seteuid(own or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+def test_a_folder_that_may_not_be_written_is_told_before_anything_is_read(tmp_path):
+    tmp_path.chmod(0o555)
+    denied = pytest.raises(StagingError, match=r"cannot be written to: Permission denied\.")
+    with FilesBelow(tmp_path, force=True) as files, ordinary_user(), denied:
+        files.own()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_may_not_be_read_is_no_reason_to_try_another_name(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine").write_bytes(b"1")
+    (tmp_path / "mine").chmod(0)
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "folder").mkdir()
+    with FilesBelow(tmp_path, force=True) as files, ordinary_user():
+        with pytest.raises(NotRestored, match="Permission denied") as refused:
+            files.open("mine", [b"mine"])
+        assert not isinstance(refused.value, NameRefused)
+        for names in ([b"folder"], [b"n" * 300], [b"a", b"b"]):
+            with pytest.raises(NameRefused):
+                files.open("key", names)
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["with links", "without links"])
