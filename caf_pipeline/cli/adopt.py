@@ -32,13 +32,14 @@ def adopt(  # noqa: PLR0917 - the command line's options
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Take over CAF files that gocaf or jackal-js-worker wrote and posted, without uploading them again.
+    r"""Take over CAF files that other programs posted.
 
-    Each file is read as a whole here. It counts where the chain has a file of the wallet, or of one that posted the ledger's
-    chunks, with exactly its Merkle root and size, and as many copies as required give pieces of it back. A member becomes the
-    location of an object of the newest whole inventory where key and size are equal and the ETag is the MD5 of its bytes. All
-    others are left out, counted by reason and, with --json, listed; they are archived by the next run like any object. --strip
-    leaves out the first parts of members' keys, which jackal-js-worker begins with the task's id.
+    Those of gocaf and jackal-js-worker are known; nothing is uploaded again. Each file is read as a whole here. It counts where
+    the chain has a file of the wallet, or of one that posted the ledger's chunks, with exactly its Merkle root and size, and as
+    many copies as required give pieces of it back. A member becomes the location of an object of the newest whole inventory
+    where key and size are equal and the ETag is the MD5 of its bytes. All others are left out, counted by reason and, with
+    --json, listed; they are archived by the next run like any object. --strip leaves out the first parts of members' keys,
+    which jackal-js-worker begins with the task's id.
 
     The file then is a chunk of the ledger, which caf get, restore, check, prove and repair know like any other. Of its objects
     no headers and no user metadata are known: caf safe-to-delete never lists them. Adopting a file twice changes nothing.

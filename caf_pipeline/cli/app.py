@@ -32,12 +32,12 @@ def _options(
 
 
 def _jackal(context: typer.Context) -> None:
-    """Look after the wallet, its space and what is stored on Jackal. docs/jackal.md begins with an empty wallet."""
+    """Manage the wallet, its space and what Jackal stores. docs/jackal.md begins with an empty wallet."""
     _show_help(context)
 
 
 def _cotar(context: typer.Context) -> None:
-    """Read files of a tar archive by their names, through an index that cotar made or reads."""
+    """Read files of a tar archive by name, through an index. The index is one that cotar makes or reads."""
     _show_help(context)
 
 

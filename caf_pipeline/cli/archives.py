@@ -86,7 +86,7 @@ def create(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pack files into a CAF archive.
+    """Pack files into a CAF file.
 
     Keys are the files' paths below DIR. Links are followed; anything that is neither file nor folder is an error, and so is
     a file that changes while it is read. Empty folders, owners and times are not kept.
@@ -134,7 +134,7 @@ Examples:
 
 
 def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
-    r"""List the members of an archive.
+    r"""List the members of a CAF file.
 
     A line is a member's size in bytes and its key, in the order of the index. Characters that a terminal would act on are
     shown escaped, as \n or \x1b. With --json a line has exactly `key`, `start_byte` and `end_byte` (exclusive). Reads only
@@ -168,10 +168,11 @@ def extract(
     as_json: AsJson = False,
     lenient: Lenient = False,
 ) -> None:
-    """Extract members below DIR, each at its key.
+    """Write a CAF file's members below a folder.
 
-    Nothing is ever written outside DIR, and no symbolic link in it is followed. A key that cannot be a path there, and a
-    file that is there already, is told on stderr, and the rest goes on. Each file appears only when it is whole.
+    Each has its key as its path below DIR. Nothing is ever written outside DIR, and no symbolic link in it is followed. A key
+    that cannot be a path there, and a file that is there already, is told on stderr, and the rest goes on. Each file appears
+    only when it is whole.
     """
     with _opened(file, lenient=lenient) as reader:
         problems: list[CafError] = []
@@ -217,7 +218,7 @@ Examples:
 def cat(
     *, file: Archive, key: Annotated[str, typer.Argument(metavar="KEY", help="The member's key.")], lenient: Lenient = False
 ) -> None:
-    """Write one member's bytes to stdout.
+    """Write one member of a CAF file to stdout.
 
     In constant memory, and by at most three reads of the file.
     """
@@ -236,7 +237,7 @@ Examples:
 
 
 def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
-    """Check an archive's structure and read every byte of it.
+    """Check a CAF file's structure and read every byte of it.
 
     Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
     bytes are legal and told. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.

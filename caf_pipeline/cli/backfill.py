@@ -18,7 +18,7 @@ def backfill(  # noqa: PLR0917 - the command line's options
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be submitted, and change nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="End with one JSON object, on standard output.")] = False,
 ) -> int:
-    r"""Let Dagster's daemon archive the planned chunks of a source, and follow it.
+    r"""Let Dagster's daemon archive a source's planned chunks.
 
     Submits one asset backfill of all chunks that have work to do, a run for each, and says how far it is, at which rate, and how
     long it takes still. The daemon runs it: Ctrl-C or a lost connection end only the command, and the same command follows the

@@ -43,11 +43,12 @@ def check(  # noqa: PLR0917 - the command line's options
     current: CurrentOption = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Read archived objects back from the store and compare their SHA-256, as `caf get` does; nothing is kept.
+    r"""Read archived objects back and compare their SHA-256.
 
-    What `caf ls --recursive` lists is checked: by default one object of a hundred, chosen by chance each time, and at least one.
-    Of those that were not chosen this says nothing. An object is right where any provider gives it right; what others gave
-    wrong, or did not give, is counted for each. `caf jackal prove` and `caf jackal repair` see to that.
+    They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive` lists is checked: by default
+    one object of a hundred, chosen by chance each time, and at least one. Of those that were not chosen this says nothing. An
+    object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf jackal
+    prove` and `caf jackal repair` see to that.
 
     A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
     {"objects_checked": …}.

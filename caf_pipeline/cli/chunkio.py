@@ -71,7 +71,7 @@ def cat(
         bool, typer.Option("--inflate", help="The content is raw DEFLATE, as ChunkIO's buffered writer leaves it: inflate it.")
     ] = False,
 ) -> None:
-    r"""Write the content of one entry of a ChunkIO log to standard output.
+    r"""Write the content of one entry of a ChunkIO log to stdout.
 
     Nothing is written before all of the content was read and agreed with its hash, which finds damage and no forgery. Of a log
     elsewhere only ranges with the entry are read.
@@ -105,7 +105,9 @@ def cat(
 
 
 def verify(file: LogArgument, json: JsonOption = False) -> None:
-    r"""Check every byte of a ChunkIO log: headers and contents by their hashes, meters, padding, and bytes of no entry.
+    r"""Check every byte of a ChunkIO log.
+
+    Headers and contents by their hashes, meters, padding, and bytes of no entry.
 
     A line is one place that is not as a writer leaves it. Entries that were cut off the end are not missed. With --json such
     a line has `begin`, `end` and `damage`; the last line has `entries`, `size_bytes` and `damaged_places`.
@@ -150,7 +152,7 @@ def salvage(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    r"""Look for entries at every position of a damaged ChunkIO log, also where no way leads to them.
+    r"""Look for entries at every position of a damaged ChunkIO log. It also finds those to which no way leads.
 
     A line is an entry as `caf chunkio list` shows it, and what is to be known of it: `lost`, no reader of ChunkIO finds it;
     `damaged`, its content is not whole; `inside N`, it is part of the content of the entry at N, as those of a log that is

@@ -25,7 +25,9 @@ LogArgument = Annotated[
 
 
 def inspect(file: LogArgument, json: JsonOption = False) -> None:
-    r"""Show what a clp-s single-file archive says of itself: inputs, records, first and last time, sections, sizes.
+    r"""Show what a clp-s single-file archive says of itself.
+
+    Inputs, records, first and last time, sections, sizes.
 
     Two ranges are read, or one where the metadata lie in the first 64 KiB; one more where they do not tell the number of
     records. Records are not read: nothing here finds damage in them. `clp-s x` and `clp-s s` of CLP read them.

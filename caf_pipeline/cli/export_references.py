@@ -21,11 +21,12 @@ def export_references(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="What to write: FILE.json or FILE.parquet.")],
     current: CurrentOption = False,
 ) -> None:
-    r"""Write where each object's bytes are, as references (URL, offset, length) into the stored chunks.
+    r"""Write where each archived object's bytes are.
 
-    What `caf ls --recursive` lists is written. FILE.json is read by fsspec's file system `reference`; FILE.parquet has a row for
-    each object, or part of one, with its SHA-256. Whoever has the file reads the objects from the providers, with no code of
-    ours and without the ledger. An object larger than a chunk is in parts, and not in FILE.json.
+    A reference is a URL of a stored chunk, an offset and a length. What `caf ls --recursive` lists is written. FILE.json is
+    read by fsspec's file system `reference`; FILE.parquet has a row for each object, or part of one, with its SHA-256. Whoever
+    has the file reads the objects from the providers, with no code of ours and without the ledger. An object larger than a
+    chunk is in parts, and not in FILE.json.
 
     A URL is that of one provider, which gave a byte of the chunk when it was asked now: write the file again where providers
     change. What is read by it is compared with nothing: that is what the SHA-256 is for.

@@ -42,10 +42,11 @@ def ls(  # noqa: PLR0917 - the command line's options
     as_of: AsOfOption = "",
     json: JsonOption = False,
 ) -> None:
-    r"""List what is archived: for each key, the object that `caf get` gives.
+    r"""List what is archived below a prefix.
 
-    One level is shown, as S3 lists with the delimiter '/': what has a further '/' behind PREFIX is one line that ends in '/'.
-    PREFIX is the beginning of keys, not a folder: `a` is also the beginning of `abc`.
+    For each key this is the object that `caf get` gives. One level is shown, as S3 lists with the delimiter '/': what has a
+    further '/' behind PREFIX is one line that ends in '/'. PREFIX is the beginning of keys, not a folder: `a` is also the
+    beginning of `abc`.
 
     The status of an object is `current` where S3 had it at the last inventory; `gone` where that no longer listed its key, e.g.
     since it was deleted after it was archived; `older` where the key has other content in S3, which is not archived yet.
@@ -97,10 +98,10 @@ def find(  # noqa: PLR0917 - the command line's options
     long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Find archived objects by pattern, size and LastModified; all that is asked for must hold.
+    r"""Find archived objects by pattern, size and time.
 
-    What is listed is as by `caf ls --recursive`, also with --as-of: for each key, the object that `caf get` gives. Only keys that
-    begin with what PATTERN has before its first * or ? are read.
+    The time is LastModified; all that is asked for must hold. What is listed is as by `caf ls --recursive`, also with --as-of:
+    for each key, the object that `caf get` gives. Only keys that begin with what PATTERN has before its first * or ? are read.
 
     \b
     Examples:
@@ -142,10 +143,10 @@ def du(  # noqa: PLR0917 - the command line's options
     as_of: AsOfOption = "",
     json: JsonOption = False,
 ) -> None:
-    r"""Sum up archived objects below a prefix: a line for each next level, and one for all.
+    r"""Sum up archived objects below a prefix.
 
-    Counted is what `caf ls --recursive` lists, also with --as-of: for each key one object, and its size as in S3. Every key is
-    read.
+    There is a line for each next level, and one for all. Counted is what `caf ls --recursive` lists, also with --as-of: for
+    each key one object, and its size as in S3. Every key is read.
 
     \b
     Examples:

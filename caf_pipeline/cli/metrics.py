@@ -24,7 +24,9 @@ def metrics(
         str, typer.Option("--serve", metavar="HOST:PORT", help="Answer GET /metrics there until it is interrupted.")
     ] = "",
 ) -> None:
-    r"""Print what the ledger has of each source as OpenMetrics, for Prometheus and whatever reads its format.
+    r"""Print the numbers of each source as OpenMetrics.
+
+    Prometheus reads them, and whatever reads its format.
 
     Chunks, objects and bytes by state, skipped objects, copies, attempts, the oldest chunk under way, the last change and the
     last whole inventory, keys that events named, a pause. The ledger is asked for each number when it is shown, so that it is

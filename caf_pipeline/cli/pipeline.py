@@ -49,7 +49,7 @@ def run(  # noqa: PLR0917 - the command line's options
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="End with one JSON object that sums it up, on standard output.")] = False,
 ) -> int:
-    r"""Take an inventory, plan what is new, and archive every planned chunk.
+    r"""Take an inventory, plan what is new, and archive it.
 
     Runs through Dagster, in this process; each run is on its job's page in the UI. What an earlier run left unfinished
     is finished, too. Whatever it waits for is said at once, with what ends the wait; without a terminal a line says every
@@ -110,10 +110,11 @@ def get(  # noqa: PLR0917 - the command line's options
         str | None, typer.Option("--member", metavar="NAME", help="One file of the object, which is a .tar.co.")
     ] = None,
 ) -> None:
-    r"""Fetch one object: one look-up, one range read, its SHA-256 compared.
+    r"""Fetch one archived object.
 
-    Nothing is given out before the whole object was read and verified: neither FILE nor a byte on standard output. A provider
-    that gives wrong bytes is left for the next one that has the object; where one breaks off, the next goes on at the same byte.
+    It takes one look-up and one range read, and its SHA-256 is compared. Nothing is given out before the whole object was read
+    and verified: neither FILE nor a byte on standard output. A provider that gives wrong bytes is left for the next one that
+    has the object; where one breaks off, the next goes on at the same byte.
 
     What is given is what S3 had at the last inventory. Where that is gone, under way or skipped, the content archived last is
     given, and a line on standard error says so. Of a key that is not archived it says why: a chunk under way has it, it was
@@ -169,7 +170,7 @@ def status(
     ] = 5,
     json: JsonOption = False,
 ) -> None:
-    r"""Show each source and each of its chunks as the ledger has them.
+    r"""Show sources and chunks as the ledger has them.
 
     Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
     What that inventory had beside them is shown with its time: objects that a filter left out, older versions, delete markers.
@@ -215,7 +216,9 @@ def status(
 
 
 def unpark(chunk: ChunkArgument) -> None:
-    r"""Let runs work on a parked chunk again, once what stopped it is mended.
+    r"""Let runs work on a parked chunk again.
+
+    Do so once what stopped it is mended.
 
     Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
@@ -227,7 +230,9 @@ def unpark(chunk: ChunkArgument) -> None:
 
 
 def withdraw(chunk: ChunkArgument) -> None:
-    r"""Give a chunk up for good, before it is posted: its objects are planned again by the next plan.
+    r"""Give up a chunk before it is posted.
+
+    Its objects are planned again by the next plan, and the chunk is never archived.
 
     Exit status: 0; 6 the chunk is posted already, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """

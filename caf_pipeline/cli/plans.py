@@ -45,7 +45,7 @@ def plan(
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    r"""Show what a plan of a source would do and cost, before anything is planned.
+    r"""Show what a plan of a source would do and cost.
 
     Takes an inventory as `caf run` does, unless --last-inventory is given, and cuts what no chunk has. The ledger learns nothing
     of it, and nothing is claimed; the inventory is kept like any other. Prices are estimates: for requests and egress AWS's list
@@ -91,7 +91,7 @@ def plans(
     words: Annotated[list[str], typer.Argument(metavar="SOURCE | show PLAN | chunk CHUNK", help="What is shown, see above.")],
     json: JsonOption = False,
 ) -> None:
-    r"""List the plans of a source, or show one plan, or one chunk of a plan.
+    r"""List plans; show one plan, or one of its chunks.
 
     PLAN is the name of a plan, as the list has it, or SOURCE-PLAN where two sources have a plan of this name. CHUNK is a chunk's
     id. What was planned is read from the plan's files, what became of it from the ledger.

@@ -14,11 +14,12 @@ def queue(
     remove: Annotated[bool, typer.Option("--remove", help="Remove what is shown from the ledger.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Show the messages of a source's queue that are no event of its bucket, and why.
+    r"""Show messages of a source's queue that are no events.
 
-    They were set apart in the ledger, whole, when they were taken from the queue, so that they hold nothing up. Of a message with
-    several events those that are right were taken. Nothing else needs what is set apart: once its reason is known, and mended
-    where the messages come from, --remove removes it.
+    Each is shown with the reason why it is no event of the source's bucket. They were set apart in the ledger, whole, when they
+    were taken from the queue, so that they hold nothing up. Of a message with several events those that are right were taken.
+    Nothing else needs what is set apart: once its reason is known, and mended where the messages come from, --remove removes
+    it.
 
     \b
     Examples:

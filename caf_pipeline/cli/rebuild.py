@@ -29,13 +29,13 @@ def rebuild(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be restored; restore nothing.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Restore a lost ledger from what the store lists, by range reads.
+    r"""Restore a lost ledger from what the store lists.
 
-    Needs the settings of the sources and the wallet's address; no mnemonic where --owner gives the address, and nothing of S3.
-    Each file that is listed is told of: a chunk that is restored, one that the ledger knows, or why it is none of ours. A chunk
-    with fewer copies than required comes back as damaged; `caf jackal repair` mends it. May be run on a ledger that is not
-    empty, and again at any time: what the ledger knows stays as it is. A chunk whose copies differ in what is read of it is
-    not restored, unless --whole reads them whole, which tells the wrong ones.
+    Reads ranges of the stored files. Needs the settings of the sources and the wallet's address; no mnemonic where --owner
+    gives the address, and nothing of S3. Each file that is listed is told of: a chunk that is restored, one that the ledger
+    knows, or why it is none of ours. A chunk with fewer copies than required comes back as damaged; `caf jackal repair` mends
+    it. May be run on a ledger that is not empty, and again at any time: what the ledger knows stays as it is. A chunk whose
+    copies differ in what is read of it is not restored, unless --whole reads them whole, which tells the wrong ones.
 
     The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again by
     the next run: wait until its providers answer. Before the first run, wait as many blocks as jackal.timeout_blocks: a

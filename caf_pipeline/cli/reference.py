@@ -15,7 +15,8 @@ _OPENING: Final = """\
 
 Generated from the commands' own help by `make docs`; a test holds it current. A failure is one sentence on standard error, a
 hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5 source, 6 ledger, 7 store, 8 staging,
-9 bytes differ, 10 held by another run, 11 not archived, 130 interrupted.
+9 bytes differ, 10 held by another run, 11 not archived, 12 chunks failed, 13 other runs hold what is missing, 14 objects are
+to be tried again, 15 objects wait for more, 16 no Dagster daemon runs, 17 an alert could not be sent, 130 interrupted.
 """
 
 

@@ -36,7 +36,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     endpoint_url: Annotated[str, typer.Option("--endpoint-url", metavar="URL", help="The bucket's server, where not AWS.")] = "",
     json: JsonOption = False,
 ) -> None:
-    r"""Write archived objects below a folder, or into a bucket.
+    r"""Write archived objects to a folder or a bucket.
 
     What `caf ls --recursive` lists is restored. Each file or object appears when it is whole and its SHA-256 was compared. One
     that is there and equal is left as it is, so that the same command goes on after it was stopped or killed; one that is there

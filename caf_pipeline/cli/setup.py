@@ -15,7 +15,7 @@ def setup(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    r"""Prepare this home for Dagster: its folder, and the limits of its pools by what this machine has.
+    r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 
     Makes DAGSTER_HOME with a link to our dagster.yaml, and sets how many steps at a time pack (pool s3) and send (pool
     jackal_uploads), computed from cores, memory, staging and bandwidth; it says what sets each limit. A limit that was set before

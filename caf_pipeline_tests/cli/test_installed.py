@@ -116,6 +116,14 @@ def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, databa
     assert (tmp_path / "extracted" / "folder" / "file").read_bytes() == b"bytes"
 
 
+@pytest.mark.parametrize("group", [(), ("jackal",), ("cotar",), ("clps",), ("logs",), ("chunkio",)], ids="/".join)
+def test_the_help_cuts_no_summary(tmp_path, group):
+    """What is longer than a line of 80 columns ends in dots."""
+    listed = CommandLine(tmp_path, {"COLUMNS": "80"})(*group, "--help").out.partition(b"Commands:")[2]
+    assert listed
+    assert b"..." not in listed
+
+
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"])
 def test_a_process_says_what_the_same_command_says_here(tmp_path, arguments):
     caf = CommandLine(tmp_path, {})
