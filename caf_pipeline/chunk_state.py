@@ -1,9 +1,10 @@
 """The states of a chunk and the legal moves between them; nothing else knows which move is legal.
 
-        planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located ─▶ expired
-           │          │                               │          │                      ▲ │
-           │          ├─▶ empty                       └──────────┴─▶ abandoned          │ ▼
-           └──────────┴─▶ withdrawn ◀── (before a post, or beyond repair) ───────────── damaged
+    the flow     planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
+    back         sealed ─▶ packing    posting ─▶ sealed    verified ─▶ uploading    damaged ─▶ located
+    an end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
+                 posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
+    found later  located ─▶ damaged
 
 Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's turn) and back.
 
@@ -44,7 +45,10 @@ CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
 """States whose objects are claimed: no other plan may take them."""
 
 NOT_POSTED: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING)
-"""States in flow order before the chain has a post of the chunk; from the second on, the store is to make room for it now."""
+"""States in flow order in which the chain is not known to have a post of the chunk.
+
+While a chunk is `posting` it may have one. A chunk that is no longer `planned` has been begun: the store must have room for it.
+"""
 
 MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
 """States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no longer has the first."""

@@ -1,6 +1,8 @@
 """A chunk's life cycle: the table of moves, and the ledger driven through it by runs that crash and wake again."""
 
 import itertools
+import re
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -52,6 +54,16 @@ def test_the_flow_is_legal_step_by_step():
     flow = [*UNDER_WAY, S.LOCATED]
     for before, after in itertools.pairwise(flow):
         require_move("c", before, after)
+
+
+def test_the_picture_in_the_docs_has_each_legal_move():
+    """But those into `parked` and back, which a sentence below it tells."""
+    page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = re.findall(r"^    (\w+) --> (\w+)", page.partition("stateDiagram-v2")[2].partition("```")[0], re.MULTILINE)
+    parked = {(state, S.PARKED) for state in UNDER_WAY} | {(S.PARKED, state) for state in UNDER_WAY}
+    legal = {(before, after) for before, after in itertools.permutations(STATES, 2) if may_move(before, after)}
+    assert {(S(before), S(after)) for before, after in drawn} == legal - parked
+    assert all(may_move(before, after) for before, after in parked)
 
 
 @pytest.mark.parametrize("state", sorted(CLAIMING))

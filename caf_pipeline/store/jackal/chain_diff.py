@@ -7,15 +7,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.store.jackal.messages import ChainFile
 
 KEPT: Final = frozenset({ChunkState.POSTED, ChunkState.UPLOADING, ChunkState.VERIFIED, ChunkState.LOCATED, ChunkState.DAMAGED})
 """States in which the ledger says that the chain has the chunk's file."""
-
-STORED: Final = frozenset({ChunkState.LOCATED, ChunkState.DAMAGED})
-"""States in which it should have all its copies, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +73,7 @@ def compare(
             for chunk, file in listed
             if (file.expires <= expiring_at if file.expires else plan_ends and file.owner == owner)
         },
-        short={chunk.name for chunk, file in listed if chunk.state in STORED and len(set(file.providers)) < required_copies},
+        short={
+            chunk.name for chunk, file in listed if chunk.state in IN_GOOD_STANDING and len(set(file.providers)) < required_copies
+        },
     )
