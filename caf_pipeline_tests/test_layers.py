@@ -1,6 +1,7 @@
 """Who may import whom, read from the folders: a folder uses what stands before it, never what comes after."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ ORDER = (
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
 PORTS = {"source.protocol", "store.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
+DAGSTER = {"defs", "dagster_host"}
 TYPES = {
     "ledger.postgres.Ledger",
     "ledger.leases.HeldLease",
@@ -28,6 +30,23 @@ TYPES = {
     "ledger.transactions.TransactionLog",
 }
 """Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
+
+BESIDE_WIRING = {
+    # who holds a lease, and the database's name in a message
+    *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
+    "ledger.postgres.Ledger",  # as a type, which Dagster and dataclasses look up when they run
+    # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
+    *("store.jackal.store.JackalStore", "store.jackal.messages.ChainFile", "store.jackal.messages.StoragePlan"),
+    *("store.jackal.LEAST_BYTES", "store.jackal.LEAST_DAYS", "store.jackal.wallet.words_named"),
+    *("store.jackal.wallet.require_address", "store.jackal.chain_diff.ChainDiff", "store.jackal.chain_diff.compare"),
+    *("store.jackal.storage_forecast.StorageForecast", "store.jackal.storage_forecast.charged_per_day"),
+    "store.jackal.storage_forecast.look_ahead",
+    # Dagster's S3 resource makes the client itself, and `wiring` is given it
+    "source.s3.clients.build_client",
+    # a CAF file at s3:// needs neither settings nor a database, which `wiring` loads
+    "source.s3.ranges.S3File",
+}
+"""What is imported from adapters above `wiring`, which opens all else: decision 15."""
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
 COMPUTING = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions", "caf_native"}
@@ -62,8 +81,15 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
         if name.startswith("caf_pipeline."):
             other = top(name.removeprefix("caf_pipeline."))
             assert other == top(module) or RANK[other] < RANK[top(module)], f"{module} imports {name}"
+            assert not (top(module) == "cli" and other in DAGSTER), f"{module} imports {name}: it is found by an entry point"
             between = RANK["context"] < RANK[top(module)] < RANK["wiring"] and top(module) not in ADAPTERS
             assert not (between and other in ADAPTERS), f"{module} imports {name}: only `wiring` opens an adapter"
+
+
+def test_above_wiring_nothing_of_an_adapter_is_imported_but_what_is_listed():
+    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["wiring"]]
+    names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
+    assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if top(module) in PURE])
@@ -82,4 +108,8 @@ def test_no_module_is_named_after_nothing():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_and_folder_says_what_it_holds(module):
-    assert ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    text = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    assert text
+    if module.endswith(".__init__"):
+        named = {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", text)}
+        assert named & (set(RANK) - {top(module)}), f"{module} does not say where that is which does not belong there"

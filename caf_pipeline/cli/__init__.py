@@ -1,7 +1,8 @@
 """The command line `caf`: its entry point, and how an error ends a process.
 
 No traceback reaches a user: every failure is one sentence on stderr, a hint where there is one, and an exit status.
-Importing this package loads nothing heavy; the commands are in `app`.
+Importing this package loads nothing heavy; the commands are in `app`. Commands that need Dagster are in `dagster_host` and are
+found by an entry point; what a command does is in `steps`, `retrieval` or `maintenance`, and here is what it reads and prints.
 """
 
 import atexit

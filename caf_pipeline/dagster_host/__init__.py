@@ -1,4 +1,6 @@
-"""The process around Dagster: `caf run` in one process, the run launcher, storage, DAGSTER_HOME, Ctrl-C, the progress bar.
+"""The process around Dagster.
 
-Dagster's own concepts (assets, jobs, sensors) are `defs`.
+`caf run` with its worker processes, `caf backfill`, `caf setup` and `caf runs`; run launchers (this machine, Celery,
+Kubernetes), storage, DAGSTER_HOME, logs, Ctrl-C, the progress bar. Dagster's own concepts (assets, jobs, sensors) are `defs`;
+the commands that need no Dagster are `cli`.
 """

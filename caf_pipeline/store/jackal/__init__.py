@@ -13,6 +13,8 @@
     storage_forecast     when the bought space ends or is full
     store                the ChunkStore over these
 
+When a chunk is posted and uploaded is `steps`; what was signed and what copies proved is recorded by `ledger`.
+
 Source: docs/jackal.md.
 """
 
