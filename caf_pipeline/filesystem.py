@@ -17,13 +17,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from glob import has_magic
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike
 
-from caf_pipeline.errors import NotLocated
+from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.settings import Settings, load_settings
@@ -223,6 +225,34 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         paths = self.expand_path(path)
         found = zip(paths, self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return"), strict=True)
         return {name: body for name, body in found if on_error != "omit" or isinstance(body, bytes)}
+
+    def get(
+        self,
+        rpath: Any,  # noqa: ANN401
+        lpath: Any,  # noqa: ANN401
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,  # noqa: ANN401
+        maxdepth: int | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Write files, and what is below directories, as their keys say.
+
+        Raises:
+            UsageError: a key among those that a directory or a pattern stands for is no path, so that its file would be another
+                key's, or outside; nothing is written.
+        """
+        _only_open_has_versions(options)
+        paths = rpath if isinstance(rpath, list) else [rpath]
+        is_expanded = recursive or any(has_magic(self._strip_protocol(path)) for path in paths)
+        if is_expanded and not (isinstance(rpath, list) and isinstance(lpath, list)):
+            for path in self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth):
+                _, key = _split(path)
+                if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
+                    raise UsageError(
+                        f"{path!r} cannot be a path: it has a part that is empty, '.' or '..'",
+                        hint="'caf restore' writes any key",
+                    )
+        super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)
 
     def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **options: Any) -> None:  # noqa: ANN401
         """Write a file; it appears when it is whole and was compared."""

@@ -211,6 +211,20 @@ def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
 
 
+@pytest.mark.parametrize("odd", ["a//odd", "a/x/../odd", "../../outside"])
+def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, tmp_path, odd):
+    fs.work.objects.bodies.update({"a/odd": b"1", "b/c": b"2", odd: b"3"})
+    (out := tmp_path / "in" / "out").mkdir(parents=True)
+    for one, options in [("src", {"recursive": True}), ("src/**", {}), (["src"], {"recursive": True})]:
+        with pytest.raises(UsageError, match="cannot be a path") as refused:
+            fs.get(one, str(out), **options)
+        assert "caf restore" in refused.value.hint
+    assert [path for path in (tmp_path / "in").rglob("*") if path.is_file()] == []
+    fs.get("src/b", str(out), recursive=True)
+    fs.get(f"src/{odd}", str(out / "one"))
+    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()} == {"c": b"2", "one": b"3"}
+
+
 def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_url):
     assert filled.exists("src/a")
     with psycopg.connect(postgres_url, autocommit=True) as admin:
