@@ -186,19 +186,20 @@ def _record_exceptions(
         connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory.name})
 
 
-def content(connection: Connection, source_id: int) -> Content | None:
-    """Return the counts as of the last whole inventory that was counted; None where there is none."""
+def content(connection: Connection, source_id: int, located: int) -> Content | None:
+    """Return the counts as of the last whole inventory that was counted, of so many located objects; None where there is none."""
     row = connection.execute(_CONTENT, {"source_id": source_id, "good": GOOD}).one_or_none()
     if row is None:
         return None
+    current = int(row.current) + (0 if row.all_versions else int(row.located_since))
     return Content(
         inventory=row.name,
         taken_at=row.taken_at,
         counted_at=row.counted_at,
-        current_objects=int(row.current) + (0 if row.all_versions else int(row.located_since)),
+        current_objects=current,
         older_objects=int(row.older),
         gone_objects=int(row.gone),
-        uncounted_objects=int(row.located_since) if row.all_versions else 0,
+        uncounted_objects=max(0, located - current - int(row.older) - int(row.gone)),
         left_out=row.left_out,
         all_versions=row.all_versions,
         beside=VersionCounts(**row.beside) if row.beside else None,

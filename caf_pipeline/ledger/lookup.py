@@ -170,12 +170,13 @@ class Lookups(LedgerPart):
                 ),
                 {"id": source_id},
             ).all()
-            counts = content(connection, source_id)
+            located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
+            counts = content(connection, source_id, located)
             waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
-            located_objects=sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects,
+            located_objects=located,
             located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD) + int(in_parts.bytes),
             claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING) + in_parts.claimed,
             skipped={SkipReason(reason): count for reason, count in skipped},

@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes
 
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import ListingUnordered, NotLocated, ReportRefused, StagingError
+from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
@@ -154,7 +154,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     home = work.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
     terms = ListingTerms(work.address, *bounds, work.all_versions)
-    whole = latest_snapshot(work, complete=True)
+    whole = latest_snapshot(work, complete=True, skip_damaged=True)
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
         if folder.begun is None:
@@ -279,18 +279,29 @@ def snapshot_to_plan(work: Workplace) -> Snapshot:
     Another run may have taken a later one of other keys, which is that run's to plan.
 
     Raises:
-        NotLocated: there is no snapshot yet.
+        NotLocated: there is no snapshot yet. IntegrityError: the latest is damaged.
     """
-    snapshot = latest_snapshot(work, run=work.holder.run) or latest_snapshot(work)
+    snapshot = latest_snapshot(work, run=work.holder.run, skip_damaged=True) or latest_snapshot(work)
     if snapshot is None:
         raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
     return snapshot
 
 
-def latest_snapshot(work: Workplace, *, complete: bool = False, run: str | None = None) -> Snapshot | None:
-    """Return the latest snapshot of the source, or of the whole source, or that a run took; None where there is none."""
+def latest_snapshot(
+    work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False
+) -> Snapshot | None:
+    """Return the latest snapshot of the source, or of the whole source, or that a run took; None where there is none.
+
+    Raises:
+        IntegrityError: one as late, or later, is damaged, and `skip_damaged` is False.
+    """
     for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
-        snapshot = read_snapshot(path)
+        try:
+            snapshot = read_snapshot(path)
+        except IntegrityError:
+            if skip_damaged:
+                continue
+            raise
         if (snapshot.complete or not complete) and run in (None, snapshot.run):
             return snapshot
     return None
@@ -306,7 +317,7 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
 
 def _prune(work: Workplace) -> None:
     paths = sorted(work.inventories().glob("*.parquet"))
-    whole = latest_snapshot(work, complete=True)
+    whole = latest_snapshot(work, complete=True, skip_damaged=True)
     for path in paths[:-SNAPSHOTS_KEPT]:
         if whole is None or path != whole.path:
             path.unlink(missing_ok=True)
@@ -523,7 +534,11 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     with temporary_folder(work) as folder:
         (standing, _), identified = identify_objects(work, snapshot, folder)
         accounting = account_for_files(
-            identified.path, standing, within=snapshot.keys, silent_from=snapshot.silent_from, filters=filters_of(work, snapshot)
+            identified.path,
+            standing,
+            within=snapshot.keys,
+            silent_from=snapshot.silent_from or snapshot.taken_at,  # a sensor's plan may have archived what was written since
+            filters=filters_of(work, snapshot),
         )
     if snapshot.complete:
         work.ledger.record_content(

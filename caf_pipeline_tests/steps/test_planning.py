@@ -1,13 +1,16 @@
 """Plans of a source: several of one inventory, and what waits for the next one."""
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory import plan as plan_module
 from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.steps import planning
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -164,3 +167,17 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(workplace, source):
     snapshot = planning.take_inventory(work, after=b"key-002", until=b"key-010")
     found = planning.account_for(work, snapshot)
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
+
+
+def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(workplace, source):
+    work = workplace()
+    damaged = planning.take_inventory(work)
+    with damaged.path.open("r+b") as file:
+        file.truncate(damaged.path.stat().st_size - 1)
+    other = replace(work, holder=this_process("run-2"))
+    with pytest.raises(IntegrityError, match="cannot be read") as refused:
+        planning.snapshot_to_plan(other)
+    assert refused.value.hint == "take the inventory again"
+    taken = planning.take_inventory(work)
+    assert (planning.snapshot_to_plan(work), planning.snapshot_to_plan(other)) == (taken, taken)
+    assert planning.latest_snapshot(work, complete=True) == taken
