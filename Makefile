@@ -9,8 +9,8 @@
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
 #   make bench-scaling   how costs grow at three sizes (CASE=…), and 100 workers that share a ledger
-#   make docs    write the generated pages       make screenshots   take the README's pictures of the UI anew (chromium, chromium-driver)
-#   make lock    resolve the dependencies anew
+#   make docs    write the generated pages       make screenshots   take the README's pictures of the UI again (chromium, chromium-driver)
+#   make lock    resolve the dependencies again
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help

@@ -69,11 +69,11 @@ class OpenWait:
         self.graces: list[float] = []
 
     def moved(self) -> None:
-        """Begin the wait again from now: something came, though not the end."""
+        """Restart the time of the wait: there was progress, e.g. bytes of an answer, but it goes on."""
         self._waits._begin_again(self)
 
     def wait(self) -> Wait:
-        """Return it as it is told."""
+        """Return the wait as listeners are shown it, with the time since which it lasts."""
         if self._since != self.began:
             since = datetime.now(UTC) - timedelta(seconds=time.monotonic() - self.began)
             self._wait, self._since = replace(self._wait, since=since), self.began

@@ -26,7 +26,7 @@ Lenient = Annotated[
     typer.Option(
         "--lenient",
         help="Also read an index with equal keys (the last is taken), with text that is no UTF-8 (read as U+FFFD), "
-        "or of another version; each is told on stderr.",
+        "or of another version; a warning on stderr names each.",
     ),
 ]
 
@@ -171,7 +171,7 @@ def extract(
     """Write a CAF file's members below a folder.
 
     Each has its key as its path below DIR. Nothing is ever written outside DIR, and no symbolic link in it is followed. A key
-    that cannot be a path there, and a file that is there already, is told on stderr, and the rest goes on. Each file appears
+    that cannot be a path there, and a file that is there already, is named on stderr, and the rest goes on. Each file appears
     only when it is whole.
     """
     with _opened(file, lenient=lenient) as reader:

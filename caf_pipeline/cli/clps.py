@@ -127,9 +127,9 @@ def _show_range(one: "TimeRange") -> str:
     from caf_pipeline.formats.clps import EPOCH_MILLISECONDS  # noqa: PLC0415
 
     if one.begin is None and one.end is None:
-        return "no time is told"
+        return "the archive gives no times"
     if one.encoding != EPOCH_MILLISECONDS:
-        return f"{one.begin} to {one.end}, in a unit that is not told"
+        return f"{one.begin} to {one.end}, in a unit that the archive does not name"
     return f"{_show_time(one.begin)} to {_show_time(one.end)}"
 
 

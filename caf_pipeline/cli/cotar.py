@@ -316,7 +316,7 @@ def verify(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = Fals
     if report["problems"]:
         raise CafError(
             f"The index does not fit to the tar: {counted(report['problems'], 'problem')}.",
-            hint="Make it anew with `caf cotar index`.",
+            hint="Make it again with `caf cotar index`.",
         )
     if not as_json:
         print(f"{counted(report['files'], 'file')}, each where the index has it")

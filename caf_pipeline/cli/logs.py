@@ -52,7 +52,7 @@ def search(  # noqa: PLR0917 - the command line's options
       caf logs search demo logs/ 'level: ERROR'
       caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --to 2026-11-21T11:00 --json | jq .record
 
-    Exit status: 0, also where nothing matches; 1 an object could not be searched, which is told on stderr, and the others were;
+    Exit status: 0, also where nothing matches; 1 an object could not be searched, which stderr names, and the others were;
     2 QUERY or TIME is none; 3 a setting is wrong, there is no such source, or clp-s is not installed; 6 the database failed; 8
     staging cannot be written; 11 no archived key begins with PREFIX.
     """

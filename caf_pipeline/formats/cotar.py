@@ -208,7 +208,7 @@ class CotarIndex:
         return self._read(start, end)
 
 
-_DAMAGED: Final = "It is damaged: make it anew with `caf cotar index`."
+_DAMAGED: Final = "It is damaged: make it again with `caf cotar index`."
 _NOT_EMBEDDED: Final = "Name its index with --index, or make one with `caf cotar index`."
 
 

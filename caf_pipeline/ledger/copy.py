@@ -320,7 +320,11 @@ _STATE_SOME_RELEASED = text(_STATE_RELEASED.format(released="JOIN releasing USIN
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
-    """End all claims of chunks whose objects are not located by them, and may be planned again."""
+    """End all claims of these chunks, which were given up: their objects may be planned again.
+
+    First, that a claimed content was the newest of its key is recorded as an exception, where an older one is located: else that
+    one would be called current.
+    """
     connection.execute(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
     connection.execute(text("DELETE FROM claims WHERE caf_file_id = ANY(:ids)"), {"ids": caf_file_ids})
 

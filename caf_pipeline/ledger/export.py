@@ -144,7 +144,10 @@ class Exports(LedgerPart):
 
     @contextmanager
     def _one_moment(self, source: str) -> Iterator[tuple[Connection, int]]:
-        """Give a transaction that sees one moment: what becomes located meanwhile would be missing from two questions."""
+        """Begin a read-only transaction whose queries all see the same snapshot of the database; yield it with the source's id.
+
+        Two queries that saw two moments would both miss a chunk that became located between them.
+        """
         with self._database.transaction() as connection:
             connection.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
             # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.

@@ -123,7 +123,10 @@ _SKIP_NEW: Final = text(
 
 
 class _Superseded(Exception):
-    """Other chunks have every object of the chunk: nothing of it is to be written. Rolls the transaction back; no error."""
+    """Rolls the transaction back where other chunks have every object of this one already, so that nothing of it is written.
+
+    It never leaves `restore_chunk`.
+    """
 
 
 class ChunkImport(LedgerPart):

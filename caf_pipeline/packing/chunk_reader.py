@@ -181,7 +181,7 @@ class ChunkFile:
         raise self._not_ours(f"end with a member {MANIFEST_MEMBER}")
 
     def _ours(self, name: str) -> Iterator[Member]:
-        """Yield the members of this name of ours, or of one by which it gives way, by '~', to objects that have it."""
+        """Yield the members called `name`, and `name` with '~' appended, which ours is called where an object has its name."""
         for given_way in range(MAX_KEY_BYTES):
             if name + "~" * given_way in self.reader:
                 yield self.reader[name + "~" * given_way]

@@ -47,7 +47,7 @@ class _Unit:
     begun: BegunRead | None = None
 
     def cancel(self) -> None:
-        """Let nobody wait for it."""
+        """Cancel the GET; what was read of it is dropped."""
         for one in (self.future, self.begun):
             if one:
                 one.cancel()

@@ -32,15 +32,19 @@ class RangeHolders:
         self._one = one
         self._store = store
         self._key = key
-        self._groups: list[Sequence[str]] = []  # the first is asked; of the others each where those before gave it wrong
+        # Providers that are asked in turn for one reading. The next group is asked only where the bytes of the first were wrong.
+        self._groups: list[Sequence[str]] = []
         self._is_asked = False
         self._gave: set[str] = set()
 
     def pieces(self, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the range, in pieces of at most 1 MiB; they are not compared.
+        """Yield the bytes from `start_byte` to `end_byte` (exclusive) of the range, in pieces of at most 1 MiB, not yet compared.
+
+        Where a provider fails, the next one goes on at the same byte.
 
         Raises:
-            StoredChunkMissing, IntegrityError, StoreUnreachable: nobody is left who gives them; as `copy`.
+            StoredChunkMissing, IntegrityError, StoreUnreachable: every provider failed before the last byte; which of the three
+                as by `copy`.
         """
         posting, offset = self._one.posting, self._one.start_byte
         position = start_byte

@@ -104,11 +104,14 @@ class BegunRead(Protocol):
         ...
 
     def part(self) -> ObjectPart | None:
-        """Wait for all of the object, as `ObjectSource.read` gives it; None where that is to be asked again, and says why."""
+        """Wait for the end and return all of the object, as `ObjectSource.read` does.
+
+        None where the GET failed; a call of `ObjectSource.read` then tries again, or raises why it failed.
+        """
         ...
 
     def cancel(self) -> None:
-        """End it: nobody waits for it any more."""
+        """Cancel the GET; `part` must not be called afterwards."""
         ...
 
 

@@ -49,8 +49,10 @@ SAMPLED: Final = 10
 """Of so many keys one tells which characters there are: of a page a hundred."""
 
 PIECE_OBJECTS: Final = ROWS_PER_GROUP
-"""Of a piece, about: what a crash loses of each range, 66 requests. Less than that is not gone on with, since it is listed anew
-as soon, and is newer then."""
+"""About how many objects a piece holds: 66 requests, which is what a crash loses of each range.
+
+A listing of fewer objects is not resumed: listing it again takes as long, and gives a newer listing.
+"""
 
 MEETINGS_LOOKED_AT: Final = 3
 """Looks at where two ranges meet before it counts as disorder: a bucket may change between the two requests of a look."""
@@ -469,7 +471,11 @@ class ParallelListing:
     # --- order -----------------------------------------------------------------------------------------------------------
 
     def _require_meetings(self) -> None:
-        """Raise ListingUnordered where the listing of a range went on with another key than that of the next one begins with."""
+        """Look at each place where the listings of two ranges meet, and raise ListingUnordered where they contradict each other.
+
+        A range is listed past its end by one key. That key must be the first one of the next range, or of the one after it where
+        that is empty.
+        """
         pieces = self.folder.pieces()
         first = pieces[-1].following if pieces else None  # of all pieces behind; the last one is not compared
         for number in reversed(range(len(pieces))):

@@ -104,10 +104,10 @@ class DirectoryStore(ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield what was posted under the archive's id, and posts that are older than the archive's id in them.
+        """Yield the posts of an archive, and posts written before a post had the archive's id, of whatever archive they are.
 
         Raises:
-            StoreError: a file among the posts is none.
+            StoreError: a file in the folder of posts is no post.
         """
         for listed, archive in self._listed():
             if archive in (archive_id, None):
@@ -122,7 +122,7 @@ class DirectoryStore(ChunkStore):
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, int]:
-        """Count the posts by their archive; None: posts that are older than that id. Raises as `posted`."""
+        """Count the posts by their archive's id; None counts those written before a post had one. Raises as `posted`."""
         return Counter(archive for _, archive in self._listed())
 
     def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:

@@ -75,7 +75,7 @@ def test_people_read_times_names_and_what_is_not_told(tmp_path, capsys):
     assert "70 records of 2 inputs" in shown
     assert "timestamp: 2023-11-14 22:13:20.000 UTC to 2023-11-14 22:30:09.500 UTC" in shown
     assert main(["clps", "inspect", str(VECTORS / "clps" / "two_files_0.9.1b1.clps")]) == 0
-    assert "in a unit that is not told" in capsys.readouterr().out
+    assert "in a unit that the archive does not name" in capsys.readouterr().out
     assert main(["clps", "inspect", str(VECTORS / "clps" / "no_range_index.clps")]) == 0
     assert "70 records\n" in capsys.readouterr().out
     odd = range_index({"s": 0, "e": 1, "f": {"_filename": "a\x1b[2J\nb"}})

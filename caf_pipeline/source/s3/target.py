@@ -72,10 +72,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A bucket that a command names; what hints say is where that command and the AWS tools look."""
+    """A bucket named on the command line: its hints name the command's options and the variables of AWS, not settings of ours."""
 
     def setting(self, name: str) -> str:
-        """Return what gives a setting."""
+        """Return which option or variable sets this."""
         given = {"endpoint_url": "--endpoint-url or AWS_ENDPOINT_URL", "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
         return given.get(name, f"s3://{self.bucket}")
 
@@ -90,7 +90,7 @@ class TargetAddress(BucketAddress):
 
 
 class BucketTarget:
-    """A bucket, and what its keys begin with. Safe for several threads, as its client is."""
+    """A bucket and a key prefix that objects are restored to. Safe for several threads, as its client is."""
 
     def __init__(self, client: "S3Client", bucket: str, prefix: str = "", waits: Waits | None = None) -> None:
         """Take a client of its own, with no retries."""
