@@ -304,7 +304,7 @@ class PlanTooSmall(StoreError):
     """The bought space that is left is too small for what is to be posted.
 
     Attributes:
-        fitting_bytes: the largest chunk that there is room for; 0 where that is not known.
+        fitting_bytes: what there is room for, in bytes of one copy; 0 where that is not known.
     """
 
     def __init__(self, message: str, *, fitting_bytes: int = 0, hint: str = "") -> None:

@@ -96,7 +96,7 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
     yield gauge("caf_messages_set_apart", "Messages of the source's queue that are no event.", lambda one: one.messages_set_apart)
     oldest = "When the oldest chunk under way was planned; absent where none is."
     yield gauge("caf_oldest_pending_timestamp_seconds", oldest, lambda one: one.oldest_planned_at)
-    moved = "When a chunk last moved on; an attempt to pack is no move."
+    moved = "When a chunk last moved on; planning it, or an attempt to pack it, is no move. Absent where none ever did."
     yield gauge("caf_last_change_timestamp_seconds", moved, lambda one: one.moved_at)
     inventory = "When the last whole inventory that is planned was taken."
     yield gauge("caf_last_inventory_timestamp_seconds", inventory, lambda one: one.inventory_at)

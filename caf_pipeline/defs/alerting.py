@@ -8,7 +8,7 @@ more.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -36,13 +36,16 @@ from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     FEW_OBJECTS_ARE_SKIPPED,
     LEDGER,
+    NO_CHUNK_IS_DAMAGED,
     NO_CHUNK_IS_PARKED,
+    PLAN_ACCOUNTS,
     SOURCE_KEEPS_UP,
+    STORAGE_PLAN_LASTS,
     STORE,
     asset_key,
 )
 from caf_pipeline.defs.resources import ask_in_time
-from caf_pipeline.errors import AlertNotSent
+from caf_pipeline.errors import AlertNotSent, LedgerUnreachable
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import SourceProgress
@@ -68,7 +71,11 @@ bucket is plotted beside what of it is archived."""
 OBSERVE_SECONDS: Final = 3600
 """Between two observations of a source at least: rates are those of the last hour, and the UI plots the last 100 events."""
 
+OBSERVATIONS_READ: Final = 20
+"""Of a source, the latest. Where all are of waits, the source is observed once more."""
+
 CHECKS: Final = {
+    NO_CHUNK_IS_DAMAGED: (ConditionKind.DAMAGED,),
     NO_CHUNK_IS_PARKED: (ConditionKind.PARKED,),
     SOURCE_KEEPS_UP: (
         ConditionKind.STALLED,
@@ -80,6 +87,18 @@ CHECKS: Final = {
     FEW_OBJECTS_ARE_SKIPPED: (ConditionKind.SKIPPED,),
 }
 """Which conditions fail a check."""
+
+TOLD_CHECKS: Final = {
+    STORAGE_PLAN_LASTS: (ConditionKind.SPACE_ENDS, "`caf jackal buy` buys space; `caf jackal price` says what it costs"),
+    PLAN_ACCOUNTS: (ConditionKind.UNACCOUNTED, "the check's page has the numbers; nothing of the source may be deleted from S3"),
+}
+"""Checks of other runs whose failure is a condition, and what to do then."""
+
+OF_ALL: Final = "(all sources)"
+"""Whose condition it is that the ledger is away; no source has such a name."""
+
+LOOK_SHARE: Final = 0.5
+"""Of a tick's time, for the ledger: where it is silent, the rest is for telling it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +115,7 @@ class Alert:
         """As people read it."""
         if self.condition is None:
             return f"{self.source}: '{self.kind}' has ended"
-        return f"{self.condition.sentence}: {self.condition.hint}"
+        return self.condition.text
 
     def as_json(self) -> Mapping[str, Any]:
         """As programs read it."""
@@ -126,7 +145,7 @@ def check_result(conditions: Sequence[Condition], check: str) -> AssetCheckResul
     return AssetCheckResult(
         passed=not found,
         severity=AssetCheckSeverity.ERROR if any(one.severe for one in found) else AssetCheckSeverity.WARN,
-        description="; ".join(f"{one.sentence}: {one.hint}" for one in found) or None,
+        description="; ".join(one.text for one in found) or None,
         metadata={_CONDITIONS: ", ".join(one.kind for one in found) or "none"},
     )
 
@@ -155,16 +174,27 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
             ledger = context.resources.ledger.get()
             return is_paused(ledger), ledger.progress(list(settings.sources)), ledger.copy_counts(list(due)) if due else {}
 
-        paused, progress, copies = ask_in_time(context, deadline, describe_database(settings), look)
+        told: dict[str, Told] = json.loads(context.cursor or "{}").get(_TOLD, {})
+        try:
+            paused, progress, copies = ask_in_time(
+                context, Deadline(tick_seconds * LOOK_SHARE), describe_database(settings), look
+            )
+        except (Overdue, LedgerUnreachable) as error:
+            away = Condition(ConditionKind.LEDGER_AWAY, True, str(error), "nothing is planned, archived or looked up without it")
+            unknown: dict[str, list[Condition]] = {source: [] for source in settings.sources}
+            said = _send_due({**unknown, OF_ALL: [away]}, told, frozenset(ConditionKind), settings, deadline)
+            if not told:
+                raise
+            return SensorResult(skip_reason=f"{error}; {said}.", cursor=json.dumps({_TOLD: told}))
         found = conditions_of(progress, settings, paused=paused)
         _report(context.instance, found)
         for one in progress:
             if one.source in due:
                 _observe(context.instance, one, copies, due[one.source])
-        explained = DELAYS if paused else frozenset()
-        told: dict[str, Told] = json.loads(context.cursor or "{}").get(_TOLD, {})
-        said = _send_due(found, told, explained, settings, deadline)
+        for source, condition in _failed_checks(context.instance, list(found)):
+            found[source].append(condition)
         counts = f"{counted(sum(map(len, found.values())), 'condition')} in {counted(len(found), 'source')}"
+        said = _send_due({**found, OF_ALL: []}, told, DELAYS if paused else frozenset(), settings, deadline)
         return SensorResult(skip_reason=f"{counts}; {said}.", cursor=json.dumps({_TOLD: told}))
 
     return watch_sources
@@ -298,20 +328,41 @@ def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]])
             instance.report_runless_asset_event(evaluation)
 
 
+def _failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterator[tuple[str, Condition]]:
+    """Yield a condition of a source for each of `TOLD_CHECKS` that failed when it was last evaluated."""
+    keys = {
+        AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name)
+        for source in sources
+        for name in TOLD_CHECKS
+    }
+    last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    for key, (source, name) in keys.items():
+        evaluation = last[key].evaluation if key in last else None
+        if evaluation and not evaluation.passed:
+            kind, hint = TOLD_CHECKS[name]
+            said = f"the check {name} of {source} failed" + (f", {evaluation.description}" if evaluation.description else "")
+            yield source, Condition(kind, evaluation.severity is AssetCheckSeverity.ERROR, said.rstrip("."), hint)
+
+
 def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:
     target = evaluation.target_materialization_data
     return evaluation.passed, evaluation.severity, evaluation.metadata.get(_CONDITIONS), target and target.storage_id
 
 
 def _due_observations(instance: DagsterInstance, sources: Iterable[str]) -> dict[str, AssetObservation | None]:
-    """Return the sources that were not observed for `OBSERVE_SECONDS`, each with its last observation."""
+    """Return the sources that were not observed for `OBSERVE_SECONDS`, each with its last observation.
+
+    Waits of runs are observed on the same asset, and tell nothing of how far the source is.
+    """
     due: dict[str, AssetObservation | None] = {}
     now = datetime.now(UTC).timestamp()
     for source in sources:
         its = AssetRecordsFilter(AssetKey(asset_key(source, OBSERVED_ASSET)))
-        records = instance.fetch_observations(its, limit=1).records
-        if not records or not 0 <= now - records[0].timestamp < OBSERVE_SECONDS:  # a time to come is that of a wrong clock
-            due[source] = records[0].asset_observation if records else None
+        records = instance.fetch_observations(its, limit=OBSERVATIONS_READ).records
+        found = ((one.timestamp, one.asset_observation) for one in records if one.asset_observation)
+        at, last = next(((at, its) for at, its in found if metadata.OF_PROGRESS in its.metadata), (0.0, None))
+        if not 0 <= now - at < OBSERVE_SECONDS:  # a time to come is that of a wrong clock
+            due[source] = last
     return due
 
 

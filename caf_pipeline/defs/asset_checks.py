@@ -29,7 +29,9 @@ from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     CHUNK_IS_PROVEN,
     FEW_OBJECTS_ARE_SKIPPED,
+    NO_CHUNK_IS_DAMAGED,
     NO_CHUNK_IS_PARKED,
+    PLAN_ACCOUNTS,
     SOURCE_IS_COMPLETE,
     SOURCE_KEEPS_UP,
     STORAGE_PLAN_LASTS,
@@ -49,6 +51,10 @@ Look = Callable[[Workplace, str], AssetCheckResult]
 
 
 SAID_OF_STANDING: Final = {
+    NO_CHUNK_IS_DAMAGED: (
+        "No chunk is marked as `damaged`: its objects are served by the copies that are right, as long as there are any. "
+        f"`{ALERT_SENSOR}` sends an alert."
+    ),
     NO_CHUNK_IS_PARKED: (
         f"No chunk failed so often that it waits for an operator. The sensor `{ALERT_SENSOR}` looks every five minutes and sends "
         "alerts, as it does of `source_keeps_up` and `few_objects_are_skipped`."
@@ -72,7 +78,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             _check(
                 source,
                 "chunk_plan",
-                "plan_accounts_for_inventory",
+                PLAN_ACCOUNTS,
                 _plan_accounts,
                 "Every object of the inventory is located, claimed by a chunk, left out by a filter or skipped with a reason; "
                 "none twice.",

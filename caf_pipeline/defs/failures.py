@@ -29,9 +29,11 @@ from caf_pipeline.errors import (
     LedgerUnreachable,
     NoStoragePlan,
     NotPublic,
+    PlanTooSmall,
     SettingsError,
     SourceUnreachable,
     SpendCapReached,
+    StagingError,
     StoreUnreachable,
     UploadsRefused,
 )
@@ -46,8 +48,8 @@ HITS_EVERY_CHUNK: Final = (SettingsError, NotPublic, NoStoragePlan, EmptyWallet,
 """What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
 
 
-OUTAGES: Final = (SourceUnreachable, LedgerUnreachable, StoreUnreachable)
-"""A server that all chunks need gave no answer. That says nothing of the chunk, so that a run that ends by it is no attempt."""
+OUTAGES: Final = (SourceUnreachable, LedgerUnreachable, StoreUnreachable, StagingError, PlanTooSmall, *HITS_EVERY_CHUNK)
+"""What all chunks need did not answer, or has no room. That says nothing of the chunk: a run that ends by it is no attempt."""
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):

@@ -7,6 +7,7 @@ from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.naming import (
     ASSETS,
+    PLAN_ACCOUNTS,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
     STORAGE_PLAN_LASTS,
@@ -22,7 +23,7 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefin
     def job(what: JobKind, selection: AssetSelection, description: str) -> UnresolvedAssetJobDefinition:
         return define_asset_job(job_name(source, what), selection=selection, tags={SOURCE_TAG: source}, description=description)
 
-    accounts = _check(source, "chunk_plan", "plan_accounts_for_inventory")
+    accounts = _check(source, "chunk_plan", PLAN_ACCOUNTS)
     complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)
     jobs = [
         job(

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -24,6 +24,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.deadline import Deadline, Overdue
+from caf_pipeline.system.quantities import counted
 
 ENOUGH: Final = 0.5
 """Of the deadline that is left: below it a look goes on with no further page and no further source, and the next one does."""
@@ -97,7 +98,7 @@ class LaunchLook:
         parked = self._park([one for choice in choices.values() for one in choice.give_up])
         audits = self._audits(ledger, [source for source in sources if source not in pages and not after[source]])
         # The store comes last: where it hangs, nothing is left of the deadline.
-        launch = self._admitted([chunk for choice in choices.values() for chunk in choice.launch])
+        launch = self._admitted(ledger, [chunk for choice in choices.values() for chunk in choice.launch])
         self._register(launch)
         requests = [self._request(chunk) for chunk in launch] + audits
         written = _Cursor({source: at for source, at in next_after.items() if at}, next_source).written()
@@ -156,20 +157,21 @@ class LaunchLook:
     def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
         chunk_steps.park(open_work(self.context, chunk.source), chunk.name, reason)
 
-    def _admitted(self, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
+    def _admitted(self, ledger: Ledger, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
         """Return those that are launched now, the oldest first.
 
-        What the store would refuse of any chunk is asked here: else every chunk of the source would be launched, fail and be
-        parked, one after the other, because a wallet was empty.
+        What the store would refuse of any chunk is asked here: else every chunk of the source would be launched and fail, one
+        after the other, because a wallet was empty.
         """
-        launch = sorted(chosen, key=lambda chunk: chunk.caf_file_id)[:MOST_LAUNCHED]
+        launch = sorted(chosen, key=lambda chunk: chunk.caf_file_id)
         for public in (True, False):
             unposted = [one for one in launch if one.state in NOT_POSTED and self.settings.sources[one.source].public is public]
             if not unposted:
                 continue
+            waiting = self._of_ledger(partial(waiting_bytes, ledger, {one.name for one in unposted}))
             try:
                 refused, why = ask_in_time(
-                    self.context, self.deadline, self._store(), partial(self._refused, unposted, public=public)
+                    self.context, self.deadline, self._store(), partial(self._refused, unposted, waiting, public=public)
                 )
             except (Overdue, StoreUnreachable) as error:
                 hint = error.hint if isinstance(error, CafError) else ""
@@ -178,10 +180,25 @@ class LaunchLook:
             if refused:
                 self.notes.append(why)
             launch = [one for one in launch if one.name not in refused]
-        return launch
+        return self._with_room_in_staging(ledger, launch)[:MOST_LAUNCHED]
 
-    def _refused(self, unposted: Sequence[LaunchableChunk], *, public: bool) -> tuple[set[str], str]:
-        return refused_chunks(open_work(self.context, unposted[0].source).store, unposted, public=public)
+    def _with_room_in_staging(self, ledger: Ledger, launch: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
+        """Return those that have their room in staging, or find it beside what is reserved; see `Ledger.reserve_staging`."""
+        limit = self.settings.packing.staging_limit
+        if not limit:
+            return launch
+        folder = str(self.settings.staging_folder)
+        held = {one.chunk: one.size_bytes for one in self._of_ledger(ledger.reservations) if one.folder == folder}
+        new = [one for one in launch if one.name not in held and one.state in NOT_POSTED]
+        fitting = _first_fitting(new, limit - sum(held.values()))
+        if left_out := {one.name for one in new} - {one.name for one in fitting}:
+            waiting, full = counted(len(left_out), "chunk"), f"{limit} bytes, of which others hold {sum(held.values())}"
+            self.notes.append(f"{waiting} left out until staging has room: packing.staging_limit is {full}.")
+        return [one for one in launch if one.name not in left_out]
+
+    def _refused(self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool) -> tuple[set[str], str]:
+        store = open_work(self.context, unposted[0].source).store
+        return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
 
     def _store(self) -> str:
         """Return the store as it is named where it does not answer."""
@@ -209,31 +226,58 @@ class LaunchLook:
         return [RunRequest(job_name=job_name(source, "audit")) for source in audits_due(self.context.instance, idle, located)]
 
 
-def refused_chunks(store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool) -> tuple[set[str], str]:
-    """Return the names of the chunks that the store would not take now, and why.
+def waiting_bytes(ledger: Ledger, chosen: Collection[str]) -> int:
+    """Return the bytes for which the store is to make room beside these chunks: those being packed, sealed or posted."""
+    others = ledger.chunks(states=NOT_POSTED[1:])
+    return sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name not in chosen)
+
+
+def refused_chunks(
+    store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool, waiting_bytes: int
+) -> tuple[set[str], str]:
+    """Return the names of the chunks that the store would not take now, one beside the other, and why.
 
     Those that are too large for it are not among them: their own runs withdraw them.
+
+    Args:
+        store: where they go.
+        unposted: the chunks; where there is no room for all, the first that fit go.
+        public: of their sources.
+        waiting_bytes: what other chunks will take.
 
     Raises:
         StoreUnreachable: it cannot be asked. CafError: what nobody but an operator can mend.
     """
-    left, refused, why = list(unposted), set[str](), ""
+    left, too_large, why = list(unposted), set[str](), ""
     for _ in range(MOST_ASKED):
         if not left:
             break
         largest = max(chunk.size_bytes for chunk in left)
+        beside = waiting_bytes + sum(chunk.size_bytes for chunk in left) - largest
         try:
-            store.admit(public=public, stored_size_bytes=largest, waiting_bytes=0)
-            break
+            store.admit(public=public, stored_size_bytes=largest, waiting_bytes=beside)
+            left_names = {chunk.name for chunk in left}
+            return {chunk.name for chunk in unposted} - left_names - too_large, why
         except ChunkTooLarge as error:
             fitting = min(error.fitting_bytes, largest - 1)
+            too_large |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
+            left = [chunk for chunk in left if chunk.size_bytes <= fitting]
         except PlanTooSmall as error:
-            why, fitting = _sentence(str(error), error.hint), min(error.fitting_bytes, largest - 1)
-            refused |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
+            why, room = _sentence(str(error), error.hint), error.fitting_bytes - waiting_bytes
+            left = _first_fitting(left, min(room, largest + beside - waiting_bytes - 1))
         except (*HITS_EVERY_CHUNK, NoProvider) as error:
-            return refused | {chunk.name for chunk in left}, _sentence(str(error), error.hint)
-        left = [chunk for chunk in left if chunk.size_bytes <= fitting]
-    return refused, why
+            return {chunk.name for chunk in unposted} - too_large, _sentence(str(error), error.hint)
+    return {chunk.name for chunk in unposted} - too_large, why
+
+
+def _first_fitting(chunks: Iterable[LaunchableChunk], room: int) -> list[LaunchableChunk]:
+    """Return the first that fit together; what does not lets smaller ones go."""
+    fitting = []
+    for chunk in chunks:
+        if chunk.size_bytes <= room:
+            fitting.append(chunk)
+            room -= chunk.size_bytes
+    return fitting
 
 
 def _counts(choices: Iterable[Choice], parked: int) -> str:

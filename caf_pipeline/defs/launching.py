@@ -159,18 +159,26 @@ class Backfills:
         found = instance.get_backfills(status=BulkActionStatus.REQUESTED)
         self._named = {name: backfill.backfill_id for backfill in found for name in backfill.partition_names or ()}
         self._of_assets = [
-            (backfill.backfill_id, backfill.asset_backfill_data.target_subset.partitions_subsets_by_asset_key)
+            (
+                backfill.backfill_id,
+                data.target_subset.partitions_subsets_by_asset_key,
+                data.failed_and_downstream_subset.partitions_subsets_by_asset_key,
+            )
             for backfill in found
-            if backfill.partition_names is None and backfill.asset_backfill_data is not None
+            if backfill.partition_names is None and (data := backfill.asset_backfill_data) is not None
         ]
 
     def having(self, source: str, chunk: str) -> str:
-        """Return the id of one that has or will have a run of this chunk; "" where there is none."""
+        """Return the id of one that has or will have a run of this chunk; "" where there is none.
+
+        A backfill of assets runs no chunk again that failed, however long the rest of it takes.
+        """
         keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
         of_assets = (
             backfill_id
-            for backfill_id, subsets in self._of_assets
-            if any(chunk in subsets[key] for key in keys if key in subsets)
+            for backfill_id, wanted, failed in self._of_assets
+            if any(chunk in wanted[key] for key in keys if key in wanted)
+            and not any(chunk in failed[key] for key in keys if key in failed)
         )
         return self._named.get(chunk) or next(of_assets, "")
 

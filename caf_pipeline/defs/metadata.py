@@ -99,6 +99,9 @@ REPORT: Final = "inventory_report"
 REPORT_AGE: Final = "inventory_report_age"
 """The names of the address and the age of the report that an inventory was made of; `caf run` shows them, too."""
 
+OF_PROGRESS: Final = "archived_objects"
+"""What every observation of how far a source is has, and no other."""
+
 SKIPPED: Final = "skipped_"
 """How the names of the numbers of skipped objects begin; the reason follows."""
 
@@ -280,7 +283,7 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
     archived, pending = progress.sums(IN_GOOD_STANDING), progress.sums(CLAIMING)
     oldest = (progress.at - progress.oldest_planned_at) / timedelta(hours=1) if progress.oldest_planned_at else 0.0
     return {
-        "archived_objects": archived.objects,
+        OF_PROGRESS: archived.objects,
         "pending_objects": pending.objects,
         "skipped_objects": progress.skipped_objects,
         **sizes(archived_bytes=archived.size_bytes, pending_bytes=pending.size_bytes),

@@ -1,4 +1,4 @@
-"""The schedule that keeps Dagster's event log small: of old runs it removes what their steps and processes said.
+"""The schedule that keeps Dagster's storage small: of old runs it removes what their steps and processes said, events and files.
 
 A chunk's run leaves some forty events; of 100,000 chunks that is gigabytes, which the UI reads through. What a run is and how it
 ended, partitions, materializations, checks, and the failures of steps stay for ever: pages and sensors are made of them.
@@ -97,8 +97,9 @@ def prune_schedule() -> ScheduleDefinition:
 
 
 def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
-    """Remove events of runs that ended before `until`; return how many runs were looked at, and how many events removed.
+    """Remove events and captured output of runs that ended before `until`.
 
+    Returns how many runs were looked at, and how many events removed.
     Runs that were pruned before are not looked at again. It may be ended at any moment, and begun again.
     """
     known = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
@@ -109,6 +110,8 @@ def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
     for ids in _ended(instance, after, until):
         runs += len(ids)
         events += _delete(instance, ids)
+        for run in ids:  # what led to these files is among the events
+            instance.compute_log_manager.delete_logs(prefix=[run, "compute_logs"])
     if known is None or datetime.fromisoformat(known) < until:
         instance.daemon_cursor_storage.set_cursor_values({CURSOR: until.isoformat()})
     return runs, events

@@ -28,7 +28,7 @@ def move_row(
     """Make a guarded move with `changes` to the row's columns; return the row's ids and sizes as they are after it."""
     require_move(chunk, before, after)
     statement = text(
-        f"UPDATE caf_files SET state = :after, updated_at = now(), {changes}"
+        f"UPDATE caf_files SET state = :after, updated_at = CASE WHEN state = :after THEN updated_at ELSE now() END, {changes}"
         " WHERE name = :chunk AND state = :before AND epoch = :epoch"
         " RETURNING caf_file_id, source_id, member_count, merkle_root, stored_size_bytes"
     )

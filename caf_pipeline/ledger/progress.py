@@ -14,13 +14,14 @@ from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 WINDOW_SECONDS: Final = 3600
 """Of a rate, at most. A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of now."""
 
-# Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves.
+# Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves. Nor
+# does anything where chunks are only planned.
 _STATES: Final = text(
     """
     SELECT sources.name AS source, state, count(*) AS chunks,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
-        max(CASE WHEN state = 'packing' THEN caf_files.created_at ELSE updated_at END) AS moved_at, sum(attempts) AS attempts
+        max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts
     FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(:sources) GROUP BY sources.name, state
     """
 )
@@ -91,7 +92,8 @@ class Progress(LedgerPart):
             for row in connection.execute(_STATES, {"sources": list(sources)}):
                 states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
                 attempts[row.source] += int(row.attempts)
-                moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
+                if row.moved_at:
+                    moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             facts = {"sources": list(sources), "window": WINDOW_SECONDS}
             recent = {row.source: row for row in connection.execute(_RECENT, facts)}
             known = {row.pop("source"): row for row in map(Row._asdict, connection.execute(_FACTS, facts))}

@@ -562,7 +562,7 @@ class SourceProgress:
         states: sums by state: of what is archived the members, of what is not what was planned. States without chunks are absent.
         window_seconds: from the first chunk that was located in the last hour until `at`; 0 where none was.
         recent: what was located in that time, after that first chunk.
-        moved_at: when a chunk was last planned, or its state changed but for an attempt to pack it; None where there is none.
+        moved_at: when the state of a chunk last changed, but for planning and attempts to pack it; None where none ever did.
         attempts: how often packing a chunk was begun.
         oldest_planned_at: when the oldest chunk under way was planned; None where none is under way.
         skipped_objects: those that wait for a larger chunk not among them.

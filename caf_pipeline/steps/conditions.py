@@ -14,8 +14,12 @@ from caf_pipeline.system.quantities import counted
 
 
 class ConditionKind(StrEnum):
-    """The kinds, by the names that alerts have. At most one of each is so of a source."""
+    """The kinds, by the names that alerts have. At most one of each is so of a source.
 
+    The last three are found elsewhere than in the ledger: see `defs.alerting`.
+    """
+
+    DAMAGED = "damaged"
     PARKED = "parked"
     STALLED = "stalled"
     LATE = "late"
@@ -23,6 +27,9 @@ class ConditionKind(StrEnum):
     UNLISTED_EVENTS = "unlisted_events"
     MESSAGES_SET_APART = "messages_set_apart"
     SKIPPED = "skipped"
+    SPACE_ENDS = "space_ends"
+    UNACCOUNTED = "unaccounted"
+    LEDGER_AWAY = "ledger_away"
 
 
 DELAYS: Final = frozenset({ConditionKind.STALLED, ConditionKind.LATE, ConditionKind.NO_INVENTORY, ConditionKind.UNLISTED_EVENTS})
@@ -44,12 +51,20 @@ class Condition:
     sentence: str
     hint: str
 
+    @property
+    def text(self) -> str:
+        """Both, as people read them."""
+        return f"{self.sentence}: {self.hint}"
+
 
 def find_conditions(
     progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool
 ) -> Iterator[Condition]:
     """Yield what is so of a source; while everything is paused, nothing that the pause explains."""
     name, late = progress.source, timedelta(seconds=alerts.late_after)
+    if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
+        hint = f"`caf jackal repair {name}`, or its repair job, stores them again from what is left"
+        yield Condition(ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint)
     if parked := progress.sums([ChunkState.PARKED]).chunks:
         hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"
         yield Condition(ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint)
@@ -74,8 +89,9 @@ def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSet
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
     moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at or progress.registered_at
     late = timedelta(seconds=alerts.late_after)
-    if oldest and moved and progress.at - moved > timedelta(seconds=alerts.stalled_after):
-        said = f"nothing moves of {name}: {under_way} under way, and the last change of any was {_ago(moved, progress)}"
+    still = max(oldest, moved or oldest) if oldest else progress.at
+    if progress.at - still > timedelta(seconds=alerts.stalled_after):
+        said = f"nothing moves of {name}: {under_way} under way, and the last change of any was {_ago(still, progress)}"
         hint = f"`caf runs {name}` shows what runs and why runs failed; see that Dagster's daemon and its sensors run"
         yield Condition(ConditionKind.STALLED, True, said, hint)
     if oldest and progress.at - oldest > timedelta(seconds=settings.max_wait) + late:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from dagster import AssetCheckKey, AssetKey
+from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, AssetObservation
 from pydantic import SecretStr
 from sqlalchemy import text
 
@@ -95,7 +95,7 @@ def parked(pipeline):
 
 
 def reported_checks(pipeline) -> dict[str, str]:
-    names = ("no_chunk_is_parked", "source_keeps_up", "few_objects_are_skipped")
+    names = ("no_chunk_is_damaged", "no_chunk_is_parked", "source_keeps_up", "few_objects_are_skipped")
     keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
     found = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys.values()))
     return {name: found[key].status.value for name, key in keys.items() if key in found}
@@ -118,6 +118,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     assert "rcpt TO:<ops@example.org>" in mail_server.got
     assert any(line.startswith("1 chunk of my-source parked") for line in mail_server.got)
     assert reported_checks(pipeline) == {
+        "no_chunk_is_damaged": "SUCCEEDED",
         "no_chunk_is_parked": "FAILED",
         "source_keeps_up": "SUCCEEDED",
         "few_objects_are_skipped": "SUCCEEDED",
@@ -181,9 +182,10 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
 
 @pytest.mark.thorough
 def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(pipeline, webhook):
-    pipeline.put(1)
-    pipeline.plan()
-    age(pipeline, caf_files="updated_at = now(), created_at = now() - interval '10 days'")
+    pipeline.put(12)
+    moved, _ = pipeline.plan()
+    withdrawn = f"state = CASE name WHEN '{moved}' THEN 'withdrawn' ELSE state END"
+    age(pipeline, caf_files=f"{withdrawn}, updated_at = now(), created_at = now() - interval '10 days'")
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     tick = evaluate_tick(pipeline, SENSOR)
     assert evaluation_of(pipeline).severity.value == "WARN"
@@ -196,6 +198,45 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     pipeline.ledger.controls().order("paused", None)
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "2 conditions in 1 source; nothing to send."
     assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [["late"], ["stalled"]]
+
+
+def alerts_of(webhook) -> list[list[tuple[str, str, str]]]:
+    return [[(one["source"], one["condition"], one["status"]) for one in body["alerts"]] for body in webhook.got]
+
+
+def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(parked, webhook):
+    pipeline, _ = parked
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    nowhere = SecretStr(f"postgresql://caf@127.0.0.1:{free_port()}/caf")
+    away = replace(pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere}))
+    tick = evaluate_tick(pipeline, SENSOR)
+    for said in ("1 alert sent to the webhook", "nothing to send"):
+        tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=4)
+        assert said in tick.skip_message
+    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "1 condition in 1 source; 1 alert sent to the webhook."
+    of_all = "(all sources)", "ledger_away"
+    assert alerts_of(webhook) == [[(SOURCE, "parked", "begun")], [(*of_all, "begun")], [(*of_all, "ended")]]
+
+
+def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook):
+    pipeline, _ = parked
+    done = "merkle_root = '', sealed_at = now(), posted_at = now(), owner = '', start = 1, verified_at = now()"
+    age(pipeline, caf_files=f"state = 'damaged', {done}")
+    for name, passed in (("storage_plan_lasts", False), ("plan_accounts_for_inventory", True)):
+        failed = AssetCheckEvaluation(
+            asset_key=AssetKey([SOURCE, "chunk_plan"]),
+            check_name=name,
+            passed=passed,
+            metadata={},
+            severity=AssetCheckSeverity.WARN,
+            description="It ends in 3 days.",
+        )
+        pipeline.instance.report_runless_asset_event(failed)
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
+    evaluate_tick(pipeline, SENSOR)
+    assert alerts_of(webhook) == [[(SOURCE, "damaged", "begun"), (SOURCE, "space_ends", "begun")]]
+    assert "storage_plan_lasts of my-source failed, It ends in 3 days: `caf jackal buy`" in webhook.got[0]["text"]
+    assert reported_checks(pipeline)["no_chunk_is_damaged"] == "FAILED"
 
 
 def test_where_nobody_is_named_the_checks_still_tell(parked):
@@ -242,6 +283,9 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
 
     age(pipeline, caf_files=f"state = 'packing', {long_ago.replace('7 hours', '1 minute')}")  # tried again while S3 is away
+    assert "stalled" in kinds(pipeline)
+    age(pipeline, caf_files=f"state = 'planned', {long_ago}")
+    age(pipeline, caf_files=f"updated_at = now(), created_at = now() WHERE name <> '{chunk}'")  # and new objects are planned
     assert "stalled" in kinds(pipeline)
     age(pipeline, caf_files=f"state = CASE name WHEN '{chunk}' THEN 'parked' ELSE 'planned' END, {long_ago}")
 
@@ -323,6 +367,17 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
     ]
     evaluate_tick(pipeline, SENSOR)
     assert len(observations(pipeline)) == 2
+
+
+def test_waits_that_are_observed_on_the_same_asset_hide_no_progress(pipeline):
+    wait = AssetObservation(AssetKey([SOURCE, "s3_inventory"]), metadata={"waited_for": "a provider"})
+    pipeline.put(12)
+    pipeline.plan()
+    pipeline.instance.report_runless_asset_event(wait)
+    evaluate_tick(pipeline, SENSOR)
+    pipeline.instance.report_runless_asset_event(wait)
+    evaluate_tick(pipeline, SENSOR)
+    assert [one.get("pending_objects") for one in observations(pipeline)] == [None, 12, None]
 
 
 def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):

@@ -1,6 +1,7 @@
 """What is removed of old runs, and all that stays, with both of Dagster's storages."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,6 +11,7 @@ from dagster import (
     AssetKey,
     AssetRecordsFilter,
     DagsterEventType,
+    DagsterInstance,
     DagsterRunStatus,
     DynamicPartitionsDefinition,
     MaterializeResult,
@@ -20,6 +22,7 @@ from dagster import (
     op,
 )
 
+from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs import pruning
@@ -99,6 +102,20 @@ def test_steps_and_lines_of_old_runs_go_and_all_that_is_shown_stays(instance):
     assert DagsterEventType.ASSET_CHECK_EVALUATION in after
     assert all_that_is_shown(instance) == shown
     assert instance.get_run_stats(run_id).end_time
+
+
+def test_what_old_runs_printed_goes_and_what_others_printed_stays(home_settings):
+    with DagsterInstance.from_config(str(prepare_dagster_home(home_settings))) as instance:
+        old, going_on = run(instance), instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED).run_id
+        logs = instance.compute_log_manager
+        keys = [[run_id, "compute_logs", "a_step"] for run_id in (old, going_on)]
+        for key in keys:
+            with logs.capture_logs(key):
+                pass
+        files = [Path(logs.get_captured_local_path(key, "out")) for key in keys]
+        assert [file.exists() for file in files] == [True, True]
+        prune(instance, datetime.now(UTC) + LATER)
+        assert [file.exists() for file in files] == [False, True]
 
 
 def test_the_reason_of_a_failure_stays(instance):

@@ -278,6 +278,38 @@ def test_a_source_whose_own_sensor_was_switched_off_before_the_upgrade_stays_off
     assert evaluate_tick(with_source(pipeline, launch=True), "launch_chunks").run_requests
 
 
+def requested(pipeline):
+    return [request.partition_key for request in evaluate_tick(pipeline, "launch_chunks").run_requests]
+
+
+def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
+    plan_chunks(pipeline, SOURCE, 4)  # each of 1,000 bytes
+    first, second, third, _ = pipeline.chunks()
+    narrow = pipeline.settings.packing.model_copy(update={"staging_limit": 2_500})
+    pipeline = with_settings(pipeline, packing=narrow)
+    assert requested(pipeline) == [first, second]
+    folder = str(pipeline.settings.staging_folder)
+    with pipeline.workplace().lease(chunk_lease(third)) as lease:
+        pipeline.ledger.reserve_staging(lease, third, folder, 1_400, 2_500)
+        assert requested(pipeline) == [first]
+    assert requested(pipeline) == [first, third]  # which has its room already
+
+
+def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monkeypatch):
+    other = SourceSettings(bucket="other", public=False)
+    pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
+    plan_chunks(pipeline, "other", 3)
+    plan_chunks(pipeline, SOURCE, 1)
+    monkeypatch.setattr(launch_look, "MOST_LAUNCHED", 2)
+
+    def refuse_private(_, unposted, *, public, waiting_bytes):
+        return (set(), "") if public else ({chunk.name for chunk in unposted}, "Not public.")
+
+    monkeypatch.setattr(launch_look, "refused_chunks", refuse_private)
+    (name,) = requested(pipeline)
+    assert pipeline.ledger.chunk(name).source == SOURCE
+
+
 class NarrowStore:
     """Takes up to `room` bytes; what is larger than `largest` no provider takes."""
 
@@ -291,7 +323,7 @@ class NarrowStore:
             raise self.error
         if stored_size_bytes > self.largest:
             raise ChunkTooLarge("too large", fitting_bytes=self.largest)
-        if stored_size_bytes > self.room:
+        if stored_size_bytes + waiting_bytes > self.room:
             raise PlanTooSmall("no room", fitting_bytes=self.room, hint="buy")
 
 
@@ -300,16 +332,20 @@ def chunks_of(*sizes: int) -> list[LaunchableChunk]:
 
 
 @pytest.mark.parametrize(
-    ("store", "refused", "why", "asked"),
+    ("store", "waiting", "refused", "why", "asked"),
     [
-        (NarrowStore(100), set(), "", [30]),
-        (NarrowStore(20), {"c30"}, "no room. buy.", [30, 20]),
-        (NarrowStore(0), {"c10", "c20", "c30"}, "no room. buy.", [30]),
-        (NarrowStore(100, largest=20), set(), "", [30, 20]),  # its own run withdraws what is too large
-        (NarrowStore(10, largest=20), {"c20"}, "no room. buy.", [30, 20, 10]),
-        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), {"c10", "c20", "c30"}, "empty. pay.", [30]),
+        (NarrowStore(100), 0, set(), "", [30]),
+        (NarrowStore(100), 41, {"c30"}, "no room. buy.", [30, 20]),  # others are packed, and not posted yet
+        (NarrowStore(60), 0, set(), "", [30]),
+        (NarrowStore(59), 0, {"c30"}, "no room. buy.", [30, 20]),  # each alone would fit
+        (NarrowStore(20), 0, {"c20", "c30"}, "no room. buy.", [30, 10]),
+        (NarrowStore(0), 0, {"c10", "c20", "c30"}, "no room. buy.", [30]),
+        (NarrowStore(10), 20, {"c10", "c20", "c30"}, "no room. buy.", [30]),
+        (NarrowStore(100, largest=20), 0, set(), "", [30, 20]),  # its own run withdraws what is too large
+        (NarrowStore(10, largest=20), 0, {"c20"}, "no room. buy.", [30, 20, 10]),
+        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), 0, {"c10", "c20", "c30"}, "empty. pay.", [30]),
     ],
 )
-def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, refused, why, asked):
-    assert refused_chunks(store, chunks_of(10, 20, 30), public=True) == (refused, why)
-    assert store.asked == asked
+def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, waiting, refused, why, asked):
+    found = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
+    assert (found, store.asked) == ((refused, why), asked)
