@@ -9,8 +9,8 @@ import typer
 
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
 from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, object_progress, print_json, printable, show_size
-from caf_pipeline.errors import IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
+from caf_pipeline.errors import CafError, IntegrityError, StoreUnreachable, UsageError
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.records import Location
@@ -68,7 +68,7 @@ def check(  # noqa: PLR0917 - the command line's options
     if full and sample:
         raise UsageError("--sample and --full exclude each other.")
     share = 1.0 if full else _parse_share(sample or DEFAULT_SHARE)
-    settings, sums = load_settings(), _Sums()
+    settings, sums, ended = load_settings(), _Sums(), None
 
     with (
         opened_ledger(settings) as ledger,
@@ -76,17 +76,26 @@ def check(  # noqa: PLR0917 - the command line's options
         object_progress(f"checking {source}") as advance,
     ):
         listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
-        for one in check_objects(sampled(listed, share), store):
-            _take(sums, one, json)
-            advance(one.location.size_bytes)
+        try:
+            for one in check_objects(sampled(listed, share), store):
+                _take(sums, one, json)
+                advance(one.location.size_bytes)
+        except CafError as error:
+            if not sums.objects:
+                raise
+            ended = error
     if not sums.listed:
         raise nothing_listed(source, prefix, current)
     _print_sums(source, sums, json)
     if sums.wrong:
+        if ended:
+            note(str(ended))
         raise IntegrityError(
             f"no provider gives {counted(sums.wrong, 'object')} of '{source}' as archived",
             hint="'caf jackal repair' stores damaged chunks again",
         )
+    if ended:
+        raise ended
     if sums.unread:
         raise StoreUnreachable(f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint="try again later")
 

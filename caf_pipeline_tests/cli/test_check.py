@@ -7,6 +7,9 @@ import queue
 import pytest
 
 from caf_pipeline.cli import terminal
+from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.retrieval import check, restore
+from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
@@ -58,6 +61,36 @@ def test_wrong_bytes_are_exit_status_9_and_the_key_is_named(caf):
     wrong, sums = records(caf("check", "src", "--full", "--json"))
     assert (wrong["key"], wrong["result"], sums["wrong"], sums["unread"]) == ("b/2", "wrong", 1, 0)
     assert caf("check", "src", "a/", "--full").status == 0
+
+
+def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monkeypatch):
+    def read(self, posting, start_byte, end_byte, *, provider=None):
+        for piece in given(self, posting, start_byte, end_byte, provider=provider):
+            yield piece[: max(0, away_from - start_byte)]
+            start_byte += len(piece)
+            if start_byte > away_from:
+                raise StoreUnreachable("the network is away")
+
+    spoil(caf, "a/2")
+    (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
+    away_from, given = file.read_bytes().find(BODIES["b/0"]), DirectoryStore.read
+    monkeypatch.setattr(DirectoryStore, "read", read)
+    monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 2)
+    monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
+
+    done = caf("check", "src", "--full", "--json")
+    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "the last 2 objects could not be read")
+    assert (records(done)[-1]["wrong"], records(done)[-1]["unread"]) == (1, 2)
+    done = caf("check", "src", "b/", "--full")
+    one_sentence(done, 7, "the last 2 objects could not be read")
+    assert "2 objects of 4 read, 0 wrong, 2 could not be read" in done.out.decode()
+
+    done = caf("restore", "src", str(tmp_path / "out"), "--json")
+    one_sentence(done, 9, "3 objects of 6 were not restored", "the last 2 objects could not be read")
+    assert (records(done)[-1]["restored"], records(done)[-1]["failed"]) == (3, 3)
+    done = caf("restore", "src", "b/", str(tmp_path / "out"))
+    one_sentence(done, 7, "the last 2 objects could not be read")
+    assert "of 2 objects 0 written" in done.err
 
 
 def test_a_chunk_that_is_gone_is_said_to_be(caf):
