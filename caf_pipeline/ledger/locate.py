@@ -87,6 +87,8 @@ class ObjectLookups(LedgerPart):
         """Return the location of a key as `locate_many`, or that of one version, whose currency is not asked for."""
         if object_version is None:
             return self.locate_many(source, [key], last_seen=True, as_of=as_of).get(key)
+        if not _is_supported(key):
+            return None
         with self._database.reading() as connection:
             known = _look_up(connection, source, [key])
         return next((_location(one) for one in known if one.told == "location" and one.object_version == object_version), None)
@@ -102,7 +104,7 @@ class ObjectLookups(LedgerPart):
 
         `as_of` an earlier time, what was modified or stated later is left out: see `Currency.as_of` for what is not known then.
         """
-        supported = [key for key in keys if is_supported(key.encode("utf-8", "surrogatepass"))]
+        supported = list(filter(_is_supported, keys))
         told: Mapping[str, defaultdict[str, list[_Known]]] = {
             kind: defaultdict(list) for kind in ("location", "exception", "pending", "next")
         }
@@ -117,6 +119,11 @@ class ObjectLookups(LedgerPart):
                     currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
                 located[key] = _location(given_out, currency)
         return located
+
+
+def _is_supported(key: str) -> bool:
+    """Tell whether the database can hold a key; a lone surrogate stands for a byte that is no UTF-8."""
+    return is_supported(key.encode("utf-8", "surrogatepass"))
 
 
 def _look_up(

@@ -393,6 +393,7 @@ def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
         done, 11, "not archived as version 'v0'", f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)"
     )
     one_sentence(archived.caf("get", "src", "nowhere", "--object-version", "v0"), 11, "'nowhere' of source src is not archived")
+    one_sentence(archived.caf("get", "src", "caf\udce9.txt", "--object-version", "v0"), 11, "of source src is not archived")
 
 
 @pytest.mark.thorough
