@@ -3,7 +3,7 @@
 Dagster holds interrupts back while it works between steps, and drops one that is still held when a run ends. The number of
 every signal is also written, by the interpreter itself, to the descriptor set here. An interrupt that is raised where nothing
 can raise, e.g. in a callback of the garbage collector, is seen the same way, and Python prints no traceback of it.
-Source: `signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.
+Source: `signal.set_wakeup_fd` in Python's documentation; `capture_interrupts` in Dagster 1.13.27.
 """
 
 import os

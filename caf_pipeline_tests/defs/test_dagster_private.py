@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster
 import pytest
 from dagster import DefaultRunLauncher
+from dagster_postgres import PostgresEventLogStorage
 
 from caf_pipeline.dagster_host import quiet
 from caf_pipeline.defs import dagster_private
@@ -63,6 +64,13 @@ def test_every_name_exists_and_is_used(module):
 def test_what_our_classes_use_of_the_class_they_extend_exists():
     assert callable(DefaultRunLauncher._get_grpc_client_for_termination)
     assert isinstance(DefaultRunLauncher._instance, property)
+    assert isinstance(PostgresEventLogStorage._instance, property)
+    assert callable(PostgresEventLogStorage._allocate_concurrency_slots)
+
+
+def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
+    named = {(path.name, version) for path in MODULES for version in re.findall(r"\b1\.\d\d\.\d+\b", path.read_text("utf-8"))}
+    assert {version for _, version in named} == {dagster_private.READ_IN}, sorted(named)
 
 
 @pytest.mark.parametrize("logger", quiet._LEFT_OUT)
