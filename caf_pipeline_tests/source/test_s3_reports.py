@@ -410,6 +410,21 @@ def test_missing_columns_are_named_before_a_file_is_fetched(new_bucket, destinat
     assert "add Size, ETag to the inventory's fields" in error.hint
 
 
+def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(new_bucket, destination, tmp_path):
+    source = new_bucket.source(inventory=writer(new_bucket, destination).folder, needs_storage_class=True)
+    without = [name for name in SCHEMA.names if name != "storage_class"]
+    writer(new_bucket, destination, columns=without).write_files([], datetime.now(UTC) - 2 * DAY)
+    error = refused(source, tmp_path, "has no column StorageClass")
+    assert "add StorageClass to the inventory's fields" in error.hint
+    new_bucket.put("deleted", b"1")
+    (row,) = listed_rows(new_bucket.client, new_bucket.name)
+    marker = row | {"is_delete_marker": True, "size": None, "e_tag": None, "storage_class": None}
+    writer(new_bucket, destination).write(datetime.now(UTC) - DAY, rows=[marker])
+    assert taken(source, tmp_path)[0] == []
+    writer(new_bucket, destination).write(rows=[row | {"storage_class": None}])
+    refused(source, tmp_path / "later", "has a row without its StorageClass: key 'deleted'")
+
+
 def test_a_report_of_current_objects_only_is_refused_where_the_bucket_keeps_versions(new_bucket, destination, tmp_path):
     new_bucket.keep_versions()
     reports = writer(new_bucket, destination, columns=CURRENT_ONLY)

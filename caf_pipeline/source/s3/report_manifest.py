@@ -90,7 +90,7 @@ class Manifest:
         """Return how this report's format writes the name of a column."""
         return COLUMNS[column] if self.format is ReportFormat.CSV else column
 
-    def require(self, bucket: str, *, keeps_versions: bool) -> None:
+    def require(self, bucket: str, *, keeps_versions: bool, needs_storage_class: bool) -> None:
         """Refuse a report of another bucket, and one without a column that is needed.
 
         Raises:
@@ -101,7 +101,11 @@ class Manifest:
                 f"the inventory report {self.url} is of bucket '{self.source_bucket}', and the source's is '{bucket}'",
                 hint="correct the source's setting 'inventory'",
             )
-        needed = (*ALWAYS_NEEDED, *(VERSION_COLUMNS if keeps_versions else ()))
+        needed = [
+            *ALWAYS_NEEDED,
+            *(VERSION_COLUMNS if keeps_versions else ()),
+            *(["storage_class"] if needs_storage_class else ()),
+        ]
         missing = [COLUMNS[name] for name in needed if name not in self.columns]
         if not missing:
             return

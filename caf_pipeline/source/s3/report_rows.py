@@ -47,12 +47,14 @@ class ReportRows:
         prefix: only keys that begin so are taken.
         keeps_versions: whether the bucket keeps versions, as a listing asks it. Where not, version ids are left out.
         all_versions: whether older versions and delete markers are taken, or only counted.
+        needs_storage_class: whether an object without a storage class is refused; else it counts as STANDARD.
     """
 
     manifest: Manifest
     prefix: bytes
     keeps_versions: bool
     all_versions: bool
+    needs_storage_class: bool
 
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
         """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add to `counts`.
@@ -151,7 +153,9 @@ class ReportRows:
             counts.left_out += versions_beside(latest, markers)
             keys, batch, latest, markers = (each.filter(kept) for each in (keys, batch, latest, markers))
         objects = batch.filter(pc.invert(markers))
-        self._require_values(objects, "size", "last_modified_date", "e_tag")
+        self._require_values(
+            objects, "size", "last_modified_date", "e_tag", *(["storage_class"] if self.needs_storage_class else ())
+        )
         self._require_values(batch, "last_modified_date")
         sizes = _converted(objects, "size", pa.int64())
         _require(pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)), objects, "with an impossible Size")

@@ -56,6 +56,7 @@ class Reports:
     Attributes:
         folder: its address, `s3://…/`; "" where the settings name none.
         extra: parameters of every request, e.g. who pays.
+        needs_storage_class: whether the source leaves out objects by it, so that each must have it.
     """
 
     client: "S3Client"
@@ -63,6 +64,7 @@ class Reports:
     listing: Listing
     folder: str
     extra: Mapping[str, Any]
+    needs_storage_class: bool
 
     @property
     def source(self) -> BucketAddress:
@@ -99,13 +101,14 @@ class Reports:
 
     def _report(self, manifest: Manifest) -> InventoryReport:
         keeps_versions = self.listing.keeps_versions()
-        manifest.require(self.source.bucket, keeps_versions=keeps_versions)
+        manifest.require(self.source.bucket, keeps_versions=keeps_versions, needs_storage_class=self.needs_storage_class)
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(
                 f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC, which is still to come",
                 hint=AGAIN,
             )
-        rows = ReportRows(manifest, self.listing.prefix.encode(), keeps_versions, self.listing.all_versions)
+        listing = self.listing
+        rows = ReportRows(manifest, listing.prefix.encode(), keeps_versions, listing.all_versions, self.needs_storage_class)
         return InventoryReport(
             url=manifest.url,
             taken_at=manifest.taken_at,

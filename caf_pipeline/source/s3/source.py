@@ -41,20 +41,21 @@ class S3Source:
         waits: Waits | None = None,
         inventory: str = "",
         all_versions: bool = False,
+        needs_storage_class: bool = False,
     ) -> None:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
         the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second for
         pages, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
-        With `all_versions` a bucket that keeps no versions is refused.
+        With `all_versions` a bucket that keeps no versions is refused; with `needs_storage_class` a report that lacks it.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate))
-        self._reports = Reports(client, asking, self._listing, inventory, extra)
+        self._reports = Reports(client, asking, self._listing, inventory, extra, needs_storage_class)
         self._reading = ObjectReader(client, gets, asking, extra)
 
     def list_pages(
@@ -136,4 +137,5 @@ def open_s3_source(
         waits=waits,
         inventory=settings.inventory,
         all_versions=settings.versions == "all",
+        needs_storage_class=bool(settings.storage_classes),
     )
