@@ -1,6 +1,6 @@
 """What names an object: the record that a listing gives, its identity, which keys can be archived, and why one was not."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -49,6 +49,15 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
 
 
 MAX_RETRY_AFTER: Final = timedelta(days=30)
+
+
+CHECKSUMS: Final[Mapping[str, str]] = {
+    f"{algorithm}{kind}": algorithm
+    for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
+    for kind in ("", "/FULL_OBJECT")
+}
+"""What inventories say of an object whose checksum may be compared, and S3's name of the algorithm: in lower case the end of
+its headers' names. Where no type is named, as in reports, it may be of the parts' checksums; S3 tells when it is asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from caf_pipeline.inventory.objects import CHECKSUMS
 from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, split_counts
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 from caf_pipeline.system.quantities import show_size
@@ -20,7 +21,7 @@ _STEPS: Final = f"""SELECT storage_class, CASE WHEN size_bytes = 0 THEN -1 WHEN 
         ELSE (floor(log2(size_bytes))::INTEGER - {_FIRST_BITS}) // {_BITS_A_STEP} + 1 END AS step,
         count(*) AS objects, sum(size_bytes)::BIGINT AS bytes,
         sum(greatest(1, (size_bytes + {{part_bytes}} - 1) // {{part_bytes}}))::BIGINT AS gets,
-        count(*) FILTER (size_bytes > {{part_bytes}} AND ends_with(checksum, '/FULL_OBJECT')) AS checksums
+        count(*) FILTER (size_bytes > {{part_bytes}} AND NOT is_split AND checksum IN {tuple(CHECKSUMS)}) AS checksums
     FROM planned GROUP BY ALL ORDER BY ALL"""
 
 
@@ -46,7 +47,7 @@ class PlanStatistics:
         storage_classes: objects and bytes by class.
         largest, smallest: (key, size) of some, in this order.
         get_requests: that fetch the objects, the larger ones in pieces.
-        checksum_requests: that ask for S3's own checksum of objects which come in pieces.
+        checksum_requests: that ask for S3's own checksum of objects which come in pieces, and are in one chunk.
         split_objects: of the objects, those that are larger than a chunk; `parts` are theirs, a chunk each.
     """
 
@@ -90,21 +91,21 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
     beside = folders[0] / OBJECTS_FILE
+    split = [split_counts(folder) for folder in folders]
     with translate_errors(beside), Query(beside, budget, functions={}, macros=()) as query:
         for number, folder in enumerate(folders):
             query.table(f"objects_{number}", folder / OBJECTS_FILE)
             query.table(f"chunks_{number}", folder / CHUNKS_FILE)
         # What waits for the next plan is in the file, too, past the last chunk.
         planned = (
-            f"SELECT key, size_bytes, storage_class, checksum FROM objects_{number}"
+            f"SELECT key, size_bytes, storage_class, checksum, chunk_number <= {parts} AS is_split FROM objects_{number}"
             f" WHERE chunk_number <= (SELECT count(*) FROM chunks_{number})"
-            for number in range(len(folders))
+            for number, (_, parts) in enumerate(split)  # whose chunks come first
         )
         query.view("planned", " UNION ALL ".join(planned))
         rows = query.rows(_STEPS.format(part_bytes=part_bytes))
         named = "SELECT key, size_bytes FROM planned ORDER BY size_bytes {order}, key LIMIT {limit}"
         largest, smallest = (query.rows(named.format(order=order, limit=NAMED)) for order in ("DESC", "ASC"))
-    split = [split_counts(folder) for folder in folders]
     return PlanStatistics(
         objects=sum(row[2] for row in rows),
         size_bytes=sum(row[3] for row in rows),

@@ -56,7 +56,9 @@ def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over
         replace(whole, key=b"c", checksum="SHA256/COMPOSITE"),
         an_object("d", PART + 1),
     ]
-    assert statistics_of(tmp_path, [whole, *others]).checksum_requests == 1
+    of_a_report = replace(whole, key=b"e", checksum="CRC32")  # which names no type
+    in_chunks = replace(whole, key=b"f", size_bytes=40 * GIB)  # of whose parts S3 has no checksum
+    assert statistics_of(tmp_path, [whole, *others, of_a_report, in_chunks]).checksum_requests == 2
 
 
 def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_path):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.inventory.objects import S3Object, SkipReason
+from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 FULL_OBJECT: Final = "FULL_OBJECT"
-
-_CHECKSUMS: Final = frozenset({"SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME"})
-"""S3's names of the algorithms that we know; in lower case they are the ends of its headers' names."""
 
 _KEPT: Final = (
     "content_type",
@@ -199,8 +196,7 @@ def _checked(obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -
 
 def _named_algorithm(obj: S3Object) -> str:
     """Return the algorithm of the checksum over the full object that the listing names, "" where it names none."""
-    algorithm, _, kind = obj.checksum.partition("/")
-    return algorithm if algorithm in _CHECKSUMS and kind in ("", FULL_OBJECT) else ""
+    return CHECKSUMS.get(obj.checksum, "")
 
 
 def _checksum(algorithm: str, headers: Mapping[str, str]) -> Checksum | None:
