@@ -17,7 +17,7 @@ ERRORS_KEPT: Final = 1000
 _GOES_ON: Final = "the same command goes on, and leaves what is there"
 
 
-class Outcome(StrEnum):
+class RestoreOutcome(StrEnum):
     """What became of an object; in a dry run, what would."""
 
     RESTORED = "restored"
@@ -39,7 +39,7 @@ class RestoredObject:
     """
 
     location: Location
-    outcome: Outcome
+    outcome: RestoreOutcome
     place: str = ""
     error: CafError | None = None
     headers_known: bool = True
@@ -88,7 +88,7 @@ class RestoreSums:
         """Count an object."""
         self.listed += 1
         setattr(self, one.outcome.value, getattr(self, one.outcome.value) + 1)
-        if one.outcome is Outcome.RESTORED:
+        if one.outcome is RestoreOutcome.RESTORED:
             self.restored_bytes += one.location.size_bytes
             self.without_headers += not one.headers_known
         if one.error and len(self.errors) < ERRORS_KEPT:

@@ -18,7 +18,7 @@ from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found
-from caf_pipeline.retrieval.restore import Outcome, RestoredObject
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
 from caf_pipeline.store.protocol import ChunkStore
@@ -82,25 +82,27 @@ class RestoreBucket:
             outcome = self._outcome(one, headers, may_be_there, read)
             return RestoredObject(one, outcome, place, headers_known=headers is not None)
         except (NotRestored, StoreError, IntegrityError) as error:
-            return RestoredObject(one, Outcome.FAILED, error=error)
+            return RestoredObject(one, RestoreOutcome.FAILED, error=error)
 
-    def _outcome(self, one: Location, headers: ObjectHeaders | None, may_be_there: bool, read: ObjectRead | None) -> Outcome:
+    def _outcome(
+        self, one: Location, headers: ObjectHeaders | None, may_be_there: bool, read: ObjectRead | None
+    ) -> RestoreOutcome:
         """Write an object that is not there; where another is written meanwhile, look again."""
         for look in (may_be_there, True):
             there = self._bucket.find(one.row.key) if look else None
             if there and self._is_equal(one, headers, there):
-                return Outcome.EQUAL
+                return RestoreOutcome.EQUAL
             if there and not self._force:
-                return Outcome.DIFFERENT
+                return RestoreOutcome.DIFFERENT
             if self._dry_run:
-                return Outcome.RESTORED
+                return RestoreOutcome.RESTORED
             try:
                 checked = self._write(one, headers or ObjectHeaders(), read, replace=there is not None)
             except KeyTaken:
                 continue
             if not checked:  # a server that knows no SHA-256
                 self._compare(one, headers)
-            return Outcome.RESTORED
+            return RestoreOutcome.RESTORED
         raise NotRestored(f"{self._bucket.place(one.row.key)} was not written: others write it, too")
 
     def _is_equal(self, one: Location, headers: ObjectHeaders | None, there: ObjectThere) -> bool:

@@ -12,7 +12,7 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import ObjectRead, in_order, is_small, read_located
 from caf_pipeline.retrieval.file_names import path_of
 from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
-from caf_pipeline.retrieval.restore import Outcome, RestoredObject
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
 
@@ -61,12 +61,12 @@ class RestoreFolder:
                     if _is_equal(file, one):
                         if not self._dry_run:
                             self._files.take(one.row.key, file)
-                        return RestoredObject(one, Outcome.EQUAL, place)
+                        return RestoredObject(one, RestoreOutcome.EQUAL, place)
                 if not self._force:
-                    return RestoredObject(one, Outcome.DIFFERENT, place)
+                    return RestoredObject(one, RestoreOutcome.DIFFERENT, place)
         except NotRestored as error:
-            return RestoredObject(one, Outcome.FAILED, error=error)
-        return RestoredObject(one, Outcome.RESTORED, place) if self._dry_run else None
+            return RestoredObject(one, RestoreOutcome.FAILED, error=error)
+        return RestoredObject(one, RestoreOutcome.RESTORED, place) if self._dry_run else None
 
     def _write_all(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
         reads = in_order(read_located(self._store, filter(is_small, batch)))
@@ -83,8 +83,8 @@ class RestoreFolder:
                 file.close()
             self._files.fill(one.row.key, _encoded(names), fill, _mtime_ns(one))
         except (NotRestored, StoreError, IntegrityError) as error:
-            return RestoredObject(one, Outcome.FAILED, error=error)
-        return RestoredObject(one, Outcome.RESTORED, "/".join(names))
+            return RestoredObject(one, RestoreOutcome.FAILED, error=error)
+        return RestoredObject(one, RestoreOutcome.RESTORED, "/".join(names))
 
 
 def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] | None]:

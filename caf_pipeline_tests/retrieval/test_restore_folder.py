@@ -13,7 +13,7 @@ from caf_pipeline.retrieval import restore_folder
 from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.restore import Outcome, restore_objects
+from caf_pipeline.retrieval.restore import RestoreOutcome, restore_objects
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
 from caf_pipeline.system import files_below
 from caf_pipeline.system.files_below import FilesBelow
@@ -78,7 +78,7 @@ def test_neighbours_are_few_requests_and_what_is_there_is_none(work, restore, mo
     assert len(work.store.asked) < (len(BODIES) / 8 if batch else 5)
     work.store.asked.clear()
     done, _ = restore()
-    assert {one.outcome for one in done} == {Outcome.EQUAL}
+    assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
     assert not work.store.asked
 
 
@@ -91,7 +91,7 @@ def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored
     done, files = restore()
     assert files == {key: body for key, body in BODIES.items() if key not in {"dir/020", "dir/030"}}
     assert {one.location.row.key: one.error.permanent for one in done if one.error} == {"dir/020": False, "dir/030": True}
-    assert sum(one.outcome is Outcome.FAILED for one in done) == 2
+    assert sum(one.outcome is RestoreOutcome.FAILED for one in done) == 2
 
 
 def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
@@ -132,8 +132,8 @@ def test_of_two_keys_that_are_one_name_the_second_never_replaces_the_first(resto
     for force in (False, True, True):
         done, files = restore(force=force)
         assert list(files.values()) == [b"1"]
-        assert done[1].outcome is not Outcome.RESTORED
-    assert [one.outcome for one in done] == [Outcome.EQUAL, Outcome.FAILED]
+        assert done[1].outcome is not RestoreOutcome.RESTORED
+    assert [one.outcome for one in done] == [RestoreOutcome.EQUAL, RestoreOutcome.FAILED]
     assert "does not distinguish its name" in str(done[1].error)
 
 
@@ -142,11 +142,11 @@ def test_one_file_is_not_taken_for_two_keys_that_have_the_same_content(restore, 
     monkeypatch.setattr(files_below, "os", OneNameForSome(str.lower))
     restore()
     done, _ = restore()
-    assert [one.outcome for one in done] == [Outcome.EQUAL, Outcome.FAILED, Outcome.EQUAL]
+    assert [one.outcome for one in done] == [RestoreOutcome.EQUAL, RestoreOutcome.FAILED, RestoreOutcome.EQUAL]
     (tmp_path / "out" / "dir" / "b").unlink()  # who saves room by links has made one file of equal ones
     os.link(tmp_path / "out" / "dir" / "a", tmp_path / "out" / "dir" / "b")
     done, _ = restore()
-    assert done[2].outcome is Outcome.EQUAL
+    assert done[2].outcome is RestoreOutcome.EQUAL
 
 
 @pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
@@ -161,5 +161,5 @@ def test_a_file_that_may_not_be_read_is_left_and_its_object_is_written_nowhere_e
 
     monkeypatch.setattr(files_below, "os", SimpleNamespace(**vars(os) | {"open": opened}))
     done, files = restore(force=True)
-    assert [one.outcome for one in done] == [Outcome.FAILED, Outcome.RESTORED]
+    assert [one.outcome for one in done] == [RestoreOutcome.FAILED, RestoreOutcome.RESTORED]
     assert files == {"a": b"mine", "b": b"2"}
