@@ -147,6 +147,17 @@ def test_proof_windows_are_counted_from_the_post(store):
     assert windows == [0, 0, 1, 3, None]
 
 
+def test_the_window_of_a_file_is_asked_for_once(opened, tmp_path, monkeypatch):
+    posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
+    asked, ask = [], opened.store.chain.file
+    monkeypatch.setattr(opened.store.chain, "file", lambda *which: asked.append(which) or ask(*which))
+    copies = opened.store.copies(posting)
+    windows = {opened.store.proof_window(posting, copy) for copy in copies}
+    assert windows | {opened.store.current_window(posting)} == {0}
+    assert opened.store.window_ends_in(posting) > 0
+    assert len(asked) == 2  # for the copies, and for the window
+
+
 def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
     assert all(copy.last_proven >= posting.start for copy in opened.store.copies(posting))

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
 from caf_pipeline.ledger.records import Holder
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.provider_stats import ProviderRecords
     from caf_pipeline.ledger.transactions import TransactionLog
+
+
+INTERVALS_KEPT: Final = 1024
+"""Files whose proof window is remembered: a look at a file needs it for each copy, and some times more."""
 
 
 class JackalStore:
@@ -66,6 +71,7 @@ class JackalStore:
         self._uploads = Uploads(chain, settings, records, self._selection, throttle, waits or Waits())
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
         self._downloads = Downloads(chain, records, self._selection, waits)
+        self._interval = lru_cache(INTERVALS_KEPT)(self._ask_interval)
 
     def close(self) -> None:
         """Close all connections."""
@@ -198,9 +204,12 @@ class JackalStore:
         return (blocks - passed) * self.chain.block_seconds()
 
     def _window_blocks(self, posting: Posting) -> int:
-        """Return how long a window of this file is: it keeps the one that it was posted with."""
+        return self._interval(posting) or self.chain.proof_window()
+
+    def _ask_interval(self, posting: Posting) -> int:
+        """Return how long a window of this file is, which keeps the one that it was posted with; 0 where it is not known."""
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
-        return (file.proof_interval if file else 0) or self.chain.proof_window()
+        return file.proof_interval if file else 0
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
