@@ -1,4 +1,4 @@
-"""Many chunks as partitions: how long Dagster takes to learn of them, and to answer what the asset's page asks.
+"""Many chunks as partitions: how long Dagster takes to learn of them, to answer what the asset's page asks, and for ticks.
 
 `python -m benchmarks.partitions --chunks 100000`. Dagster keeps them in SQLite, the ledger is a real Postgres, and a code
 server has the definitions, as under `dagster dev`.
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from sqlalchemy import text
 
 from benchmarks import report
 from benchmarks.inputs import KEPT
-from caf_pipeline.defs.naming import partitions_name
+from caf_pipeline.context import address_of
+from caf_pipeline.dagster_host import backfill
+from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url, parse_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.settings import Settings
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.webserver import webserver
 
 SOURCE = "bench"
@@ -37,7 +41,7 @@ bucket = "bench"
 public = true
 """
 PLANNED = """
-    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (:source, 'bench', 's3://bench') RETURNING source_id),
+    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (:source, 'bench', :address) RETURNING source_id),
     plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
         SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', :count, :count FROM source RETURNING source_id, plan_id)
     INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
@@ -51,6 +55,14 @@ query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNo
 KEYS = """
 query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionKeysByDimension {
     name partitionKeys } } } }"""
+
+
+@dataclass(frozen=True)
+class At:
+    """Of what sensors are evaluated."""
+
+    settings: Settings
+    instance: DagsterInstance
 
 
 def measure(count: int) -> dict[str, Any]:
@@ -68,7 +80,8 @@ def measure(count: int) -> dict[str, Any]:
         (Path(folder) / "dagster").mkdir()
         with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
             with database.transaction() as connection:
-                connection.execute(text(PLANNED), {"source": SOURCE, "count": count})
+                address = address_of(load_settings().sources[SOURCE])
+                connection.execute(text(PLANNED), {"source": SOURCE, "count": count, "address": address})
             assert timed("registered", lambda: register_chunks(instance, ledger, SOURCE)) == count
             assert timed("looked at again", lambda: register_chunks(instance, ledger, SOURCE)) == 0
             assert len(instance.get_dynamic_partitions(partitions_name(SOURCE))) == count
@@ -78,6 +91,13 @@ def measure(count: int) -> dict[str, Any]:
                     timed(f"{name}, first", lambda query=query: server.ask(query, key=key))
                     answer = timed(name, lambda query=query: server.ask(query, key=key))
                     assert json.dumps(answer).count(f'"{SOURCE}-00000000-') == count
+            work = At(load_settings(), instance)
+            for name in (ALERT_SENSOR, LAUNCH_SENSOR):
+                evaluate_tick(work, name)  # loads what a code server has loaded
+                timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))
+            names = [chunk.name for chunk in ledger.chunks(SOURCE)]
+            timed("backfill submitted", lambda: backfill.submit(work.settings, instance, ledger, SOURCE, names, "all"))
+            timed(f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(work, LAUNCH_SENSOR))
     return {"chunks": count, "seconds": took, **report.about()}
 
 
