@@ -535,7 +535,7 @@ class Delta:
 
     Attributes:
         unsupported: a file of those that are to be recorded as skipped for their key, in the same form.
-        left_out: numbers of objects that would be planned without the source's filters, by the filter.
+        left_out: numbers of objects that are neither located nor claimed, and that a filter leaves out, by the filter.
     """
 
     path: Path
@@ -549,10 +549,10 @@ class Delta:
 # A key that holds a percent sign may equal the encoded form of another one, so that the reason tells which of them a row means.
 _BLOCKED: Final = """EXISTS (SELECT 1 FROM whole_standing AS known
     WHERE known.key = {key} AND known.object_version = listed.object_version AND {within}
-    AND (known.standing <> 'skipped' OR NOT known.due) AND (known.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded})"""
+    AND (known.standing <> 'skipped' OR {skipped}) AND (known.reason IS NOT DISTINCT FROM 'unsupported_key') = {encoded})"""
 
 _UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) AS encoded_key FROM refused) AS listed
-    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true", within="true")}
+    WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true", within="true", skipped="NOT known.due")}
     ORDER BY key, last_modified, object_version"""
 
 
@@ -585,8 +585,8 @@ def not_yet_archived(
                 supported = _supported(rows["key"])
                 for batch in rows.filter(pc.invert(supported)).to_batches():
                     apart.write(batch)
-                wanted = rows.filter(pc.and_(supported, _not_blocked(query, rows)))
-                for batch in _not_left_out(query, wanted, filters, left_out).to_batches():
+                kept = _not_left_out(query, rows.filter(supported), filters, left_out)
+                for batch in kept.filter(_not_blocked(query, kept, skipped="NOT known.due")).to_batches():
                     object_bytes += sum_of(batch, "size_bytes")
                     yield batch
 
@@ -603,12 +603,14 @@ def not_yet_archived(
 
 
 def _not_left_out(query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]) -> pa.Table:
-    """Return the rows that no filter leaves out, and count the others."""
+    """Return the rows that no filter leaves out, and count those of the others that are neither located nor claimed."""
     if filters == NO_FILTER or not len(rows):
         return rows
     query.rows_of("unfiltered", rows)
     by = pa.Table.from_batches(query.batches(f"SELECT {filters.sql} AS left_out_by FROM unfiltered"))["left_out_by"]
-    left_out.update({one["values"]: one["counts"] for one in pc.value_counts(by.drop_null()).to_pylist()})
+    others = rows.append_column("left_out_by", by).filter(pc.is_valid(by))
+    free = others.filter(_not_blocked(query, others, skipped="false"))
+    left_out.update({one["values"]: one["counts"] for one in pc.value_counts(free["left_out_by"]).to_pylist()})
     return rows.filter(pc.is_null(by))
 
 
@@ -646,12 +648,14 @@ def _supported(keys: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(map(is_supported, keys.to_pylist()), pa.bool_())])
 
 
-def _not_blocked(query: Query, rows: pa.Table) -> pa.ChunkedArray:
-    """Tell of each row whether it is neither located, nor claimed, nor skipped without being due; by its key as it is."""
+def _not_blocked(query: Query, rows: pa.Table, *, skipped: str) -> pa.ChunkedArray:
+    """Tell of each row whether it is neither located nor claimed, nor skipped where this is `skipped`; by its key as it is."""
+    if not len(rows):
+        return pa.chunked_array([], pa.bool_())
     keys = pc.min_max(rows["key"]).as_py()
     within = f"known.key BETWEEN from_hex('{keys['min'].hex()}') AND from_hex('{keys['max'].hex()}')"
     query.rows_of("listed", rows.select(["key", "object_version"]).append_column("row", pa.array(np.arange(len(rows)))))
-    blocked = _BLOCKED.format(key="listed.key", encoded="false", within=within)
+    blocked = _BLOCKED.format(key="listed.key", encoded="false", within=within, skipped=skipped)
     free = np.ones(len(rows), np.bool_)
     for batch in query.batches(f"SELECT row FROM listed WHERE {blocked}"):
         free[batch["row"].to_numpy()] = False

@@ -64,8 +64,10 @@ def test_an_object_that_was_skipped_and_is_left_out_counts_once(workplace, sourc
     source.unavailable["cache/1"] = (planning.SkipReason.COLD_STORAGE, 0)
     archive_everything(workplace())
     work = workplace(**FILTERS)
-    account = account_for_plan(work, plan(work))
+    report = plan(work)
+    account = account_for_plan(work, report)
     assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
+    assert report.left_out == preview_plan(work, report.snapshot).left_out == account.left_out
 
 
 def test_an_age_is_that_at_the_time_of_the_inventory(workplace):
