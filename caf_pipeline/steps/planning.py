@@ -86,8 +86,8 @@ _ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder o
 class PlanReport:
     """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
 
-    `previous` is the source's last plan before. `waiting` is the tail that is left for the next plan, since its chunk would be
-    smaller than the source's `min_chunk_size`.
+    `target_bytes` is the size at which chunks were cut. `previous` is the source's last plan before. `waiting` is the tail that
+    is left for the next plan, since its chunk would be smaller than the source's `min_chunk_size`.
 
     `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
     ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`,
@@ -97,6 +97,7 @@ class PlanReport:
     snapshot: Snapshot
     plans: Sequence[PlanRecord]
     chunks: Sequence[Chunk]
+    target_bytes: int
     previous: PlanRow | None = None
     waiting: WaitingObjects | None = None
     warning: str = ""
@@ -473,7 +474,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     names = {plan.name for plan in plans}
     chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
-    return PlanReport(snapshot, plans, chunks, previous, waiting, warnings, current.comparison, current.exceptions, left_out)
+    found = (warnings, current.comparison, current.exceptions, left_out)
+    return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
 
 
 def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:

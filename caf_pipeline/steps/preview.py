@@ -51,6 +51,7 @@ class PlanEstimate:
     """What archiving a plan takes, as far as it can be told before.
 
     Attributes:
+        target_bytes: the size at which chunks are cut.
         fill: bytes of objects as a share of the target, of all chunks but the last, or of the only one; 0 without any.
         expected_bytes: of all chunks, manifests estimated.
         requests: GETs and HEADs at the source.
@@ -224,7 +225,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
             warning=warning,
-            estimate=estimate_plan(work, statistics, plan.chunks, heads=identified.to_compare_count),
+            estimate=estimate_plan(work, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
             previous=next(iter(work.ledger.plans(work.source, limit=1)), None),
         )
 
@@ -246,9 +247,11 @@ def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjec
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, planning.waits_until(settings, tail))
 
 
-def estimate_plan(work: Workplace, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], *, heads: int = 0) -> PlanEstimate:
-    """Return what archiving these chunks takes; `heads` requests compare headers before."""
-    settings, target = work.source_settings, int(work.source_settings.target_size)
+def estimate_plan(
+    work: Workplace, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], target_bytes: int, *, heads: int
+) -> PlanEstimate:
+    """Return what archiving these chunks takes, which were cut at this size; `heads` requests compare headers before."""
+    settings = work.source_settings
     closed = chunks[:-1] or chunks
     checksums = statistics.checksum_requests if work.settings.packing.compare_checksums else 0
     requests = statistics.get_requests + checksums + heads
@@ -258,8 +261,8 @@ def estimate_plan(work: Workplace, statistics: PlanStatistics, chunks: Sequence[
     return PlanEstimate(
         statistics=statistics,
         chunks=len(chunks),
-        target_bytes=target,
-        fill=sum(chunk.object_bytes for chunk in closed) / (len(closed) * target) if closed else 0.0,
+        target_bytes=target_bytes,
+        fill=sum(chunk.object_bytes for chunk in closed) / (len(closed) * target_bytes) if closed else 0.0,
         expected_bytes=expected,
         requests=requests,
         request_usd=None if get_price is None else requests / 1000 * get_price,
@@ -290,4 +293,4 @@ def estimate_report(work: Workplace, report: planning.PlanReport) -> PlanEstimat
     """Return what archiving the plans of a report takes."""
     folders = [Path(plan.folder) for plan in report.plans]
     statistics = plan_statistics(folders, part_bytes=work.settings.packing.part_size)
-    return estimate_plan(work, statistics, report.chunks, heads=report.comparison.requests)
+    return estimate_plan(work, statistics, report.chunks, report.target_bytes, heads=report.comparison.requests)

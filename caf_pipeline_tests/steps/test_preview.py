@@ -9,7 +9,7 @@ from caf_pipeline.inventory import plan as plan_module
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import planning, preview
+from caf_pipeline.steps import chunk_steps, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.wiring import open_workplace
@@ -84,6 +84,27 @@ def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source
     found = previewed(work)
     made = plan(work)
     assert found.plans == len(made.plans) == found.estimate.chunks == 2
+
+
+class SlowStore(DirectoryStore):
+    """A store that, once it was measured, takes no more than this at once."""
+
+    fitting = None
+
+    def largest_chunk_bytes(self):
+        return self.fitting
+
+
+def test_chunks_that_are_cut_smaller_for_a_slow_store_are_compared_with_that_size(tmp_path, source, ledger):
+    store = SlowStore(tmp_path / "store")
+    work = a_workplace(tmp_path, source, ledger, store=store)
+    for chunk in plan(work).chunks:
+        chunk_steps.withdraw(work, chunk.name)
+    store.fitting = 1 << 18
+    found = previewed(work).estimate
+    made = preview.estimate_report(work, plan(work))
+    assert (found.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
+    assert found.fill == made.fill > 0.7
 
 
 @pytest.mark.thorough
