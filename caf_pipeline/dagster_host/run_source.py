@@ -20,7 +20,7 @@ from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
-from caf_pipeline.dagster_host.summary import Standing, Summary, exit_status, sentence
+from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
 from caf_pipeline.dagster_host.workers import Workers, workers_worth
 from caf_pipeline.defs.dead_runs import reap_dead_runs
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
@@ -162,7 +162,7 @@ def run_source(
 
 
 class _Shown:
-    """Shows what runs tell of the chunks that they archive one after the other; see `source_runs.Told`."""
+    """Shows what runs tell of the chunks that they archive one after the other; see `source_runs.RunListener`."""
 
     def __init__(self, progress: ChunkProgress, say: Callable[..., None]) -> None:
         self._progress = progress
@@ -237,7 +237,7 @@ class _Command:
                 self._archive_under_way()
                 again = False
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
-        self._summary.standing = self._standing(snapshot)
+        self._summary.totals = self._totals(snapshot)
         self._summary.waiting = self._ledger.account(self._source).waiting
         return self._summary
 
@@ -338,11 +338,11 @@ class _Command:
             self._summary.size_bytes += done.member_bytes
         return done
 
-    def _standing(self, snapshot: str) -> Standing:
+    def _totals(self, snapshot: str) -> InventoryTotals:
         """Return what became of the objects of this command's own inventory; evaluates the check of the source, too."""
         result = self._runs.execute("audit")
         seen = [{name: value.value for name, value in one.metadata.items()} for one in result.get_asset_check_evaluations()]
-        latest = next((_standing_of(shown) for shown in seen if SNAPSHOT in shown), None)
+        latest = next((_totals_of(shown) for shown in seen if SNAPSHOT in shown), None)
         if latest is not None and latest.snapshot == snapshot:
             return latest
         objects = UnaskedObjects("objects are counted without their source")
@@ -357,7 +357,7 @@ class _Command:
             return latest
         finally:
             close_store(work.store)
-        return Standing(
+        return InventoryTotals(
             snapshot,
             found.objects,
             found.located,
@@ -381,8 +381,8 @@ def _shown_in(result: ExecuteInProcessResult, name: str) -> list[str]:
     return [str(each[name].value) for each in shown if name in each]
 
 
-def _standing_of(shown: Mapping[str, object]) -> Standing:
-    """Read a standing from the metadata of `source_is_complete`."""
+def _totals_of(shown: Mapping[str, object]) -> InventoryTotals:
+    """Read the totals from the metadata of `source_is_complete`."""
 
     def number(name: str) -> int:
         return int(str(shown[name]))
@@ -393,7 +393,7 @@ def _standing_of(shown: Mapping[str, object]) -> Standing:
     counted = OLDER_VERSIONS in shown  # an inventory that an earlier version took was not
     beside = VersionCounts(*map(number, (OLDER_VERSIONS, DELETE_MARKERS, DELETED_KEYS))) if counted else VersionCounts()
     all_versions = shown.get(VERSIONS) == "all"
-    return Standing(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out, all_versions, beside)
+    return InventoryTotals(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out, all_versions, beside)
 
 
 def _say(console: Console, line: str, style: str | None = None) -> None:

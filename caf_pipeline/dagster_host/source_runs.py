@@ -62,8 +62,8 @@ def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[Da
         yield instance
 
 
-class Told(Protocol):
-    """Who is told of a source's runs while they go on."""
+class RunListener(Protocol):
+    """What shows how far a source's runs are, while they go on."""
 
     def begin(self, chunk: str) -> None:
         """Take the chunk that all that follows is about."""
@@ -96,7 +96,14 @@ class SourceRuns:
     """Executes runs of one source's jobs in this process, one after the other."""
 
     def __init__(
-        self, settings: Settings, instance: DagsterInstance, ledger: Ledger, source: str, *, watch: InterruptWatch, told: Told
+        self,
+        settings: Settings,
+        instance: DagsterInstance,
+        ledger: Ledger,
+        source: str,
+        *,
+        watch: InterruptWatch,
+        told: RunListener,
     ) -> None:
         self._source = source
         self._instance = instance

@@ -20,7 +20,7 @@ NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LA
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InventoryTotals:
     """How many objects of one inventory are located, claimed or skipped in the ledger.
 
     Attributes:
@@ -78,7 +78,7 @@ class Summary:
         parked: how many chunks wait for an operator.
         objects: located by this command.
         size_bytes: of those objects.
-        standing: of this command's own whole inventory, asked for at the end.
+        totals: of this command's own whole inventory, asked for at the end.
         waiting: what of the source waits for the next plan; None where nothing does.
     """
 
@@ -91,13 +91,13 @@ class Summary:
     parked: int = 0
     objects: int = 0
     size_bytes: int = 0
-    standing: Standing | None = None
+    totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
 
     @property
     def complete(self) -> bool:
         """Whether everything that the inventory has is located, but for what cannot be archived at all."""
-        return self.standing is not None and self.standing.complete
+        return self.totals is not None and self.totals.complete
 
     @property
     def exit_status(self) -> int:
@@ -108,23 +108,23 @@ class Summary:
             return 0
         if self.held or self.planning:
             return HELD_BY_OTHERS
-        return WAITING if self.standing and self.standing.only_waits else TO_BE_TRIED_AGAIN
+        return WAITING if self.totals and self.totals.only_waits else TO_BE_TRIED_AGAIN
 
     def as_json(self) -> dict[str, object]:
         """Return all of it in numbers, and the errors in words."""
-        standing = self.standing
+        totals = self.totals
         return {
             "source": self.source,
             "exit_status": self.exit_status,
             "complete": self.complete,
-            "inventory": standing.snapshot if standing else None,
-            "objects": standing.objects if standing else None,
-            "located": standing.located if standing else None,
-            "claimed": standing.claimed if standing else None,
-            "to_be_tried_again": standing.again if standing else None,
-            "skipped": standing.skipped if standing else {},
-            "left_out": standing.left_out if standing else {},
-            **(versions_as_json(standing.beside, all_versions=standing.all_versions) if standing else {}),
+            "inventory": totals.snapshot if totals else None,
+            "objects": totals.objects if totals else None,
+            "located": totals.located if totals else None,
+            "claimed": totals.claimed if totals else None,
+            "to_be_tried_again": totals.again if totals else None,
+            "skipped": totals.skipped if totals else {},
+            "left_out": totals.left_out if totals else {},
+            **(versions_as_json(totals.beside, all_versions=totals.all_versions) if totals else {}),
             "waiting": self.waiting and self.waiting.as_json(),
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
@@ -163,19 +163,19 @@ def sentence(summary: Summary) -> str:
 
 
 def _where_all_is(summary: Summary) -> str:
-    standing = summary.standing
-    if standing is None:
+    totals = summary.totals
+    if totals is None:
         return "not everything is located yet"
-    skips = sorted((reason, count) for reason, count in standing.skipped.items() if count and reason != SkipReason.WAITING)
-    said = [f"{count:,} left out by {name}" for name, count in standing.left_out.items()]
-    if standing.beside.older and not standing.all_versions:
-        said.append(f"{counted(standing.beside.older, 'older version')} left out by versions")
+    skips = sorted((reason, count) for reason, count in totals.skipped.items() if count and reason != SkipReason.WAITING)
+    said = [f"{count:,} left out by {name}" for name, count in totals.left_out.items()]
+    if totals.beside.older and not totals.all_versions:
+        said.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
     skipped = ", ".join(said + [f"{count:,} skipped as {reason}" for reason, count in skips])
-    if standing.complete:
+    if totals.complete:
         return f"the source is complete but for {skipped}" if skipped else "the source is complete"
-    claimed = f"{standing.claimed:,} claimed by chunks" if standing.claimed else ""
-    unaccounted = f"{standing.unaccounted:,} not planned" if standing.unaccounted else ""
-    waiting = _who_waits(summary.waiting) if standing.waiting and summary.waiting else ""
+    claimed = f"{totals.claimed:,} claimed by chunks" if totals.claimed else ""
+    unaccounted = f"{totals.unaccounted:,} not planned" if totals.unaccounted else ""
+    waiting = _who_waits(summary.waiting) if totals.waiting and summary.waiting else ""
     return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
 
 

@@ -21,7 +21,7 @@ READY: Final = "ready"  # to begin, and to be interrupted
 BROKEN: Final = "broken"  # by the error that follows: no chunk can be archived
 ARCHIVED: Final = "archived"  # how the run of the chunk ended, as the fields of `Archived`
 SEALED: Final = "sealed"
-"""What it tells beside what `source_runs.Told` has; SEALED is one of those."""
+"""What it tells beside what `source_runs.RunListener` has; SEALED is one of those."""
 
 TELL_SECONDS: Final = 0.1
 """Between two tellings of progress, which is counted thousands of times a second."""
@@ -31,7 +31,7 @@ LOOK_SECONDS: Final = 0.5
 
 
 class _Teller:
-    """Tells through the pipe what a source's runs tell; see `source_runs.Told`. Safe for several threads."""
+    """Tells through the pipe what a source's runs tell; see `source_runs.RunListener`. Safe for several threads."""
 
     def __init__(self, connection: "Connection[object, object]") -> None:
         self._connection = connection

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from caf_pipeline.dagster_host import worker
-from caf_pipeline.dagster_host.source_runs import Archived, Told
+from caf_pipeline.dagster_host.source_runs import Archived, RunListener
 from caf_pipeline.errors import CafError, StagingError
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
@@ -38,7 +38,7 @@ def workers_worth(chunks: Sequence[Chunk]) -> int:
 class _Worker:
     """One of the processes, as the command sees it. It is idle while it has no chunk."""
 
-    def __init__(self, settings: Settings, source: str, told: Told) -> None:
+    def __init__(self, settings: Settings, source: str, told: RunListener) -> None:
         self.told = told
         self.chunk: Chunk | None = None
         self.is_packing = False
@@ -115,7 +115,7 @@ class Workers:
     Of the chunks at a time, all but one are packed: of two, one is packed while the other is sent.
     """
 
-    def __init__(self, count: int, settings: Settings, source: str, tell: Callable[[], Told]) -> None:
+    def __init__(self, count: int, settings: Settings, source: str, tell: Callable[[], RunListener]) -> None:
         """Set what is archived.
 
         Args:

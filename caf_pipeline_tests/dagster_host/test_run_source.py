@@ -15,7 +15,7 @@ from sqlalchemy import text
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_command, run_source
-from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, Standing, Summary, exit_status
+from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, InventoryTotals, Summary, exit_status
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
@@ -137,7 +137,7 @@ def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
     source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
     pipeline.settings.sources[SOURCE] = source
     (summary,) = run(inventory={"report": names[0][:10]})
-    assert (summary.objects, summary.standing.objects) == (0, 0)
+    assert (summary.objects, summary.totals.objects) == (0, 0)
     (summary,) = run()
     assert (summary.objects, summary.complete) == (3, True)
     assert f"the inventory is that of {reports.folder}{names[1]}/, which was 2 days, 0:00:" in run.printed.getvalue()
@@ -287,14 +287,14 @@ def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     (chunk,) = pipeline.plan()
     chunk_steps.park(pipeline.workplace(), chunk, "no money")
     (summary,) = run()
-    assert (summary.exit_status, summary.parked, summary.standing.claimed) == (14, 1, 3)
+    assert (summary.exit_status, summary.parked, summary.totals.claimed) == (14, 1, 3)
 
 
 def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete():
-    standing = Standing("s", 5, 3, 0, 0, {"unsupported_key": 1, "too_large": 1})
-    assert standing.complete
+    totals = InventoryTotals("s", 5, 3, 0, 0, {"unsupported_key": 1, "too_large": 1})
+    assert totals.complete
     for reason in set(SkipReason) - NOT_ARCHIVABLE:
-        assert not Standing("s", 5, 4, 0, 0, {reason: 1}).complete
+        assert not InventoryTotals("s", 5, 4, 0, 0, {reason: 1}).complete
 
 
 @pytest.mark.thorough
@@ -304,19 +304,19 @@ def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_
     filtered = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"exclude": ("new*",)})}
     pipeline.settings.sources.update(filtered)
     (summary,) = run()
-    assert (summary.objects, summary.exit_status, summary.standing.left_out) == (3, 0, {"exclude": 2})
+    assert (summary.objects, summary.exit_status, summary.totals.left_out) == (3, 0, {"exclude": 2})
     assert "the source is complete but for 2 left out by exclude" in run.printed.getvalue()
     assert summary.as_json()["left_out"] == {"exclude": 2}
 
 
 def test_of_several_sources_the_first_status_that_applies_counts():
     failed, held, again = Summary("a", failed={"c": CafError("no")}), Summary("b", held=["c"]), Summary("c")
-    done = Summary("d", standing=Standing("s", 1, 1, 0, 0, {}))
+    done = Summary("d", totals=InventoryTotals("s", 1, 1, 0, 0, {}))
     assert exit_status([done]) == 0
     assert exit_status([done, again]) == 14
     assert exit_status([again, done, held]) == 13
     assert exit_status([again, held, failed]) == 12
-    waits = Summary("e", standing=Standing("s", 2, 1, 0, 0, {"waiting": 1}))
+    waits = Summary("e", totals=InventoryTotals("s", 2, 1, 0, 0, {"waiting": 1}))
     assert [exit_status(each) for each in ([done, waits], [waits, again])] == [15, 14]
 
 
@@ -331,7 +331,7 @@ def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source
     with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
         (summary,) = run()
     assert first.exit_status == 0
-    assert (summary.exit_status, summary.standing.objects, summary.standing.unaccounted) == (13, 5, 2)
+    assert (summary.exit_status, summary.totals.objects, summary.totals.unaccounted) == (13, 5, 2)
 
 
 @pytest.mark.thorough

@@ -64,12 +64,12 @@ class CheckpointPace:
 
 def pace_of(settings: PackingSettings) -> CheckpointPace:
     """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way included."""
-    return CheckpointPace(ahead_bytes=LOST_BYTES - window_of(settings) - _in_hands(settings))
+    return CheckpointPace(ahead_bytes=LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings))
 
 
 def window_of(settings: PackingSettings) -> int:
     """Return the window of GETs under way: as set, but no more than may be lost."""
-    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _in_hands(settings))
+    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _fetched_unwritten_bytes(settings))
 
 
 def part_of(settings: PackingSettings) -> int:
@@ -77,8 +77,9 @@ def part_of(settings: PackingSettings) -> int:
     return min(settings.part_size, LARGEST_PART_BYTES)
 
 
-def _in_hands(settings: PackingSettings) -> int:
-    return 2 * part_of(settings)  # a part that has left the window, and the one that is written when packing waits
+def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
+    """Return the bytes outside the window that are fetched and not yet safe: a part that left it, and one being written."""
+    return 2 * part_of(settings)
 
 
 @dataclass(frozen=True, slots=True)

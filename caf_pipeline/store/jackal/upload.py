@@ -74,7 +74,7 @@ READ_BACK_PLACES: Final = 6
 """Places between the first and the last bytes that are read back, chosen again each time. The samples of the seal come after."""
 
 
-class Outcome(Enum):
+class CopyOutcome(Enum):
     """What became of one provider's copy."""
 
     GOOD = "has it"
@@ -94,7 +94,7 @@ class Result:
     """One provider's outcome, with what it said."""
 
     provider: str
-    outcome: Outcome
+    outcome: CopyOutcome
     detail: str = ""
 
 
@@ -228,7 +228,9 @@ class _Upload:
         try:
             self._try_all(pool, waiting, progress)
             if len(self._good()) < self._settings.copies_required:
-                again = [one.provider for one in self._results.values() if one.outcome in (Outcome.FAILED, Outcome.UNREACHABLE)]
+                again = [
+                    one.provider for one in self._results.values() if one.outcome in (CopyOutcome.FAILED, CopyOutcome.UNREACHABLE)
+                ]
                 for _ in range(ROUNDS - 1):
                     self._try_all(pool, deque(again), progress)
         finally:
@@ -262,21 +264,21 @@ class _Upload:
         return news
 
     def _good(self) -> Sequence[str]:
-        return [one.provider for one in self._results.values() if one.outcome is Outcome.GOOD]
+        return [one.provider for one in self._results.values() if one.outcome is CopyOutcome.GOOD]
 
-    def _of(self, *outcomes: Outcome) -> Sequence[Result]:
+    def _of(self, *outcomes: CopyOutcome) -> Sequence[Result]:
         return [one for one in self._results.values() if one.outcome in outcomes]
 
     def _failure(self) -> StoreError:
         """Return the error that says why there are too few good copies."""
         good, required = self._good(), self._settings.copies_required
         root = self._posting.merkle_root.hex()
-        others = [one for one in self._results.values() if one.outcome is not Outcome.GOOD]
+        others = [one for one in self._results.values() if one.outcome is not CopyOutcome.GOOD]
         why = "; ".join(f"{one.provider} {one.outcome.value}{f' ({one.detail})' if one.detail else ''}" for one in others)
         has_it = ", ".join(good) or "no provider"
-        away = self._of(Outcome.UNREACHABLE, Outcome.FULL)
-        slow, refused = self._of(Outcome.TOO_SLOW), self._of(Outcome.REFUSED)
-        if unasked := self._of(Outcome.CHAIN):
+        away = self._of(CopyOutcome.UNREACHABLE, CopyOutcome.FULL)
+        slow, refused = self._of(CopyOutcome.TOO_SLOW), self._of(CopyOutcome.REFUSED)
+        if unasked := self._of(CopyOutcome.CHAIN):
             return ChainUnreachable(f"{unasked[0].detail}; so far {has_it} has file {root}")
         if refused and len(refused) == len(others) - len(away) and not good:
             return RootRefused(
@@ -354,7 +356,7 @@ class _Upload:
         try:
             client = self._selection.client(address)
             if client is None:
-                return Result(address, Outcome.UNREACHABLE, "it has no usable address")
+                return Result(address, CopyOutcome.UNREACHABLE, "it has no usable address")
             self.throttle.wait_while_paused(self.check)
             file = self._file()
             if address not in file.providers:
@@ -370,10 +372,10 @@ class _Upload:
                         return refusal
             return self._confirm(address, client)
         except NoChainAnswer as error:
-            return Result(address, Outcome.CHAIN, str(error))
+            return Result(address, CopyOutcome.CHAIN, str(error))
         except StoreUnreachable as error:
             self._records.failed(address)
-            return Result(address, Outcome.FAILED if reached else Outcome.UNREACHABLE, str(error))
+            return Result(address, CopyOutcome.FAILED if reached else CopyOutcome.UNREACHABLE, str(error))
 
     def _unanswered(self, client: ProviderClient) -> contextlib.AbstractContextManager[OpenWait]:
         """Say, after some seconds, that a provider does not answer or takes no bytes."""
@@ -387,12 +389,12 @@ class _Upload:
         """Return why nothing is sent to this provider."""
         size_bytes = self._posting.stored_size_bytes
         if len(file.providers) >= file.max_proofs:
-            return Result(address, Outcome.NO_SLOT)
+            return Result(address, CopyOutcome.NO_SLOT)
         if room is not None and room < size_bytes:
-            return Result(address, Outcome.FULL, f"{room} bytes are free")
+            return Result(address, CopyOutcome.FULL, f"{room} bytes are free")
         rate = self._selection.upload_rate(address)
         if rate and size_bytes / rate > self._settings.upload_seconds:
-            return Result(address, Outcome.TOO_SLOW, f"{rate:.0f} bytes a second were measured")
+            return Result(address, CopyOutcome.TOO_SLOW, f"{rate:.0f} bytes a second were measured")
         return None
 
     def _is_stored(self, client: ProviderClient) -> bool:
@@ -458,15 +460,15 @@ class _Upload:
 
     def _judged(self, address: str, job: Job) -> Result | None:
         if job.finds_no_slot:
-            return Result(address, Outcome.NO_SLOT)
+            return Result(address, CopyOutcome.NO_SLOT)
         if job.has_no_room:
             self._records.failed(address)
-            return Result(address, Outcome.FULL, job.error)
+            return Result(address, CopyOutcome.FULL, job.error)
         if job.refuses_bytes:  # which is held against the staged file
-            return Result(address, Outcome.REFUSED, job.error)
+            return Result(address, CopyOutcome.REFUSED, job.error)
         if job.error:
             self._records.failed(address)
-            return Result(address, Outcome.FAILED, job.error)
+            return Result(address, CopyOutcome.FAILED, job.error)
         return None  # done; or it says no more, and the chain has the word
 
     def _after_broken(
@@ -484,7 +486,7 @@ class _Upload:
             # Cut off for taking too long: what came through by then is the rate.
             self._records.uploaded(address, control.sent_bytes, control.seconds)
             self._records.failed(address)
-            return Result(address, Outcome.TOO_SLOW, f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s")
+            return Result(address, CopyOutcome.TOO_SLOW, f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s")
         raise error
 
     # --- believing it --------------------------------------------------------------------------------------------------
@@ -503,13 +505,13 @@ class _Upload:
                 listed = self._becomes_listed(address)
             if not listed:
                 self._records.failed(address)
-                return Result(address, Outcome.NOT_LISTED, f"for {self._settings.proof_seconds:.0f} s after it had the file")
+                return Result(address, CopyOutcome.NOT_LISTED, f"for {self._settings.proof_seconds:.0f} s after it had the file")
             fault = self._fault(client)
             if not fault:
                 self.count(address, self._posting.stored_size_bytes)
-                return Result(address, Outcome.GOOD)
+                return Result(address, CopyOutcome.GOOD)
         self._records.failed(address)
-        return Result(address, Outcome.WRONG, fault)
+        return Result(address, CopyOutcome.WRONG, fault)
 
     def _becomes_listed(self, address: str) -> bool:
         unasked: StoreUnreachable | None = None
