@@ -1,7 +1,7 @@
 """Commands on plans: what one would do and cost before it is made, and what those that were made are."""
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -36,12 +36,15 @@ SHOWN: Final = 50
 _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
 
 
-def plan(
+def plan(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a plan would do; `caf run` makes one.")] = False,
     last_inventory: Annotated[
         bool, typer.Option("--last-inventory", help="Use the latest whole inventory instead of taking one.")
     ] = False,
+    report: Annotated[
+        str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
+    ] = "",
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -55,6 +58,7 @@ def plan(
     \b
     Examples:
       caf plan demo --dry-run
+      caf plan demo --dry-run --report 2026-11-21
       caf plan demo --dry-run --json | jq '.chunks, .charged_bytes'
 
     Exit status: 0; 2 without --dry-run, or options exclude each other; 3 a setting is wrong or there is no such source; 5 the
@@ -65,15 +69,19 @@ def plan(
 
     settings = load_settings()
     settings.source(source)
-    if last_inventory and list_bucket:
-        raise UsageError("--last-inventory and --list exclude each other.")
+    chosen = {"--last-inventory": last_inventory, "--report": report, "--list": list_bucket}
+    first, *more = [option for option, value in chosen.items() if value] or [""]
+    if more:
+        raise UsageError(f"{first} and {more[0]} exclude each other.")
     if not dry_run:
         raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
         if last_inventory:
             snapshot = planning.latest_snapshot(work, complete=True)
-        elif work.source_settings.inventory and not list_bucket:
-            snapshot, _ = planning.take_report(work)
+        elif report or (work.source_settings.inventory and not list_bucket):
+            snapshot, taken = planning.take_report(work, report)
+            if taken.warning:
+                note(taken.warning)
         else:
             snapshot = planning.take_inventory(work)
         if snapshot is None:
@@ -126,6 +134,9 @@ def _print_preview(preview: "PlanPreview") -> None:
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
     lines = {
         "inventory": f"{counted(snapshot.object_count, 'object')}, {show_size(snapshot.object_bytes)}, {snapshot.name}",
+        "report": f"{snapshot.report}, of {show_time(snapshot.taken_at)}, {_age(snapshot.taken_at)} old"
+        if snapshot.report
+        else "",
         "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions) if snapshot.beside else "",
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
         "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
@@ -148,6 +159,10 @@ def _print_preview(preview: "PlanPreview") -> None:
     _print_objects(seen)
     typer.echo("Prices and time are estimates, without retries: AWS's list prices of S3 Standard in us-east-1 where none is set.")
     typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
+
+
+def _age(moment: datetime) -> str:
+    return _duration((datetime.now(UTC) - moment).total_seconds())
 
 
 def _split(seen: "PlanStatistics") -> str:

@@ -154,6 +154,8 @@ class PlanPreview:
             "source": self.snapshot.source,
             "inventory": self.snapshot.name,
             "inventory_objects": self.snapshot.object_count,
+            "inventory_taken_at": self.snapshot.taken_at.isoformat(),
+            "report": self.snapshot.report or None,
             **self.snapshot.versions_as_json(),
             "located": self.located,
             "claimed": self.claimed,

@@ -2,10 +2,13 @@
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.s3_server import make_bucket
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -48,6 +51,22 @@ def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
     assert sum(step["objects"] for step in found["sizes"]) == 26
     again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
     assert again == found
+
+
+def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, new_bucket):
+    reports = ReportWriter(new_bucket.client, new_bucket.name, make_bucket(s3_server).name)
+    now = datetime.now(UTC).replace(microsecond=0)
+    first, second = (f"{reports.folder}{reports.write(now - timedelta(days=days))}/" for days in (30, 3))
+    caf.settings(source_text(s3_server, new_bucket.name) + f'public = true\ninventory = "{reports.folder}"\n')
+    done = caf("plan", "src", "--dry-run")
+    assert (done.status, done.err) == (0, "")
+    assert f"report    {second}, of {now - timedelta(days=3):%Y-%m-%d %H:%M:%S} UTC, 3.0 days old" in done.out.decode()
+    done = caf("plan", "src", "--dry-run", "--json", "--report", f"{now - timedelta(days=30):%Y-%m-%d}")
+    found = json.loads(done.out)
+    assert (found["report"], found["inventory_taken_at"]) == (first, (now - timedelta(days=30)).isoformat())
+    assert "is 30 days old" in done.err
+    both = caf("plan", "src", "--dry-run", "--report", "2026-11-21", "--list")
+    assert (both.status, "--report and --list exclude each other" in both.err) == (2, True)
 
 
 def test_a_plan_without_dry_run_is_refused_with_what_plans(caf):
