@@ -131,6 +131,10 @@ class SourceSettings(_Section):
 
     @model_validator(mode="after")
     def _reports_of_this_bucket(self) -> "SourceSettings":
+        if self.inventory and self.bucket.startswith("arn:"):
+            raise ValueError(
+                "inventory needs the bucket's own name as bucket, and not an access point: its reports name the bucket"
+            )
         if self.inventory and self.inventory.split("/")[-3] != self.bucket:
             raise ValueError(
                 f"inventory, {self.inventory}, must end in SOURCE-BUCKET/CONFIG-ID/, and this source's bucket is '{self.bucket}'"

@@ -123,6 +123,10 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
             SOURCE_TEXT + 'inventory = "s3://dest/p/other/daily/"',
             "must end in SOURCE-BUCKET/CONFIG-ID/",
         ),
+        (
+            '[sources.one]\nbucket = "arn:aws:s3:eu-west-1:1:accesspoint/ap"\ninventory = "s3://dest/p/b/daily/"',
+            "the bucket's own name as bucket, and not an access point",
+        ),
         (SOURCE_TEXT + 'region = "eu west"', "must be a region's name such as eu-central-1"),
         (SOURCE_TEXT + 'owner = "data"', "sources.one.owner is 'data', but must be team:NAME or an e-mail address"),
         (
