@@ -39,6 +39,7 @@ class Archive:
         StoreUnreachable: no provider gives the bytes now. StoredChunkMissing: none has them.
         IntegrityError: what providers give is not what was archived.
         LedgerUnreachable, LedgerError: the database is away, or refuses.
+        UsageError: `as_of` has no zone, or comes with a version; a file, or the temporary one of a large object, is not written.
     """
 
     def __init__(self, ledger: "Ledger", store: ChunkStore, *closing: Callable[[], object]) -> None:

@@ -28,6 +28,10 @@ class AsyncArchive:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections, where it opened them; files that are open can be read no more."""
         await asyncio.to_thread(self.archive.close)
 
     async def sources(self) -> Sequence[str]:

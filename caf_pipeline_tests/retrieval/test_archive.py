@@ -243,6 +243,13 @@ def test_by_await_the_same_is_read(work, archive, tmp_path):
     assert (tmp_path / "six").read_bytes() == BODIES["dir/006"]
 
 
+def test_by_await_there_are_the_same_methods(work):
+    closed = []
+    asyncio.run(AsyncArchive(Archive(work.ledger, work.store, lambda: closed.append(True))).close())
+    assert closed
+    assert {name for name in vars(Archive) if name[0] != "_"} == {name for name in vars(AsyncArchive) if name[0] != "_"}
+
+
 def test_a_read_that_is_cancelled_lets_the_next_one_go_on(work, archive):
     async def read():
         awaited = AsyncArchive(archive)
