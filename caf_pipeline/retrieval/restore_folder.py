@@ -9,15 +9,16 @@ from typing import IO, Final
 
 from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.bulk import ObjectRead, in_order, is_small, read_located
+from caf_pipeline.retrieval.bulk import ObjectRead, in_order, read_located
 from caf_pipeline.retrieval.file_names import path_of
+from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
 
 BATCH_BYTES: Final = 64 << 20
-"""Of small objects that are read at once: as many requests as are under way side by side."""
+"""Of objects that are read at once: as many requests as are under way side by side."""
 
 BATCH_OBJECTS: Final = 10_000
 """Objects that are listed, and looked for in the folder, before any of them is written."""
@@ -36,19 +37,19 @@ class RestoreFolder:
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`.
 
-        Files are written in the order of the listing: which of two keys has a name does not change by itself. Memory: small
-        objects of `BATCH_BYTES`, and the requests for them.
+        Files are written in the order of the listing: which of two keys has a name does not change by itself. Memory: objects of
+        up to `IN_MEMORY_BYTES`, `BATCH_BYTES` and one more of them, and the requests for them.
         """
-        batch, small_bytes = list[Location](), 0
+        batch, batch_bytes = list[Location](), 0
         for one in listed:
             if known := self._begin(one):
                 yield known
                 continue
             batch.append(one)
-            small_bytes += one.size_bytes if is_small(one) else 0
-            if small_bytes >= BATCH_BYTES or len(batch) == BATCH_OBJECTS:
+            batch_bytes += one.size_bytes if _fits_memory(one) else 0
+            if batch_bytes >= BATCH_BYTES or len(batch) == BATCH_OBJECTS:
                 yield from self._write_all(batch)
-                batch, small_bytes = [], 0
+                batch, batch_bytes = [], 0
         yield from self._write_all(batch)
 
     def _begin(self, one: Location) -> RestoredObject | None:
@@ -69,12 +70,12 @@ class RestoreFolder:
         return RestoredObject(one, RestoreOutcome.RESTORED, place) if self._dry_run else None
 
     def _write_all(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
-        reads = in_order(read_located(self._store, filter(is_small, batch)))
+        reads = in_order(read_located(self._store, filter(_fits_memory, batch)))
         for one in batch:
-            yield self._write(one, next(reads) if is_small(one) else None)
+            yield self._write(one, next(reads) if _fits_memory(one) else None)
 
     def _write(self, one: Location, read: ObjectRead | None) -> RestoredObject:
-        """Write an object; a small one as it was read."""
+        """Write an object; as it was read, where it fits memory."""
         assert self._files
         try:
             fill = partial(_write, read.body) if read else Found(one, self._store).write_to
@@ -85,6 +86,11 @@ class RestoreFolder:
         except (NotRestored, StoreError, IntegrityError) as error:
             return RestoredObject(one, RestoreOutcome.FAILED, error=error)
         return RestoredObject(one, RestoreOutcome.RESTORED, "/".join(names))
+
+
+def _fits_memory(one: Location) -> bool:
+    """Tell whether an object is read side by side with others, by one request at most; larger ones are read one by one."""
+    return one.size_bytes <= IN_MEMORY_BYTES and not one.parts
 
 
 def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] | None]:

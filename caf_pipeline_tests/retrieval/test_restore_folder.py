@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import unicodedata
 from functools import partial
 from types import SimpleNamespace
@@ -27,11 +28,13 @@ BODIES = SMALL | {"dir/100-large": os.urandom(SMALL_BYTES + 1), "dir/empty": b""
 
 
 class BadSpot(BreakingFolders):
-    """Providers none of which gives one byte of their chunks."""
+    """Providers none of which gives one byte of their chunks, and which give nothing before so many reads are under way."""
 
     spot = -1
+    meeting = threading.Barrier(1)
 
     def read(self, posting, start_byte, end_byte, *, provider=None):
+        self.meeting.wait()
         for piece in super().read(posting, start_byte, end_byte, provider=provider):
             if start_byte <= self.spot < start_byte + len(piece):
                 yield piece[: self.spot - start_byte]
@@ -99,6 +102,13 @@ def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
     with pytest.raises(StoreUnreachable, match=f"the last {UNREAD_IN_A_ROW} objects could not be read"):
         restore()
     assert len(work.store.asked) < 3 * len(BODIES) / 2
+
+
+@pytest.mark.parametrize("bodies", [{"a": os.urandom(5 << 20), "b": os.urandom(5 << 20)}])
+def test_objects_that_fill_a_request_are_read_side_by_side(work, restore, bodies):
+    work.store.meeting = threading.Barrier(len(bodies), timeout=60)
+    done, files = restore()
+    assert (files, [one.error for one in done]) == (bodies, [None, None])
 
 
 class OneNameForSome:
