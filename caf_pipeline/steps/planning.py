@@ -65,8 +65,11 @@ from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import translate_errors, write_whole
 from caf_pipeline.system.quantities import counted, show_size
 
-SNAPSHOTS_KEPT: Final = 20
-"""Of a source: the latest, for whoever wants to compare; a sensor that looks every few minutes would fill the disk."""
+WHOLE_KEPT: Final = 3
+"""Snapshots of a whole source: the one that is planned, and two for whoever wants to compare. One of 10⁸ objects takes 6 GB."""
+
+PARTIAL_KEPT: Final = 20
+"""Snapshots of a part of a source, or damaged: a sensor that looks every few minutes would fill the disk."""
 
 MAX_REPORT_AGE: Final = timedelta(days=9)
 """A week between two reports, and 48 hours, the longest that S3 says a report takes."""
@@ -317,11 +320,19 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
 
 
 def _prune(work: Workplace) -> None:
+    """Remove all snapshots but the latest. Nothing reads an older one: plans and chunks only name theirs."""
     paths = sorted(work.inventories().glob("*.parquet"))
-    whole = latest_snapshot(work, complete=True, skip_damaged=True)
-    for path in paths[:-SNAPSHOTS_KEPT]:
-        if whole is None or path != whole.path:
-            path.unlink(missing_ok=True)
+    whole = [path for path in paths if _is_whole(path)]
+    partial = [path for path in paths if path not in whole]
+    for path in (*whole[:-WHOLE_KEPT], *partial[:-PARTIAL_KEPT]):
+        path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return read_snapshot(path).complete
+    except IntegrityError:
+        return False
 
 
 def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:

@@ -169,6 +169,17 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(workplace, source):
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
 
 
+def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace, source, monkeypatch):
+    monkeypatch.setattr(planning, "PARTIAL_KEPT", 2)
+    work = workplace()
+    whole = [planning.take_inventory(work).path for _ in range(planning.WHOLE_KEPT + 2)]
+    some = [planning.take_inventory(work, until=b"key-001").path for _ in range(4)]
+    assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[2:]
+    some[-1].write_bytes(b"damaged")
+    some.append(planning.take_inventory(work, until=b"key-001").path)
+    assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
+
+
 def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(workplace, source):
     work = workplace()
     damaged = planning.take_inventory(work)
