@@ -20,9 +20,9 @@ from caf_pipeline.store.protocol import ChunkStore
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
 
-MANIFESTS_KEPT: Final = 64
-"""Manifests that are kept on the disk, each of some 100 bytes an object: objects come in the order of keys, and so do most chunks
-of one plan."""
+MANIFESTS_BYTES: Final = 4 << 30
+"""Of manifests that are kept on the disk, at some 100 bytes an object: those of 40 million objects. Objects come in the order of
+keys, in which each plan of a source goes through its chunks again."""
 
 HEADERS: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
 """What a manifest keeps of an object's headers, beside its user metadata.
@@ -41,7 +41,8 @@ class Manifests:
         self._store = store
         self._folder = folder
         self._staged = staged
-        self._kept: dict[str, Path] = {}
+        self._kept: dict[str, tuple[Path, int]] = {}  # with their sizes in bytes; the one asked for last comes last
+        self._kept_bytes = 0
 
     def headers(self, name: str, wanted: set[tuple[str, str]]) -> Mapping[tuple[str, str], ObjectHeaders] | CafError | None:
         """Return the headers of these (key, object version) of a chunk, or why its manifest cannot be had.
@@ -52,12 +53,14 @@ class Manifests:
             NoChainAnswer. StagingError: the folder takes no more.
         """
         try:
-            path = self._kept.get(name)
-            if path is None:
+            if name in self._kept:
+                self._kept[name] = self._kept.pop(name)
+            else:
                 chunk = self._ledger.chunk(name)
                 if chunk.adopted:
                     return None
-                path = self._fetch(chunk)
+                self._fetch(chunk)
+            path, _ = self._kept[name]
             columns = ("key", *IDENTITY_COLUMNS, *HEADERS, "user_metadata")
             keys = [key for key, _ in wanted]
             rows = open_manifest(path).rows(columns, between=(min(keys), max(keys)))
@@ -68,16 +71,19 @@ class Manifests:
         except (StoreError, ArchiveError, IntegrityError) as error:
             return error
 
-    def _fetch(self, chunk: Chunk) -> Path:
+    def _fetch(self, chunk: Chunk) -> None:
+        """Fetch a manifest, and remove those that were not asked for longest, where there are too many bytes."""
         path = self._folder / f"{chunk.name}.manifest"
-        while len(self._kept) >= MANIFESTS_KEPT:
-            self._kept.pop(next(iter(self._kept))).unlink(missing_ok=True)
         try:
             self._write(chunk, path)
+            self._kept[chunk.name] = path, path.stat().st_size
+            self._kept_bytes += path.stat().st_size
+            while self._kept_bytes > MANIFESTS_BYTES and len(self._kept) > 1:
+                oldest, size_bytes = self._kept.pop(next(iter(self._kept)))
+                oldest.unlink(missing_ok=True)
+                self._kept_bytes -= size_bytes
         except OSError as error:
             raise StagingError(f"{path} cannot be written: {error.strerror}", hint="make room on that disk") from error
-        self._kept[chunk.name] = path
-        return path
 
     def _write(self, chunk: Chunk, path: Path) -> None:
         if staged := self._staged(chunk):
