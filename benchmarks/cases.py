@@ -10,7 +10,7 @@ from benchmarks import inputs, inventories
 from benchmarks.case import CAF, Bench, Case, ours, shell
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
-from benchmarks.ledgers import load, look_up
+from benchmarks.ledgers import list_pages, load, look_up
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import whole_pipeline
 from benchmarks.reports import FILES, listing, report
@@ -325,6 +325,20 @@ CASES = {
             )
             for at_once, keys, batched in (("singly", "10,000", False), ("batched", "100,000", True))
             for cache, meaning, cold in (("warm", "all in memory", False), ("cold", "caches of system and server empty", True))
+        ),
+        *(
+            # A page is milliseconds where its keys alone are one or two.
+            Case(
+                name,
+                f"{what}, with what is current of each, in pages of 1,000",
+                "SELECT of their keys by primary key through psycopg, 1,000 at a time",
+                5.0,
+                partial(list_pages, level=level),
+            )
+            for name, what, level in (
+                ("list-keys", "1,000,000 of 10,000,000 located keys listed", False),
+                ("list-folders", "a level of 10,000 folders of 100 located keys listed", True),
+            )
         ),
     )
 }

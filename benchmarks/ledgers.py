@@ -1,4 +1,4 @@
-"""The ledger: locations loaded beside a bare COPY into the same table, and look-ups beside a SELECT by primary key.
+"""The ledger: locations loaded beside a bare COPY into the same table, look-ups and listings beside a SELECT by primary key.
 
 Each run of a load meets a copy of one database, in which the chunk is verified and its objects are claimed.
 """
@@ -104,6 +104,13 @@ LOCATED = (
     "UPDATE caf_files SET state = 'located', merkle_root = :root, owner = 'jkl1', start = 1, sealed_at = now(),"
     " posted_at = now(), verified_at = now()"
 )
+FOLDERS = "folders/"
+# Of a key, ten of the twelve digits of its number are the folder.
+IN_FOLDERS = (
+    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, part, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
+    " || substr(file_path, 31), object_version, version_id, start_byte, end_byte, etag, last_modified, sha256"
+    " FROM file_locations WHERE file_path < :end"
+)
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
@@ -126,28 +133,44 @@ def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Comman
     """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the disk's cache fresh or not."""
     count = bench.pick(10_000_000, 200_000, 1_000)
     asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 500, 20)
-    home, keys = bench.folder / "looked-up", bench.folder / "keys"
-    server = home / "postgres"
-    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
-    try:
-        if not (home / "filled").exists():
-            _fill(url, bench.folder / "manifest.parquet", count)
-            (home / "filled").touch()
+    keys = bench.folder / "keys"
+    with located(bench, count) as (url, home):
         keys.write_text("".join(f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), asked)))
         theirs = [sys.executable, "-c", SELECT_MANY if batched else SELECT_ONE, url, str(keys)]
         sides = [ours("look-up", url, keys, BATCH if batched else 1).argv, theirs]
 
         def ready(command: Sequence[str]) -> Sequence[str]:
             if cold:
-                embedded_server(server).close()
+                embedded_server(home / "postgres").close()
                 os.sync()
                 Path("/proc/sys/vm/drop_caches").write_text("1")  # by root only
                 embedded_url(Settings(home=home))
             return command
 
         yield Command(lambda: ready(sides[0])), Command(lambda: ready(sides[1]))  # type: ignore[arg-type]
+
+
+def list_pages(bench: Bench, *, level: bool) -> Iterator[tuple[Command, Command]]:
+    """Pages of 1,000 entries of the same table: all keys below a prefix, or a level of folders that have 100 keys each."""
+    count, pages = bench.pick(10_000_000, 200_000, 1_000), bench.pick(1_000, 100, 2)
+    with located(bench, count) as (url, _):
+        prefix = FOLDERS if level else key(0).partition("/")[0] + "/"
+        given = url, prefix, int(level), pages
+        yield ours("list-pages", *given), ours("select-pages", *given)
+
+
+@contextmanager
+def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
+    """Yield a database of so many located keys, and a tenth as many in folders, and the home of its server."""
+    home = bench.folder / "located"
+    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        if not (home / "filled").exists():
+            _fill(url, bench.folder / "manifest.parquet", count)
+            (home / "filled").touch()
+        yield url, home
     finally:
-        embedded_server(server).close()
+        embedded_server(home / "postgres").close()
 
 
 def _fill(url: str, manifest: Path, count: int) -> None:
@@ -156,6 +179,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     ledger, database, _ = _planned(url, count, ())
     with database.transaction() as connection:
         copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
+        connection.execute(text(IN_FOLDERS), {"end": key(count // 10)})
         connection.execute(text(LOCATED), {"root": bytes(32)})
     ledger.close()
     manifest.unlink()

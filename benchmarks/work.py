@@ -5,8 +5,9 @@ Each function imports what it needs, as a command of `caf` does: what a process 
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,55 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     return {"looked_up": len(wanted), "located": count}
 
 
+def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
+    """List what is below a prefix, so many pages of it, as `caf ls` does."""
+    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.retrieval.listing import list_level, list_objects
+
+    ledger = Ledger(Database(parse_url(url)))
+    told = _of_pages((list_level if int(level) else list_objects)(ledger, "src", prefix), int(pages))
+    ledger.close()
+    return told
+
+
+def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
+    """Select the keys below a prefix alone, 1,000 at a time: the peer of `list_pages`."""
+    import psycopg
+
+    def keys(connection: psycopg.Connection[Any]) -> Iterator[str]:
+        last = prefix
+        while found := connection.execute(
+            "SELECT file_path FROM file_locations WHERE source_id = 1 AND file_path > %s AND file_path < %s"
+            " ORDER BY file_path LIMIT 1000",
+            [last, prefix + chr(0x10FFFF)],
+        ).fetchall():
+            yield from (one for (one,) in found)
+            last = found[-1][0]
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        entries = keys(connection)
+        if int(level):
+            entries = (folder for folder, _ in groupby(entries, lambda one: one[: one.index("/", len(prefix))]))
+        return _of_pages(entries, int(pages))
+
+
+def _of_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
+    """Take pages of 1,000 entries; return how many entries there were, and how long a page took."""
+    import statistics
+    import time
+
+    count, seconds = 0, list[float]()
+    while len(seconds) < pages:
+        begun = time.perf_counter()
+        taken = sum(1 for _ in islice(entries, 1000))
+        if not taken:
+            break
+        count += taken
+        seconds.append(time.perf_counter() - begun)
+    return {"entries": count, "p50_ms": 1000 * statistics.median(seconds)}
+
+
 def read_one(key: str, count: str) -> dict[str, Any]:
     """Read an object again and again, as a program does that keeps the archive open; each time it is looked up and compared."""
     import statistics
@@ -165,6 +215,8 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "report": report,
     "load": load,
     "look-up": look_up,
+    "list-pages": list_pages,
+    "select-pages": select_pages,
     "read-one": read_one,
     "upload": upload,
 }
