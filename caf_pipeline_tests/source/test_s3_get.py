@@ -332,6 +332,23 @@ def test_an_object_whose_listing_names_no_checksum_is_not_asked_for_one(scripted
     assert "x-amz-checksum-mode" not in scripted_s3.requests[0].headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "digest"),
+    [({"x-amz-checksum-crc32": CRC}, b"\1\2\3\4"), ({"x-amz-checksum-crc32": f"{CRC}-3"}, None), ({}, None)],
+)
+def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body(scripted_s3, headers, digest):
+    answer = ok()
+    answer.headers |= headers
+    scripted_s3.answer = lambda request: answer
+    source = scripted_s3.source(inventory="s3://dest/p/bucket-of-script/daily/")
+    assert source.full_object_checksum(thing()) is None
+    found = source.begin(thing()).part().checksum
+    assert (found.digest if found else None) == digest
+    assert [(request.method, request.headers["x-amz-checksum-mode"]) for request in scripted_s3.requests] == [("GET", "ENABLED")]
+    source.read(thing(checksum="CRC32/COMPOSITE"), 0, 5)
+    assert "x-amz-checksum-mode" not in scripted_s3.requests[1].headers
+
+
 @pytest.mark.parametrize("checksum", ["", "CRC32/COMPOSITE", "MD5/FULL_OBJECT", "SHA256/SOMETHING"])
 def test_nothing_is_asked_where_the_listing_names_no_checksum_of_the_full_object(scripted_s3, checksum):
     assert answers(scripted_s3, head()).full_object_checksum(thing(checksum=checksum)) is None

@@ -1,13 +1,13 @@
 """GETs of exactly one identity, and HEADs where no body is wanted.
 
-A GET brings S3's own checksum along where it is of the whole object and the listing named one; an object that is read in parts
-costs a HEAD for it.
+A GET brings S3's own checksum along where it is of the whole object and the listing named one, or the source has reports, which
+need not name them; an object that is read in parts and has a named one costs a HEAD for it.
 Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 FULL_OBJECT: Final = "FULL_OBJECT"
+
+_ALGORITHMS: Final = frozenset(CHECKSUMS.values())
 
 _KEPT: Final = (
     "content_type",
@@ -58,12 +60,14 @@ class ObjectReader:
         gets: of the GETs.
         asking: of one request.
         extra: parameters of every request of boto3, e.g. who pays.
+        has_reports: whether an object of which no checksum is named may have one: a report need not have that column.
     """
 
     client: "S3Client"
     gets: GetClient
     asking: Asking
     extra: Mapping[str, Any] = field(default_factory=dict)
+    has_reports: bool = False
 
     @property
     def at(self) -> BucketAddress:
@@ -95,15 +99,28 @@ class ObjectReader:
             given: Any = self.client.get_object(**self._identity(obj), **more)
             with closing(given["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
                 answer = GetAnswer(given["ResponseMetadata"]["HTTPHeaders"], stream.read())
-        return _checked(obj, start_byte, end_byte, answer)
+        return self.checked(obj, start_byte, end_byte, answer)
 
     def _ask(self, obj: S3Object, start_byte: int, end_byte: int) -> BegunGet:
         headers = {"If-Match": _quoted(obj.etag)} if obj.version_id is None else {}
         if not _is_whole(obj, start_byte, end_byte):
             headers["Range"] = _range(start_byte, end_byte)
-        elif _named_algorithm(obj):
+        elif self._algorithms(obj):
             headers["x-amz-checksum-mode"] = "ENABLED"
         return self.gets.begin(obj.key.decode(), version_id=_version(obj), headers=headers, size_bytes=end_byte - start_byte)
+
+    def checked(self, obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -> ObjectPart:
+        """Return the part that was asked for; raises WrongBody where the answer is of other bytes."""
+        whole = _is_whole(obj, start_byte, end_byte)
+        _require_bytes(obj, start_byte, end_byte, answer)
+        found = (_checksum(algorithm, answer.headers) for algorithm in (self._algorithms(obj) if whole else ()))
+        return ObjectPart(answer.body, _object_headers(answer.headers), next(filter(None, found), None))
+
+    def _algorithms(self, obj: S3Object) -> Collection[str]:
+        """Return the algorithms of which the object may have a checksum over all of it."""
+        if obj.checksum in CHECKSUMS:
+            return (CHECKSUMS[obj.checksum],)
+        return _ALGORITHMS if self.has_reports and not obj.checksum else ()
 
     def read_headers(self, obj: S3Object) -> ObjectHeaders:
         """See `ObjectSource.read_headers`; the key is text."""
@@ -117,7 +134,7 @@ class ObjectReader:
 
     def checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`; the key is text."""
-        algorithm = _named_algorithm(obj)
+        algorithm = CHECKSUMS.get(obj.checksum, "")
         answer = self._head(obj, ChecksumMode="ENABLED") if algorithm else None
         if answer is None or isinstance(answer, ClientError):
             return None
@@ -161,7 +178,7 @@ class BegunPart:
         """See `BegunRead.part`."""
         try:
             with nullcontext() if self.get.is_done else self.reader.asking.waiting(STALLED_SECONDS):
-                return _checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
+                return self.reader.checked(self.obj, 0, self.obj.size_bytes, self.get.answer())
         except (*ASKING_FAILED, UnreadableHeader):
             return None
 
@@ -179,8 +196,7 @@ def _range(start_byte: int, end_byte: int) -> str:
     return f"bytes={start_byte}-{end_byte - 1}"
 
 
-def _checked(obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -> ObjectPart:
-    """Return the part that was asked for; raises WrongBody where the answer is of other bytes."""
+def _require_bytes(obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -> None:
     whole = _is_whole(obj, start_byte, end_byte)
     size_bytes = len(answer.body) if whole else _size_of_range(answer.headers)
     if len(answer.body) != end_byte - start_byte or size_bytes != obj.size_bytes:
@@ -190,13 +206,6 @@ def _checked(obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -
     etag = answer.headers.get("etag")
     if etag not in (None, _quoted(obj.etag), obj.etag):
         raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
-    checksum = _checksum(_named_algorithm(obj) if whole else "", answer.headers)
-    return ObjectPart(answer.body, _object_headers(answer.headers), checksum)
-
-
-def _named_algorithm(obj: S3Object) -> str:
-    """Return the algorithm of the checksum over the full object that the listing names, "" where it names none."""
-    return CHECKSUMS.get(obj.checksum, "")
 
 
 def _checksum(algorithm: str, headers: Mapping[str, str]) -> Checksum | None:

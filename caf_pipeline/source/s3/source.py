@@ -56,7 +56,7 @@ class S3Source:
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate))
         self._reports = Reports(client, asking, self._listing, inventory, extra, needs_storage_class)
-        self._reading = ObjectReader(client, gets, asking, extra)
+        self._reading = ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
 
     def list_pages(
         self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
