@@ -47,8 +47,11 @@ CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
 NOT_POSTED: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING)
 """States in flow order in which the chain is not known to have a post of the chunk.
 
-While a chunk is `posting` it may have one. A chunk that is no longer `planned` has been begun: the store must have room for it.
+While a chunk is `posting` it may have one.
 """
+
+BEGUN_NOT_POSTED: Final = NOT_POSTED[1:]
+"""Of these, the states of chunks that a run has begun: the store must have room for them now."""
 
 MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
 """States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no longer has the first."""

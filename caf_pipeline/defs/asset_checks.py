@@ -20,7 +20,7 @@ from dagster import (
 )
 
 from caf_pipeline import wiring
-from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
@@ -42,7 +42,7 @@ from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.maintenance import scrub
-from caf_pipeline.steps import audit, planning
+from caf_pipeline.steps import audit, chunk_steps, planning
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
 from caf_pipeline.system.quantities import counted
 
@@ -247,8 +247,7 @@ def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=warn, description="No space was bought yet: caf jackal buy.")
     copies = work.settings.jackal.copies
     rate = charged_per_day(work.ledger.chunks(states=IN_GOOD_STANDING), copies, now)
-    unposted = work.ledger.chunks(states=UNDER_WAY[: UNDER_WAY.index(ChunkState.POSTED)])
-    waiting = copies * sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in unposted)
+    waiting = copies * chunk_steps.bytes_to_post(work.ledger, NOT_POSTED)
     forecast = look_ahead(plan, rate, now)
     warning = forecast.warning(plan, work.settings.jackal.warn_days, waiting)
     return AssetCheckResult(

@@ -2,14 +2,14 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.chunk_state import NOT_POSTED
+from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
 from caf_pipeline.context import address_of
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, switched_off
@@ -168,7 +168,8 @@ class LaunchLook:
             unposted = [one for one in launch if one.state in NOT_POSTED and self.settings.sources[one.source].public is public]
             if not unposted:
                 continue
-            waiting = self._of_ledger(partial(waiting_bytes, ledger, {one.name for one in unposted}))
+            names = {one.name for one in unposted}
+            waiting = self._of_ledger(partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names))
             try:
                 refused, why = ask_in_time(
                     self.context, self.deadline, self._store(), partial(self._refused, unposted, waiting, public=public)
@@ -224,12 +225,6 @@ class LaunchLook:
             return []
         located = self._of_ledger(partial(ledger.last_located, idle))
         return [RunRequest(job_name=job_name(source, "audit")) for source in audits_due(self.context.instance, idle, located)]
-
-
-def waiting_bytes(ledger: Ledger, chosen: Collection[str]) -> int:
-    """Return the bytes for which the store is to make room beside these chunks: those being packed, sealed or posted."""
-    others = ledger.chunks(states=NOT_POSTED[1:])
-    return sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name not in chosen)
 
 
 def refused_chunks(

@@ -8,13 +8,14 @@ everything paused, a step waits with its lease held.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from caf_pipeline.caf.merkle import merkle_roots
-from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
+from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
@@ -52,6 +53,9 @@ from caf_pipeline.packing.staging import (
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, AccountOfChunk, ManifestReport
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,7 @@ def load_batch(work: Workplace, name: str) -> Chunk:
             )
         if read_packed(work, name) is None:
             try:
-                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=NOT_POSTED[1:])
+                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
             except ChunkTooLarge as error:
                 raise _withdrawn_as_too_large(work, lease, chunk, error) from error
         work.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
@@ -148,12 +152,14 @@ def seal_chunk(work: Workplace, name: str) -> SealReport:
 
 def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
     """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in these states."""
-    others = work.ledger.chunks(states=waiting_in)
-    work.store.admit(
-        public=work.source_settings.public,
-        stored_size_bytes=size_bytes,
-        waiting_bytes=sum(one.stored_size_bytes or one.expected_size_bytes for one in others if one.name != chunk.name),
-    )
+    waiting_bytes = bytes_to_post(work.ledger, waiting_in, beside={chunk.name})
+    work.store.admit(public=work.source_settings.public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
+
+
+def bytes_to_post(ledger: "Ledger", states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
+    """Return the stored bytes, or those expected, of one copy of all sources' chunks in these states, but for some."""
+    chunks = ledger.chunks(states=states)
+    return sum(one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside)
 
 
 def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:

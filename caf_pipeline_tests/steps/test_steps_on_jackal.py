@@ -1,6 +1,7 @@
 """The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired, on the real ledger."""
 
 import os
+import re
 
 import pytest
 
@@ -14,6 +15,7 @@ from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
@@ -102,7 +104,7 @@ def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider
 def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(work, network):
     network.grant(ADDRESS, 100_000)
     (chunk,) = plan(work).chunks
-    with pytest.raises(PlanTooSmall, match=str(3 * chunk.expected_size_bytes)):
+    with pytest.raises(PlanTooSmall, match=f"posted need {re.escape(show_size(3 * chunk.expected_size_bytes))};"):
         archive_chunk(work, chunk.name)
     assert work.objects.reads == []
 
