@@ -204,10 +204,11 @@ def _bytes_below(folder: Path) -> int:
 def _latency(settings: Settings, server: S3Server, prefix: str, puts: int, home: Path) -> dict[str, Any]:
     """Put objects one by one; return the seconds from each PUT until its location is written."""
     chance, client, took = random.Random(inputs.SEED), server.client(), []
+    keys = [f"{prefix}/new-{number}" for number in range(puts + 1)]
     with closing(open_ledger(settings)) as ledger, daemon("caf_pipeline.definitions", home):
         known = ledger.account(SOURCE).located_objects
-        for number in range(puts + 1):
-            client.put_object(Bucket=BUCKET, Key=f"{prefix}/new-{time.time_ns()}", Body=chance.randbytes(OBJECT_BYTES))
+        for number, key in enumerate(keys):
+            client.put_object(Bucket=BUCKET, Key=key, Body=chance.randbytes(OBJECT_BYTES))
             put = time.monotonic()
             while ledger.account(SOURCE).located_objects == known:
                 time.sleep(0.1)
@@ -215,6 +216,8 @@ def _latency(settings: Settings, server: S3Server, prefix: str, puts: int, home:
             if number:  # while the first waits, the daemon starts
                 took.append(time.monotonic() - put)
             time.sleep(chance.uniform(0, 30))
+    for key in keys:  # the server keeps its objects for the next measurement
+        client.delete_object(Bucket=BUCKET, Key=key)
     return {
         "look_seconds": LOOK_SECONDS,
         "puts": puts,
