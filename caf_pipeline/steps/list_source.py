@@ -151,7 +151,8 @@ def listing_folder(folder: Path, terms: ListingTerms, newest: datetime | None, *
                     break
         else:
             path = Path(mkdtemp(prefix=FOLDER, dir=folder))
-            _lock(path, stack)
+            while not _lock(path, stack):  # before it was locked, another process took it for one that was left, and removed it
+                path = Path(mkdtemp(prefix=FOLDER, dir=folder))
             pieces = PieceFolder(path, None, terms)
         try:
             yield pieces
