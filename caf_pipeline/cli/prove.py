@@ -25,11 +25,12 @@ def prove(
 ) -> None:
     r"""Look at stored chunks again.
 
-    That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first. A
-    chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it. A chunk is unverified where
-    its copies are right, and the chain shows no verified proof of enough of them: what it shows may be of a provider's joining
-    alone. Look again in the next proof window; a file of up to 20,480 bytes is always unverified. The job prove_SOURCE does
-    the same every hour.
+    That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first,
+    but for chunks of which the chain's lists say something amiss: where no run did so within the hour, the lists are read first,
+    by pages, for all sources. A chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it.
+    A chunk is unverified where its copies are right, and the chain shows no verified proof of enough of them: what it shows
+    may be of a provider's joining alone. Look again in the next proof window; a file of up to 20,480 bytes is always
+    unverified. The job prove_SOURCE does the same every hour.
 
     \b
     Examples:
@@ -39,6 +40,7 @@ def prove(
     Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong or there is
     no such source; 6 the database or 7 the store failed.
     """
+    from caf_pipeline.maintenance.bulk_look import look_in_bulk  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.maintenance.scrub import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
@@ -46,6 +48,8 @@ def prove(
     looked_at = 0
     found: dict[str, list[str]] = {"damaged": [], "unverified": [], "proven": []}
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
+        if (in_bulk := look_in_bulk(work)) is not None:
+            note(in_bulk.described())
         for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
             looked_at += 1
             _print_proof(report, json)

@@ -6,21 +6,40 @@ daemon was down.
 """
 
 import zlib
+from functools import partial
 from typing import Final
 
-from dagster import DefaultScheduleStatus, ScheduleDefinition
+from dagster import (
+    DefaultScheduleStatus,
+    RunRequest,
+    RunsFilter,
+    ScheduleDefinition,
+    ScheduleEvaluationContext,
+    SkipReason,
+)
 
+from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.defs.naming import JobKind, identifier, job_name
 
 _HOUR: Final = 3
+
+
+def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
+    """Ask for a run of a job, or skip while one is under way: it takes longer than an hour, and two would do the same."""
+    if busy := context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1):
+        return SkipReason(f"Run {busy[0].run_id} of {job} is under way.")
+    return RunRequest()
 
 
 def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition]:
     """Return the schedules of one source, at a minute of its own so that sources spread."""
     minute = zlib.crc32(source.encode()) % 60
 
-    def schedule(name: str, job: JobKind, hour: int | str, description: str, *, running: bool = True) -> ScheduleDefinition:
+    def schedule(
+        name: str, job: JobKind, hour: int | str, description: str, *, running: bool = True, one_at_a_time: bool = False
+    ) -> ScheduleDefinition:
         return ScheduleDefinition(
+            execution_fn=partial(_unless_under_way, job_name(source, job)) if one_at_a_time else None,
             name=name,
             job_name=job_name(source, job),
             cron_schedule=f"{minute} {hour} * * *",
@@ -43,6 +62,7 @@ def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition
             "A look at the stored chunks that were looked at longest ago: proofs, and pieces read back.",
             # A folder proves nothing by itself; who keeps chunks in one may still want to have them read now and then.
             running=on_jackal,
+            one_at_a_time=True,
         ),
     ]
     if on_jackal:

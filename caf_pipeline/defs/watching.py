@@ -17,6 +17,7 @@ from dagster import (
     DagsterInstance,
     GraphDefinition,
     JobDefinition,
+    MetadataValue,
     Nothing,
     OpDefinition,
     OpExecutionContext,
@@ -46,7 +47,7 @@ from caf_pipeline.defs.naming import (
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, HeldByOther, NotProven
-from caf_pipeline.maintenance import repair, scrub
+from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
@@ -69,8 +70,9 @@ def watching_jobs(source: str) -> list[JobDefinition]:
         job(
             "prove",
             _prove_op(source),
-            "Look again at the stored chunks that were looked at longest ago: the store's proofs, and pieces read back from "
-            "each copy. Hourly. The results are those of the check `chunk_is_proven` of each partition.",
+            "Look again at stored chunks, first at those of which the store's lists say something amiss, then at those that were "
+            "looked at longest ago: the store's proofs, and pieces read back from each copy. "
+            "Hourly. The results are those of the check `chunk_is_proven` of each partition.",
         ),
         job(
             "repair",
@@ -114,6 +116,7 @@ def _prove_op(source: str) -> OpDefinition:
         work = attempt_step(context, source, begin)
         if work is None:
             return
+        in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
         reports = iter(scrub.prove_oldest(work, work.settings.jackal.prove_per_run))
         looked_at, damaged, unverified = 0, list[str](), list[str]()
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
@@ -130,9 +133,23 @@ def _prove_op(source: str) -> OpDefinition:
                 severity=proof_severity(report),
             )
         numbers = {"looked_at": looked_at, "damaged": len(damaged), "unverified": len(unverified)}
-        yield Output(None, metadata={**numbers, "chunks": _names(damaged), "unverified_chunks": _names(unverified)})
+        names = {"chunks": _names(damaged), "unverified_chunks": _names(unverified)}
+        yield Output(None, metadata={**numbers, **names, **(in_bulk or {})})
 
     return prove_chunks
+
+
+def _look_in_bulk(context: OpExecutionContext, work: Workplace) -> metadata.Metadata:
+    """Go through the store's lists where that is due, and return what is shown of it."""
+    found = bulk_look.look_in_bulk(work)
+    whole_at, suspected = work.ledger.suspicions(work.store.name, work.source)
+    shown: metadata.Metadata = {"suspected": suspected}
+    if whole_at is not None:
+        shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
+    if found is not None:
+        (context.log.warning if found.trouble else context.log.info)(found.described())
+        shown |= {"bulk_look": found.described(), "listed_in_bulk": found.listed, "copies_in_bulk": found.copies}
+    return shown
 
 
 # --- repairs ---------------------------------------------------------------------------------------------------------

@@ -142,6 +142,16 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             return [_chunk(row) for row in connection.execute(statement, facts)]
 
+    def suspected_chunks(self, source: str, limit: int) -> Sequence[Chunk]:
+        """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
+        statement = text(
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located AND suspected_at IS NOT NULL"
+            " ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+        )
+        with self._database.transaction() as connection:
+            rows = connection.execute(statement, {"source": source, "located": ChunkState.LOCATED, "limit": limit})
+            return [_chunk(row) for row in rows]
+
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
@@ -104,6 +105,7 @@ class Ledger(
     CurrentContent,
     Exports,
     Replicas,
+    BulkLooks,
     ChunkImport,
 ):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.

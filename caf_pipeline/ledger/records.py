@@ -255,6 +255,11 @@ def account_lease(account: str) -> str:
     return f"account/{account}"
 
 
+def lists_lease(store: str) -> str:
+    """Return the name of the lease under which a store's lists are gone through."""
+    return f"lists/{store}"
+
+
 def chunk_of_lease(name: str) -> str | None:
     """Return the chunk that a lease of this name is on; None where it is on something else."""
     chunk = name.removeprefix(chunk_lease(""))
@@ -494,6 +499,22 @@ class KnownCopy:
     fault: str
     checked_at: datetime
     last_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedCopies:
+    """A located chunk, to be held against the store's lists.
+
+    Attributes:
+        archive_id: under which the store lists it; None for an adopted one, which another program posted.
+        place: its Merkle root, owner and start.
+        providers: of its copies, as they were listed at the last look.
+    """
+
+    caf_file_id: int
+    archive_id: str | None
+    place: tuple[bytes, str, int]
+    providers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ _LOOKED_AT = text(
 # What came back from a copy counts as long as that copy does.
 _SEEN = text(
     """
-    UPDATE caf_files SET checked_at = now(),
+    UPDATE caf_files SET checked_at = now(), suspected_at = NULL,
         look_again_at = CASE WHEN :enough > (SELECT count(*) FROM copies WHERE caf_file_id = :id AND listed AND fault = ''
             AND windows >= :required) THEN now() + make_interval(secs => CAST(:again_in AS double precision)) END,
         read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = :id

@@ -120,8 +120,10 @@ def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[C
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    Up to half of them are chunks that wait for a look in their next proof window, so that two windows in a row can be seen
-    though there are more chunks than a window has looks for.
+    Before them come those that the store's lists made suspect (`look_in_bulk`), but one look in four is kept for the others, so
+    that a list that says too little keeps none of them waiting for ever. Of those, up to half are chunks that wait for a look
+    in their next proof window, so that two windows in a row can be seen though there are more chunks than a window has looks
+    for.
 
     A chunk that another run holds is left for the next time; so is one of which no provider answers, and another one is looked at
     in its place, so that it keeps none of the others waiting.
@@ -130,21 +132,32 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
         StoreUnreachable: at the end, where some were not answered for; at once where the chain is out of reach.
     """
     unanswered: StoreUnreachable | None = None
+    tried: set[str] = set()
     looked_at = 0
-    for chunk in work.ledger.chunks_to_prove(work.source, limit + MOST_UNANSWERED, waiting=-(-limit // 2)):
-        if looked_at == limit:
-            break
-        try:
-            report = prove_chunk(work, chunk.name)
-        except HeldByOther:
-            continue
-        except NoChainAnswer:
-            raise
-        except StoreUnreachable as error:
-            unanswered = unanswered or error
-            continue
-        looked_at += 1
-        yield report
+    for suspected in (True, False):
+        end = limit - limit // 4 if suspected else limit
+        most = limit + MOST_UNANSWERED
+        if suspected:
+            chunks = work.ledger.suspected_chunks(work.source, most)
+        else:
+            chunks = work.ledger.chunks_to_prove(work.source, most, waiting=-(-(limit - looked_at) // 2))
+        for chunk in chunks:
+            if looked_at == end:
+                break
+            if chunk.name in tried:
+                continue
+            tried.add(chunk.name)
+            try:
+                report = prove_chunk(work, chunk.name)
+            except HeldByOther:
+                continue
+            except NoChainAnswer:
+                raise
+            except StoreUnreachable as error:
+                unanswered = unanswered or error
+                continue
+            looked_at += 1
+            yield report
     if unanswered:
         raise unanswered
 

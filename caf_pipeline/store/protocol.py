@@ -72,6 +72,27 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file in a store's list: whoever claims a copy of it, and of how many blocks its proof windows are, from its start on."""
+
+    merkle_root: bytes
+    owner: str
+    start: int
+    providers: Sequence[str]
+    window_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProof:
+    """A proof in a provider's list: `last_proven` as in `Copy`."""
+
+    merkle_root: bytes
+    owner: str
+    start: int
+    last_proven: int
+
+
+@dataclass(frozen=True, slots=True)
 class SignedTransaction:
     """A transaction as it was signed: what a retry sends again, byte for byte. `hash` is known before it is sent.
 
@@ -253,6 +274,22 @@ class ChunkStore(Protocol):
     def window_ends_in(self, posting: Posting) -> float | None:
         """Return about how many seconds the present proof window of the chunk still lasts; None where the store has none."""
         return None
+
+    def listed_at(self) -> int | None:
+        """Return the block height that the store's lists are not older than if read from now on; None where it has no lists."""
+        return None
+
+    def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
+        """Yield what is listed under an archive's id, or all that is (None), by pages; other files may be among them.
+
+        Raises:
+            StoreUnreachable: the list is not whole, whatever was yielded.
+        """
+        return iter(())
+
+    def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
+        """Yield what is listed of a provider's proofs, whoever owns the files, by pages; raises as `file_pages`."""
+        return iter(())
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from dagster import AssetCheckKey, AssetCheckSeverity, AssetKey, DefaultScheduleStatus
+from dagster import (
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterRunStatus,
+    DefaultScheduleStatus,
+    build_schedule_context,
+)
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
@@ -250,6 +257,30 @@ def test_on_jackal_the_watch_and_the_look_at_the_space_run_by_themselves():
         "storage_plan_a_daily": running,
         "prune_events_daily": running,
     }
+
+
+def test_no_second_run_of_the_watch_begins_beside_one_that_takes_longer_than_an_hour(on_jackal):
+    schedule = on_jackal.defs.resolve_schedule_def("prove_my_source_hourly")
+    context = build_schedule_context(on_jackal.instance)
+    assert len(schedule.evaluate_tick(context).run_requests) == 1
+    run = on_jackal.instance.create_run_for_job(on_jackal.defs.resolve_job_def(PROVE), status=DagsterRunStatus.STARTED)
+    tick = schedule.evaluate_tick(context)
+    assert tick.run_requests == []
+    assert tick.skip_message == f"Run {run.run_id} of {PROVE} is under way."
+
+
+def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
+    wallet = new_wallet()  # of its own: nothing is planned for one whose files no ledger knows
+    network.fund(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(1)
+    mine.plan()
+    result = mine.execute(PROVE)
+    assert result.success
+    (output,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
+    assert (output["suspected"].value, output["listed_in_bulk"].value) == (0, 0)
+    assert output["bulk_look"].value.startswith("the lists of 0 of 0 located chunks of all sources and the proofs of 0 copies")
+    assert output["last_whole_bulk_look"].value > 0
 
 
 def test_in_a_folder_there_is_no_space_to_look_at():

@@ -27,8 +27,17 @@ OLD = ("0001.ledger", "0002.jackal")
 
 NEW_FUNCTIONS = ("look_up",)
 NEW_VIEWS = ("objects_in_parts",)
-NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located")
-NEW_TABLES = ("inventories", "current_exceptions", "waits", "object_parts", "noticed_keys", "messages_set_apart", "log_times")
+NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located", "caf_files_suspected")
+NEW_TABLES = (
+    "inventories",
+    "current_exceptions",
+    "waits",
+    "object_parts",
+    "noticed_keys",
+    "messages_set_apart",
+    "log_times",
+    "bulk_looks",
+)
 NEW_COLUMNS = {
     "caf_files": (
         "read_back_at",
@@ -39,6 +48,7 @@ NEW_COLUMNS = {
         "tail_sha256",
         "adopted_at",
         "has_log_times",
+        "suspected_at",
     ),
     "claims": ("last_modified",),
     "skipped_objects": ("last_modified",),

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import Copy, ListedFile, ListedProof, PostedFile, Posting
+
+WINDOW_BLOCKS = 100
 
 
 class SeveralFolders:
@@ -31,6 +33,8 @@ class SeveralFolders:
         self.admitted: list[tuple[int, int]] = []
         self.window: int | None = None
         self.now: int | None = None
+        self.height: int | None = None
+        self.proven: dict[str, int] = {}
         self._starts = itertools.count(100)
 
     # --- what tests do to it ---
@@ -121,6 +125,20 @@ class SeveralFolders:
 
     def window_ends_in(self, posting):
         return None if self.now is None else 3600.0
+
+    def listed_at(self):
+        return self.height
+
+    def file_pages(self, archive_id):
+        for one in self.posts.values():
+            if archive_id in (None, self.noted[one.merkle_root]):
+                yield [ListedFile(one.merkle_root, one.owner, one.start, self._listed(one), WINDOW_BLOCKS)]
+
+    def proof_pages(self, provider):
+        for one in self.posts.values():
+            if provider in self._listed(one):
+                last = self.proven.get(provider, self.height)
+                yield [ListedProof(one.merkle_root, one.owner, one.start, last)]
 
     def _listed(self, posting):
         if self.posts.get(posting.merkle_root) != posting:

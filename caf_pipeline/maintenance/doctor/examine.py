@@ -6,7 +6,7 @@ deleted at a store.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,10 @@ _GOES_ON: Final[Mapping[ChunkState, str]] = {
     _S.VERIFIED: "loads its locations",
 }
 """What the next run does with a chunk that the last one left in this state."""
+
+
+_Place = tuple[bytes | None, str | None, int | None]
+"""A file's Merkle root, owner and start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +235,13 @@ def _unlisted(context: DoctorContext) -> Iterator[Finding]:
         if chunk_lease(chunk.name) not in context.leases_of_live_runs():
             yield Finding(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Actor.OPERATOR)
     required = work.store.required_copies
-    for chunk in work.ledger.chunks(work.source, [_S.LOCATED]):
+    enough: Set[_Place] | None = None
+    located = work.ledger.chunks(work.source, [_S.LOCATED])
+    for chunk in located:
         try:
+            enough = _with_enough_copies(work, located) if enough is None else enough
+            if (chunk.merkle_root, chunk.owner, chunk.start) in enough:
+                continue
             listed = len({copy.provider for copy in work.store.copies(posting_of(chunk))})
         except StoreError as error:
             yield not_checked(f"copies of the located chunks of {work.source}", error)
@@ -245,6 +254,19 @@ def _unlisted(context: DoctorContext) -> Iterator[Finding]:
             )
             remedy = f"marked as damaged; {_repair(chunk)}"
             yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, context, chunk, remedy))
+
+
+def _with_enough_copies(work: Workplace, located: Sequence[Chunk]) -> Set[_Place]:
+    """Return the chunks that the store's list has with enough copies, read by pages; others are to be asked for one by one."""
+    if work.store.listed_at() is None:
+        return frozenset()
+    places = {(chunk.merkle_root, chunk.owner, chunk.start) for chunk in located}
+    return {
+        (file.merkle_root, file.owner, file.start)
+        for page in work.store.file_pages(located[0].archive_id)
+        for file in page
+        if (file.merkle_root, file.owner, file.start) in places and len(set(file.providers)) >= work.store.required_copies
+    }
 
 
 def _repair(chunk: Chunk) -> str:

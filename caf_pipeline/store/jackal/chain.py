@@ -346,23 +346,29 @@ class Chain:
 
     def files_of_archive(self, owner: str | None, archive_id: str) -> Iterator[ChainFile]:
         """Yield the files that an owner (None: whoever) posted for an archive; where a chain cannot look for notes, from all."""
-        path = f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}"
-        pages = self._pages(path, parse_file, "files")
-        try:
-            first = next(pages, [])
-        except _Refused as refused:
-            # 400: a node whose routes take "note" for a root answers that the rest is no height.
-            if refused.status not in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
-                raise
-            first, pages = [], self._pages(f"{_STORAGE}/files", parse_file, "files")
-        yield from _of_archive(first, owner, archive_id)
-        for page in pages:
+        for page in self.file_pages(archive_id):
             yield from _of_archive(page, owner, archive_id)
 
     def files_of_owner(self, owner: str) -> Iterator[ChainFile]:
         """Yield all files of an owner: there is no query for that, so that the whole network's are gone through."""
-        for page in self._pages(f"{_STORAGE}/files", parse_file, "files"):
+        for page in self.file_pages(None):
             yield from (one for one in page if one.owner == owner)
+
+    def file_pages(self, archive_id: str | None) -> Iterator[list[ChainFile]]:
+        """Yield the pages of an archive's files; of the whole network's (None), also where a chain cannot look for notes."""
+        if archive_id is not None:
+            pages = self._pages(f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}", parse_file, "files")
+            try:
+                first = next(pages, [])
+            except _Refused as refused:
+                # 400: a node whose routes take "note" for a root answers that the rest is no height.
+                if refused.status not in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
+                    raise
+            else:
+                yield first
+                yield from pages
+                return
+        yield from self._pages(f"{_STORAGE}/files", parse_file, "files")
 
     # providers
 
@@ -393,8 +399,12 @@ class Chain:
             except _Refused as refused:
                 # Read in the chain's source, not run. A provider has as many proofs as files, so that going through them is slow.
                 self._knows_single_proofs = refused.status != httpx.codes.NOT_IMPLEMENTED
-        pages = self._pages(path, parse_proof, "proofs", "proof")  # a chain of version 4 calls the list by the singular
-        return next((one for page in pages for one in page if asked_for(one)), None)
+        return next((one for page in self.proof_pages(provider) for one in page if asked_for(one)), None)
+
+    def proof_pages(self, provider: str) -> Iterator[list[FileProof]]:
+        """Yield the pages of a provider's proofs, one for each file that it is listed with, whoever owns it."""
+        # A chain of version 4 calls the list by the singular.
+        yield from self._pages(f"{_STORAGE}/proofs/{_part(provider)}", parse_proof, "proofs", "proof")
 
     # transactions
 

@@ -24,7 +24,7 @@ from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Po
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, PostedFile, Posting, StorageCost
+from caf_pipeline.store.protocol import ChunkToStore, Copy, ListedFile, ListedProof, PostedFile, Posting, StorageCost
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle, open_throttle
 from caf_pipeline.waits import Waits
@@ -210,6 +210,25 @@ class JackalStore:
         """Return how long a window of this file is, which keeps the one that it was posted with; 0 where it is not known."""
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
         return file.proof_interval if file else 0
+
+    def listed_at(self) -> int:
+        """Return the chain's height: no page that is asked for later is of an older state."""
+        return self.chain.height()
+
+    def file_pages(self, archive_id: str | None) -> Iterator[Sequence[ListedFile]]:
+        """Yield the pages of the chain's list of an archive's files, or of all."""
+        usual = self.chain.proof_window()
+        for page in self.chain.file_pages(archive_id):
+            yield [ListedFile(one.merkle_root, one.owner, one.start, one.providers, one.proof_interval or usual) for one in page]
+
+    def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
+        """Yield the pages of the chain's list of a provider's proofs."""
+        for page in self.chain.proof_pages(provider):
+            yield [
+                ListedProof(one.merkle_root, one.owner, one.start, one.last_proven)
+                for one in page
+                if one.provider in ("", provider)
+            ]
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""

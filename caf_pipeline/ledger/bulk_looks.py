@@ -1,0 +1,92 @@
+"""Passes through the store's own lists: when the next one is due, what they are held against, and which chunks they suspect."""
+
+from collections.abc import Collection
+from datetime import datetime
+from sys import intern
+from typing import Final
+
+from sqlalchemy import text
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.ledger.database import LedgerPart, driver_connection
+from caf_pipeline.ledger.records import LocatedCopies
+
+_ROWS: Final = 10_000
+_MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
+
+_BEGIN = text(
+    """
+    INSERT INTO bulk_looks AS old (store, next_at) VALUES (:store, now() + make_interval(secs => :seconds))
+    ON CONFLICT (store) DO UPDATE SET next_at = excluded.next_at WHERE old.next_at <= now() RETURNING true
+    """
+)
+_LOCATED: Final = """
+    SELECT caf_file_id, CASE WHEN adopted_at IS NULL THEN archive_id END, merkle_root, owner, start,
+        ARRAY(SELECT provider FROM copies WHERE copies.caf_file_id = caf_files.caf_file_id AND listed)
+    FROM caf_files JOIN sources USING (source_id) WHERE state = %s
+"""
+# A look that was made since tells more than a list that may be older, and so does a move.
+_SUSPECT = text(
+    """
+    UPDATE caf_files SET suspected_at = :began WHERE caf_file_id = ANY(:ids) AND state = 'located'
+        AND greatest(updated_at, checked_at) < :began
+    """
+)
+_END = text(
+    """
+    UPDATE bulk_looks SET next_at = CAST(:began AS timestamptz) + make_interval(secs => :seconds),
+        whole_at = CASE WHEN :whole THEN :began ELSE whole_at END
+    WHERE store = :store
+    """
+)
+
+
+class BulkLooks(LedgerPart):
+    """What passes through the store's lists leave."""
+
+    def begin_bulk_look(self, store: str, again_in: float) -> bool:
+        """Tell whether a pass is due; then no other one is for so many seconds, should this one never end."""
+        with self._database.transaction() as connection:
+            return bool(connection.execute(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
+
+    def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
+        """Return the located chunks of all sources, and the time of which that is. Takes some 500 bytes a chunk."""
+        found: list[LocatedCopies] = []
+        with self._database.transaction() as connection:
+            began: datetime = connection.execute(text("SELECT now()")).scalar_one()
+            with driver_connection(connection).cursor("located", binary=True) as cursor:
+                cursor.execute(_LOCATED, [ChunkState.LOCATED])
+                while rows := cursor.fetchmany(_ROWS):
+                    for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
+                        place = (merkle_root, intern(owner), start)
+                        archive = archive_id and intern(archive_id)
+                        found.append(LocatedCopies(caf_file_id, archive, place, tuple(map(intern, providers))))
+        return began, found
+
+    def suspect(self, began: datetime, caf_file_ids: Collection[int]) -> None:
+        """Let these chunks be looked at first, but for those that were moved or looked at since the pass began."""
+        ids = sorted(caf_file_ids)
+        for first in range(0, len(ids), _MARKED):
+            with self._database.transaction() as connection:
+                connection.execute(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
+
+    def end_bulk_look(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
+        """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
+        clear = text("UPDATE caf_files SET suspected_at = NULL WHERE suspected_at < :began")
+        with self._database.transaction() as connection:
+            if whole:
+                connection.execute(clear, {"began": began})
+            connection.execute(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
+
+    def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
+        """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
+        statement = text(
+            """
+            SELECT (SELECT whole_at FROM bulk_looks WHERE store = :store) AS whole_at, (SELECT count(*)
+                FROM caf_files JOIN sources USING (source_id)
+                WHERE sources.name = :source AND state = 'located' AND suspected_at IS NOT NULL) AS suspected
+            """
+        )
+        with self._database.transaction() as connection:
+            row = connection.execute(statement, {"store": store, "source": source}).one()
+        return row.whole_at, row.suspected
