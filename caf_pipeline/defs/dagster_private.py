@@ -64,7 +64,9 @@ from dagster._core.storage.runs.sqlite import sqlite_run_storage
 from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from dagster._core.storage.sql import create_engine
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
-from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
+
+# With `RunFailureReason`. The launch sensor: which failed runs Dagster means to retry. Else: leave `give_up_lost_retries` out.
+from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG, WILL_RETRY_TAG
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 # The run launcher: the question whether a code server knows the process of a run.

@@ -12,7 +12,7 @@ from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
 from caf_pipeline.context import address_of
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, switched_off
+from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, give_up_lost_retries, switched_off
 from caf_pipeline.defs.naming import PARKED_TAG, job_name, old_launch_sensor, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
@@ -88,6 +88,7 @@ class LaunchLook:
         ledger: Ledger = self._of_ledger(self.context.resources.ledger.get)
         if paused := self._of_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
+        give_up_lost_retries(self.context.instance)
         cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
@@ -251,8 +252,7 @@ def refused_chunks(
         beside = waiting_bytes + sum(chunk.size_bytes for chunk in left) - largest
         try:
             store.admit(public=public, stored_size_bytes=largest, waiting_bytes=beside)
-            left_names = {chunk.name for chunk in left}
-            return {chunk.name for chunk in unposted} - left_names - too_large, why
+            break
         except ChunkTooLarge as error:
             fitting = min(error.fitting_bytes, largest - 1)
             too_large |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
@@ -261,8 +261,10 @@ def refused_chunks(
             why, room = _sentence(str(error), error.hint), error.fitting_bytes - waiting_bytes
             left = _first_fitting(left, min(room, largest + beside - waiting_bytes - 1))
         except (*HITS_EVERY_CHUNK, NoProvider) as error:
-            return {chunk.name for chunk in unposted} - too_large, _sentence(str(error), error.hint)
-    return {chunk.name for chunk in unposted} - too_large, why
+            why, left = _sentence(str(error), error.hint), []
+    else:
+        left = []
+    return {chunk.name for chunk in unposted} - {chunk.name for chunk in left} - too_large, why
 
 
 def _first_fitting(chunks: Iterable[LaunchableChunk], room: int) -> list[LaunchableChunk]:

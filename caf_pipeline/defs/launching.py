@@ -8,13 +8,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.dagster_private import (
+    WILL_RETRY_TAG,
     AssetCheckExecutionRecordStatus,
     BulkActionStatus,
     InstigatorStatus,
@@ -22,6 +23,7 @@ from caf_pipeline.defs.dagster_private import (
 )
 from caf_pipeline.defs.naming import (
     ASSETS,
+    BACKFILL_TAG,
     OLD_PARKED_TAG,
     OUTAGE_TAG,
     PARKED_TAG,
@@ -48,6 +50,9 @@ UNFINISHED: Final = [
 FIRST_WAIT_SECONDS: Final = 60
 LONGEST_WAIT_SECONDS: Final = 3_600
 """After a failed run the next waits a minute, then two, four … an hour. Runs that an outage ended make the pause longer, too."""
+
+RETRY_LOST_SECONDS: Final = 60
+"""A failed run is retried within seconds: Dagster's event log consumer looks every 5 s (event_log_consumer.py, 1.13)."""
 
 PAGE: Final = 100
 """Chunks of one source that a look takes; the next goes on after them where none of them could be launched."""
@@ -181,6 +186,23 @@ class Backfills:
             and not any(chunk in failed[key] for key in keys if key in failed)
         )
         return self._named.get(chunk) or next(of_assets, "")
+
+
+def give_up_lost_retries(instance: DagsterInstance) -> None:
+    """Let backfills end which wait for retries of runs that Dagster will not launch any more.
+
+    Whether a failed run is retried is asked once, when its failure is consumed. Where Dagster's daemon is killed just then, the
+    run is marked and never retried, and its backfill is under way for ever. The chunk itself is launched from the ledger.
+    """
+    for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
+        of_it = {BACKFILL_TAG: backfill.backfill_id}
+        if instance.get_runs(RunsFilter(tags=of_it, statuses=UNFINISHED), limit=1):
+            continue  # it goes on anyhow; to look at all of its failed runs each time is work for nothing
+        long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
+        failed = {**of_it, WILL_RETRY_TAG: "true"}
+        for run in instance.get_runs(RunsFilter(tags=failed, statuses=[DagsterRunStatus.FAILURE], updated_before=long_ago)):
+            if run.is_complete_and_waiting_to_retry:
+                instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
 
 
 def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]) -> list[str]:

@@ -143,6 +143,29 @@ def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
 
 
+def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.instance.add_backfill(
+        PartitionBackfill(
+            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=[chunk]
+        )
+    )
+    lost, retried = {"dagster/backfill": "a", "dagster/will_retry": "true"}, {"dagster/auto_retry_run_id": "b"}
+    runs = [start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **tags) for tags in (lost, lost | retried)]
+    waiting = lambda: [pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs]  # noqa: E731
+    tick("launch_chunks")
+    assert waiting() == ["true", "true"]  # Dagster may still retry what has just failed
+    monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
+    goes_on = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/backfill": "a"})
+    tick("launch_chunks")
+    assert waiting() == ["true", "true"]
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(goes_on))
+    tick("launch_chunks")
+    assert waiting() == ["false", "true"]
+    assert not any(pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs)
+
+
 def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, tick, monkeypatch):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
