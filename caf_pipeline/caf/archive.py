@@ -7,7 +7,6 @@
 Source: docs/format.md.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -30,7 +29,6 @@ MAX_READ_INDEX_BYTES: Final = 1 << 30
 """A longer index is refused: four times what this writer's limits allow, and what still fits in a usual machine's memory."""
 
 PIECE_BYTES: Final = 1 << 20
-_BEGIN_BYTES: Final = 32 << 20  # a tenth of a second of a fast disk's time
 WINDOW_BYTES: Final = 8 << 20  # one range read serves neighbours of up to this size together
 _MAX_DEAD_RUN_BYTES: Final = 64 * 1024  # bytes between neighbours that cost less to read than another request
 
@@ -73,7 +71,6 @@ class CafWriter:
         self._limits = limits
         self._index = IndexBuilder()
         self._position = 0
-        self._begun_byte = 0  # up to which the disk was let begin
         self._whole = WholeFile(path)
         self._file = self._whole.file
 
@@ -149,18 +146,10 @@ class CafWriter:
             if written + length > size_bytes:
                 raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has more.")
             written += write_piece(self._file, chunk)
-            if self._position + written - self._begun_byte >= _BEGIN_BYTES:
-                self._begin_writing_back(self._position + written)
+            if isinstance(chunk, LocalRange):
+                self._whole.raw.begin_writing_back(self._position + written)
         if written < size_bytes:
             raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has {written}.")
-
-    def _begin_writing_back(self, end_byte: int) -> None:
-        """Let the disk begin with what the kernel holds, for which `seal` would have to wait."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            # Linux then begins to write what is dirty, and forgets only what the disk has already.
-            size_bytes = end_byte - self._begun_byte
-            os.posix_fadvise(self._file.fileno(), self._begun_byte, size_bytes, os.POSIX_FADV_DONTNEED)
-        self._begun_byte = end_byte
 
 
 # --- reading -------------------------------------------------------------------------------------------------------

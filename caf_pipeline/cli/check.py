@@ -10,7 +10,7 @@ import typer
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
 from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
-from caf_pipeline.errors import CafError, IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.errors import IntegrityError, StoreUnreachable, UsageError
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.records import Location
@@ -64,11 +64,12 @@ def check(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.check import check_objects, sampled  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
+    from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
 
     if full and sample:
         raise UsageError("--sample and --full exclude each other.")
     share = 1.0 if full else _parse_share(sample or DEFAULT_SHARE)
-    settings, sums, ended = load_settings(), _Sums(), None
+    settings, sums = load_settings(), _Sums()
 
     with (
         opened_ledger(settings) as ledger,
@@ -76,14 +77,12 @@ def check(  # noqa: PLR0917 - the command line's options
         object_progress(f"checking {source}") as advance,
     ):
         listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
-        try:
-            for one in check_objects(sampled(listed, share), store):
-                _take(sums, one, json)
-                advance(one.location.size_bytes)
-        except CafError as error:
-            if not sums.objects:
-                raise
-            ended = error
+
+        def take(one: "CheckedObject") -> None:
+            _take(sums, one, json)
+            advance(one.location.size_bytes)
+
+        ended = take_all(check_objects(sampled(listed, share), store), take)
     if not sums.listed:
         raise nothing_listed(source, prefix, current)
     _print_sums(source, sums, json)

@@ -16,7 +16,7 @@ from caf_pipeline.cli.terminal import (
     printable,
     show_size,
 )
-from caf_pipeline.errors import CafError, IntegrityError, UsageError
+from caf_pipeline.errors import UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.restore import RestoreSums, restore_objects  # noqa: PLC0415
+    from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
     from caf_pipeline.wiring import BUCKET_SCHEME, open_restore  # noqa: PLC0415
 
     if len(where) > 2:
@@ -71,7 +72,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     prefix, destination = (where[0] if len(where) == 2 else ""), where[-1]
     if (profile or endpoint_url) and not destination.startswith(BUCKET_SCHEME):
         raise UsageError("--profile and --endpoint-url are for a bucket.", hint="Give s3://BUCKET/PREFIX as DEST.")
-    settings, sums, ended = load_settings(), RestoreSums(), None
+    settings, sums = load_settings(), RestoreSums()
     with (
         opened_ledger(settings) as ledger,
         opened_archive(settings, ledger, source) as store,
@@ -87,24 +88,22 @@ def restore(  # noqa: PLR0917 - the command line's options
         ) as target,
         object_progress(f"restoring {source}") as advance,
     ):
-        try:
-            for one in restore_objects(list_objects(ledger, source, prefix, wanted=wanted_status(current)), target):
-                sums.add(one)
-                _print(one, dry_run, json)
-                advance(one.location.size_bytes)
-        except CafError as error:
-            if not sums.listed:
-                raise
-            ended = error
+
+        def take(one: "RestoredObject") -> None:
+            sums.add(one)
+            _print(one, dry_run, json)
+            advance(one.location.size_bytes)
+
+        listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
+        ended = take_all(restore_objects(listed, target), take)
     if not sums.listed:
         raise nothing_listed(source, prefix, current)
     _print_sums(sums, source, destination, dry_run, json)
-    if ended and not isinstance(sums.failure, IntegrityError):
-        raise ended
-    if ended:
+    failure = sums.failure(ended)
+    if ended and failure is not ended:
         note(str(ended))
-    if sums.failure:
-        raise sums.failure
+    if failure:
+        raise failure
 
 
 def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:

@@ -29,7 +29,8 @@ from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
-from caf_pipeline.retrieval.restore import RestoreSums, restore_objects
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
+from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 
@@ -103,17 +104,19 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
             waits=waits,
         ) as target:
             wanted = is_current if config.current else every
-            for one in restore_objects(list_objects(ledger, config.source, config.prefix, wanted=wanted), target):
-                sums.add(one)
-                if one.error and len(sums.errors) <= MOST_TOLD:
-                    context.log.error(f"{one.error} {one.error.hint}".rstrip())
-                progress.tell()
+            listed = list_objects(ledger, config.source, config.prefix, wanted=wanted)
+            ended = take_all(restore_objects(listed, target), progress.take)
     except HeldByOther as held:
         raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure
     if not sums.listed:
         raise NotLocated(f"no key of source '{config.source}' is archived and begins with '{config.prefix}'")
-    if sums.failure:
-        raise sums.failure
+    failure = sums.failure(ended)
+    if ended and failure is not ended:
+        context.log.error(str(ended))
+    if failure and not failure.permanent:
+        progress.observe()  # Dagster keeps no metadata of an attempt that is retried
+    if failure:
+        raise failure
 
 
 class _Progress:
@@ -125,20 +128,30 @@ class _Progress:
         self._sums = sums
         self._began_at = self._told_at = self._observed_at = time.monotonic()
 
-    def tell(self) -> None:
-        """Say how far it is, where it is time to."""
+    def take(self, one: RestoredObject) -> None:
+        """Count an object, and say how far the run is, where it is time to."""
+        self._sums.add(one)
+        if one.error and len(self._sums.errors) <= MOST_TOLD:
+            self._context.log.error(f"{one.error} {one.error.hint}".rstrip())
         now = time.monotonic()
-        if now - self._told_at < LINE_SECONDS:
-            return
-        self._told_at, sums = now, self._sums
+        if now - self._told_at >= LINE_SECONDS:
+            self._told_at = now
+            self._context.log.info(self._line)
+            if now - self._observed_at >= OBSERVED_LATER * (self._observed_at - self._began_at):
+                self._observed_at = now
+                self.observe()
+
+    def observe(self) -> None:
+        """Let the locations show how far the run is."""
+        shown = {f"restore_{name}": count for name, count in _shown(self._sums).items()}
+        run = MetadataValue.dagster_run(self._context.run_id)
+        self._context.log_event(AssetObservation(self._locations, description=self._line, metadata={**shown, "run": run}))
+
+    @property
+    def _line(self) -> str:
+        sums = self._sums
         size = show_size(sums.restored_bytes)
-        line = f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
-        self._context.log.info(line)
-        if now - self._observed_at >= OBSERVED_LATER * (self._observed_at - self._began_at):
-            self._observed_at = now
-            shown = {f"restore_{name}": count for name, count in _shown(sums).items()}
-            run = MetadataValue.dagster_run(self._context.run_id)
-            self._context.log_event(AssetObservation(self._locations, description=line, metadata={**shown, "run": run}))
+        return f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
 
 
 def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:

@@ -5,10 +5,11 @@ A key is a path of its parts between '/', each as it is, but for those that a fi
     "", ".", "..", and all that begin with ".caf"     .caf~<part>       an empty part is .caf~
     more than 200 bytes                               .caf+<some>/.caf+<some>/.caf~<rest>
 
-Any part may be written so; that is done, too, where the name of one key is the folder of another (`a` and `a/b`).
+Any part may be written so, and one that is already may have another `.caf+` before it; that is done where the name of one key is
+the folder of another (`a` and `a/b`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 MAX_NAME_BYTES: Final = 200
@@ -19,9 +20,9 @@ _WHOLE: Final = ".caf~"
 _BEGUN: Final = ".caf+"
 
 
-def path_of(key: str, *, escaped: bool = False) -> Sequence[str]:
-    """Return the names that lead to a key's file, each of at most 255 bytes; where all are to be `escaped`, its other path."""
-    return [name for part in key.split("/") for name in _names(part, escaped)]
+def path_of(key: str, escaped: Container[int] = ()) -> Sequence[str]:
+    """Return the names that lead to a key's file, each of at most 255 bytes; parts of these numbers, from 0, are `escaped`."""
+    return [name for number, part in enumerate(key.split("/")) for name in _names(part, number in escaped)]
 
 
 def key_of(names: Sequence[str]) -> str:
@@ -37,9 +38,9 @@ def key_of(names: Sequence[str]) -> str:
 
 
 def _names(part: str, escaped: bool) -> list[str]:
-    if not (escaped or part in ("", ".", "..") or part.startswith(_OWN) or len(part.encode()) > MAX_NAME_BYTES):
-        return [part]
-    names, rest = [], part
+    if not (part in ("", ".", "..") or part.startswith(_OWN) or len(part.encode()) > MAX_NAME_BYTES):
+        return [_WHOLE + part if escaped else part]
+    names, rest = [_BEGUN] if escaped else [], part
     while len(rest.encode()) > MAX_NAME_BYTES:
         taken = rest.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
         names.append(_BEGUN + taken)

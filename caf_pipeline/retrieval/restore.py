@@ -94,12 +94,16 @@ class RestoreSums:
         if one.error and len(self.errors) < ERRORS_KEPT:
             self.errors.append(one.error)
 
-    @property
-    def failure(self) -> CafError | None:
-        """The error that says why not all is there; None where all is."""
-        if not self.failed and not self.different:
+    def failure(self, ended: CafError | None) -> CafError | None:
+        """Return the error that says why not all is there; None where all is.
+
+        It is the one that ended the list, where there is such, but for wrong bytes: those no other try makes right.
+        """
+        if not ended and not self.failed and not self.different:
             return None
         kinds = (IntegrityError, StoreUnreachable, StoreError)
         kind = next((kind for kind in kinds if any(isinstance(error, kind) for error in self.errors)), CafError)
+        if ended and kind is not IntegrityError:
+            return ended
         hint = _GOES_ON if self.errors else "--force replaces what is different"
         return kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} were not restored", hint=hint)

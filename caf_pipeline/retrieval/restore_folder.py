@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import IO, Final
@@ -14,14 +16,18 @@ from caf_pipeline.retrieval.file_names import path_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
+from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
+from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored, UnfinishedFile
 
 BATCH_BYTES: Final = 64 << 20
 """Of objects that are read at once: as many requests as are under way side by side."""
 
 BATCH_OBJECTS: Final = 10_000
 """Objects that are listed, and looked for in the folder, before any of them is written."""
+
+LARGE_AT_ONCE: Final = 4
+"""Objects too large for memory that are fetched side by side: three threads and 4 MiB each."""
 
 
 class RestoreFolder:
@@ -37,8 +43,9 @@ class RestoreFolder:
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`.
 
-        Files are written in the order of the listing: which of two keys has a name does not change by itself. Memory: objects of
-        up to `IN_MEMORY_BYTES`, `BATCH_BYTES` and one more of them, and the requests for them.
+        Files get their names in the order of the listing: which of two keys has a name does not change by itself. Memory: objects
+        of up to `IN_MEMORY_BYTES`, `BATCH_BYTES` and one more of them, and the requests for them. Of larger ones, up to twice
+        `LARGE_AT_ONCE` have their bytes in unfinished files before their turn.
         """
         batch, batch_bytes = list[Location](), 0
         for one in listed:
@@ -70,26 +77,53 @@ class RestoreFolder:
         return RestoredObject(one, RestoreOutcome.RESTORED, place) if self._dry_run else None
 
     def _write_all(self, batch: Sequence[Location]) -> Iterator[RestoredObject]:
-        reads = in_order(read_located(self._store, filter(_fits_memory, batch)))
-        for one in batch:
-            yield self._write(one, next(reads) if _fits_memory(one) else None)
+        small = in_order(read_located(self._store, filter(_fits_memory, batch)))
+        begun = deque[UnfinishedFile]()
+        with closing(side_by_side(self._begun(batch, begun), self._fetch, LARGE_AT_ONCE)) as large:
+            try:
+                for one in batch:
+                    if _fits_memory(one):
+                        yield self._write(one, next(small))
+                    else:
+                        with next(large) as fetched:
+                            begun.popleft()
+                            yield self._write(one, fetched)
+            finally:
+                for each in begun:
+                    each.remove()
 
-    def _write(self, one: Location, read: ObjectRead | None) -> RestoredObject:
-        """Write an object; as it was read, where it fits memory."""
+    def _begun(self, batch: Iterable[Location], begun: deque[UnfinishedFile]) -> Iterator[tuple[Location, UnfinishedFile]]:
+        """Yield each large object with the file that it is fetched to."""
         assert self._files
+        for one in batch:
+            if not _fits_memory(one):
+                begun.append(self._files.begin())
+                yield one, begun[-1]
+
+    def _fetch(self, given: tuple[Location, UnfinishedFile]) -> UnfinishedFile:
+        one, unfinished = given
+        unfinished.fill(Found(one, self._store).write_to)
+        return unfinished
+
+    def _write(self, one: Location, read: ObjectRead | UnfinishedFile) -> RestoredObject:
+        """Give an object its file, as it was read."""
+        assert self._files
+        key, modified_ns = one.row.key, _mtime_ns(one)
         try:
-            fill = partial(_write, read.body) if read else Found(one, self._store).write_to
             names, file = _place(self._files, one)  # again: another key may have its name by now
             if file:
                 file.close()
-            self._files.fill(one.row.key, _encoded(names), fill, _mtime_ns(one))
+            if isinstance(read, UnfinishedFile):
+                self._files.finish(read, key, _encoded(names), modified_ns)
+            else:
+                self._files.fill(key, _encoded(names), partial(_write, read.body), modified_ns)
         except (NotRestored, StoreError, IntegrityError) as error:
             return RestoredObject(one, RestoreOutcome.FAILED, error=error)
         return RestoredObject(one, RestoreOutcome.RESTORED, "/".join(names))
 
 
 def _fits_memory(one: Location) -> bool:
-    """Tell whether an object is read side by side with others, by one request at most; larger ones are read one by one."""
+    """Tell whether an object is read with others, by one request at most; larger ones are fetched to files."""
     return one.size_bytes <= IN_MEMORY_BYTES and not one.parts
 
 
@@ -97,17 +131,20 @@ def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] |
     """Return the names of an object's file, and the open file that is there; None where none is.
 
     Raises:
-        NotRestored: neither of its two paths can have a file, or the file that is there cannot be read.
+        NotRestored: no file can be there, or the one that is there cannot be read.
     """
-    key, blocked = one.row.key, None
-    for escaped in (False, True):
-        try:
-            names = path_of(key, escaped=escaped)
-            return names, files.open(key, _encoded(names))
-        except NameRefused as error:
-            blocked = error
-    assert blocked
-    raise blocked
+    key, names = one.row.key, path_of(one.row.key)
+    with suppress(NameRefused):
+        return names, files.open(key, _encoded(names))
+    parts, escaped = key.split("/"), set[int]()
+    for number in range(len(parts) - 1):
+        if not files.may_be_folder(key, _encoded(path_of("/".join(parts[: number + 1]), escaped))):
+            escaped.add(number)
+    names = path_of(key, escaped)
+    with suppress(NameRefused):
+        return names, files.open(key, _encoded(names))
+    names = path_of(key, {*escaped, len(parts) - 1})
+    return names, files.open(key, _encoded(names))
 
 
 def _is_equal(file: IO[bytes], one: Location) -> bool:

@@ -1,9 +1,11 @@
-"""Objects read several at a time, and what came of each in their order."""
+"""Objects read several at a time, and what came of each in their order, also where an error ends them."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
+
+from caf_pipeline.errors import CafError
 
 THREADS: Final = 8
 """Most of a small object's time is the way there and back."""
@@ -27,3 +29,17 @@ def side_by_side(
             yield under_way.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for objects of any size
+
+
+def take_all(found: Iterable[_Made], take: Callable[[_Made], None]) -> CafError | None:
+    """Take each until an error ends them, and return that error; one that comes before any was taken is raised."""
+    taken = False
+    try:
+        for one in found:
+            take(one)
+            taken = True
+    except CafError as error:
+        if not taken:
+            raise
+        return error
+    return None

@@ -7,17 +7,21 @@ folder leads out.
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, Self
 
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import CafError, HeldByOther, StagingError
+from caf_pipeline.system.atomic_files import PiecewiseFile
 
 # The whole folder's trouble, not one member's.
 _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
@@ -40,6 +44,49 @@ class NotRestored(CafError):
 
 class NameRefused(NotRestored):
     """A member cannot have this name here; another one may do."""
+
+
+class UnfinishedFile:
+    """A file that does not have its name yet. A context manager, which removes it where it did not get one."""
+
+    def __init__(self, folder: int) -> None:
+        """Make it in an open folder, which stays open while it has no name; raises OSError."""
+        self.folder = folder
+        self.name = f".caf-{secrets.token_hex(8)}.partial"
+        descriptor = os.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        self.file: IO[bytes] = io.BufferedWriter(PiecewiseFile(descriptor, "w"))
+        self._error: CafError | OSError | None = None
+
+    def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
+        """Let it be filled, by any thread; why it is not is raised by `seal`."""
+        try:
+            fill(self.file)
+        except (CafError, OSError) as error:
+            self._error = error
+
+    def seal(self, modified_ns: int | None) -> os.stat_result:
+        """End it, and return what the system says of it; raises what `fill` met, or OSError."""
+        if self._error:
+            raise self._error
+        self.file.flush()
+        if modified_ns is not None:
+            os.utime(self.file.fileno(), ns=(modified_ns, modified_ns))
+        status = os.fstat(self.file.fileno())
+        self.file.close()
+        return status
+
+    def remove(self) -> None:
+        """Remove it, where it has no other name; a thread that still fills it meets a ValueError."""
+        with contextlib.suppress(OSError):  # a full disk fails the last flush too; its bytes are being removed anyway
+            self.file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.name, dir_fd=self.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
 
 
 class FilesBelow:
@@ -91,7 +138,28 @@ class FilesBelow:
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
             self._check_free(parent, parts[-1], key)
-            self._write_file(parent, parts[-1], key, fill, modified_ns)
+            with UnfinishedFile(parent) as unfinished:
+                fill(unfinished.file)
+                self._give_name(unfinished, parent, parts[-1], key, unfinished.seal(modified_ns))
+
+    def begin(self) -> UnfinishedFile:
+        """Return a file that `finish` gives its name when it is filled; raises StagingError."""
+        try:
+            return UnfinishedFile(self._root)
+        except OSError as error:
+            raise StagingError(f"The folder {str(self._path)!r} cannot be written to: {error.strerror}.") from error
+
+    def finish(self, unfinished: UnfinishedFile, key: str, parts: Sequence[bytes], modified_ns: int | None = None) -> None:
+        """Do as `fill`, by a file that was filled. Raises what filling it raised."""
+        with self._translated(key):
+            status = unfinished.seal(modified_ns)
+            parent = self._open_parent(parts[:-1])
+            if status.st_dev != os.fstat(parent).st_dev:  # another disk is mounted there: it takes a copy
+                with open(os.open(unfinished.name, _FILE, dir_fd=unfinished.folder), "rb") as filled:
+                    self.fill(key, parts, partial(shutil.copyfileobj, filled), modified_ns)
+                return
+            self._check_free(parent, parts[-1], key)
+            self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
         """Return the file that is at these parts, None where nothing is.
@@ -108,6 +176,15 @@ class FilesBelow:
                 os.close(descriptor)
                 raise NameRefused(f"{key!r} was not written: what has its path is no file.")
             return open(descriptor, "rb")
+
+    def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:
+        """Tell whether a folder is at these parts, or can be made there; raises as `open`, but for NameRefused."""
+        try:
+            with self._translated(key), contextlib.suppress(FileNotFoundError):
+                self._open_parent(parts, make=False)
+        except NameRefused:
+            return False
+        return True
 
     def take(self, key: str, file: IO[bytes]) -> None:
         """Count a file that is there as a member's; raises NotRestored where it is another one's, whose name is the same here."""
@@ -204,40 +281,25 @@ class FilesBelow:
         if _number(status) in self._taken:
             raise NotRestored(f"{key!r} was not written: this file system does not distinguish its name from another member's.")
 
-    def _write_file(
-        self, parent: int, name: bytes, key: str, fill: Callable[[IO[bytes]], object], modified_ns: int | None
-    ) -> None:
-        temporary = f".caf-{secrets.token_hex(8)}.partial"
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
-            with open(descriptor, "wb") as file:
-                fill(file)
-                file.flush()
-                if modified_ns is not None:
-                    os.utime(descriptor, ns=(modified_ns, modified_ns))
-                status = os.fstat(descriptor)
-            self._rename(parent, temporary, name, key)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=parent)
-            raise
+    def _give_name(self, sealed: UnfinishedFile, parent: int, name: bytes, key: str, status: os.stat_result) -> None:
+        self._rename(sealed, parent, name, key)
         if self._is_tracked:
             self._taken.add(_number(status))
 
-    def _rename(self, parent: int, temporary: str, name: bytes, key: str) -> None:
+    def _rename(self, unfinished: UnfinishedFile, parent: int, name: bytes, key: str) -> None:
         """Give a whole file its name; without `force` no file is replaced that appeared while it was filled."""
+        folder, temporary = unfinished.folder, unfinished.name
         if not self._force:
             try:
-                os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+                os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
             except FileExistsError:
                 self._check_free(parent, name, key)
                 raise
             except OSError:  # a file system that has no hard links says so by many numbers
                 self._check_free(parent, name, key)
             else:
-                os.unlink(temporary, dir_fd=parent)
                 return
-        os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=parent)
 
 
 def _number(status: os.stat_result) -> int:

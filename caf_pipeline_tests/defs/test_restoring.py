@@ -1,10 +1,15 @@
 """What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
 
 import pytest
-from dagster import Definitions, asset, define_asset_job
+from dagster import AssetKey, Definitions, RetryPolicy, asset, define_asset_job
 
+from caf_pipeline import wiring
 from caf_pipeline.defs import restoring
 from caf_pipeline.defs.object_reader import ObjectReader
+from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.retrieval import restore as retrieval_restore
+from caf_pipeline.retrieval import restore_folder
+from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.workplaces import archive_everything
 
@@ -62,6 +67,30 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     assert said == f"no key of source '{SOURCE}' is archived and begins with 'none/'"
     result, _, said = restore(archived, source="other", destination=str(tmp_path))
     assert said == "the ledger has no source 'other'"
+
+
+def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(archived, tmp_path, monkeypatch):
+    class Leaving(DirectoryStore):
+        reads = 0
+
+        def read(self, *given, **options):
+            self.reads += 1
+            if self.reads > 2:
+                raise StoreUnreachable("the line is cut")
+            yield from super().read(*given, **options)
+
+    store = Leaving(archived.settings.store.folder)
+    monkeypatch.setattr(wiring, "open_store", lambda *_: store)
+    monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
+    monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
+    monkeypatch.setattr(restoring._restore_objects, "_retry_policy", RetryPolicy(max_retries=1))  # at once
+    result, shown, said = restore(archived, destination=str(tmp_path / "out"))
+    assert not result.success
+    assert "the last 3 objects could not be read: no provider gives" in said
+    assert (shown["objects"], shown["skipped"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
+    observed = archived.instance.fetch_observations(AssetKey([SOURCE, "file_locations"]), limit=9).records
+    assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]
+    assert len(list((tmp_path / "out").iterdir())) == 4
 
 
 def test_an_asset_of_another_project_reads_archived_objects(archived, tmp_path, database_url, monkeypatch):

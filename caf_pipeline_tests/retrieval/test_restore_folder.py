@@ -4,15 +4,19 @@ import errno
 import os
 import threading
 import unicodedata
+from contextlib import closing
 from functools import partial
+from itertools import islice
+from random import Random
 from types import SimpleNamespace
 
 import pytest
 
-from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.errors import StagingError, StoreUnreachable
 from caf_pipeline.retrieval import restore_folder
 from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.restore import RestoreOutcome, restore_objects
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
@@ -58,17 +62,22 @@ def work(tmp_path, ledger, bodies):
 
 @pytest.fixture
 def restore(work, tmp_path):
-    """Restores to a folder; returns what became of each object, in turn, and then the files by their keys."""
+    """Restores to a folder; returns what became of each object, in turn, and then the files by their paths."""
 
-    def run(*, force=False):
+    def run(*, force=False, most=None):
         with FilesBelow(tmp_path / "out", force=force) as files:
             files.own()
             target = RestoreFolder(files, work.store, force=force, dry_run=False)
-            done = list(restore_objects(list_objects(work.ledger, "src"), target))
-        paths = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-        return done, {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in paths}
+            with closing(restore_objects(list_objects(work.ledger, "src"), target)) as outcomes:
+                done = list(islice(outcomes, most))
+        return done, files_in(tmp_path / "out")
 
     return run
+
+
+def files_in(folder):
+    """Return what is below a folder, by path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("batch", [{}, {"BATCH_BYTES": 10_000}, {"BATCH_OBJECTS": 11}])
@@ -105,10 +114,54 @@ def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
 
 
 @pytest.mark.parametrize("bodies", [{"a": os.urandom(5 << 20), "b": os.urandom(5 << 20)}])
-def test_objects_that_fill_a_request_are_read_side_by_side(work, restore, bodies):
+@pytest.mark.parametrize("in_memory", [8 << 20, 1 << 20], ids=["in memory", "in files"])
+def test_objects_that_fill_a_request_are_read_side_by_side(work, restore, bodies, monkeypatch, in_memory):
+    monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
     work.store.meeting = threading.Barrier(len(bodies), timeout=60)
     done, files = restore()
     assert (files, [one.error for one in done]) == (bodies, [None, None])
+
+
+@pytest.mark.parametrize("bodies", [BODIES | {"a": bytes(700), "a/b": b"1", "a/c": bytes(800)}])
+def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(work, restore, bodies, monkeypatch):
+    monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 600)
+    wrong, *_ = list_objects(work.ledger, "src", "dir/130")
+    for provider in work.store.folders:
+        corrupt(work.store.file(provider, wrong.posting), at=wrong.row.start_byte)
+    done, files = restore(most=150)  # as who is interrupted while some are under way
+    places = {one.place: bodies[one.location.row.key] for one in done if not one.error}
+    assert (len(done), files) == (150, places)
+    done, files = restore()
+    places = {one.place: bodies[one.location.row.key] for one in done if not one.error}
+    assert files == places
+    assert {"a", ".caf~a/b", ".caf~a/c"} <= places.keys()
+    assert [one.location.row.key for one in done if one.error] == ["dir/130"]
+
+
+LONG = "a/" + "n" * 300
+NESTED = ["a", "a/b", "a/c", "a/c/d", "a/c/d/e", "a/c/d/e/", "a/c/d/e//f", "a/c/d/.caf~e/g", "..", "../b", LONG, f"{LONG}/o"]
+
+
+@pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
+def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(work, tmp_path, bodies):
+    listed = list(list_objects(work.ledger, "src"))
+    for number in range(6):
+        folder = tmp_path / f"out{number}"
+        for _ in range(2):
+            Random(number).shuffle(listed)
+            with FilesBelow(folder, force=False) as files:
+                done = list(RestoreFolder(files, work.store, force=False, dry_run=False).restore(listed))
+            assert [one.error for one in done if one.error] == []
+            assert {key_of(path.split("/")): body for path, body in files_in(folder).items()} == bodies
+        assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
+
+
+@pytest.mark.parametrize("bodies", [{f"{number}": os.urandom(400_000) for number in range(4)}])
+def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(work, small_disk, bodies, monkeypatch):
+    monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 1000)
+    with FilesBelow(small_disk, force=False) as files, pytest.raises(StagingError, match="No space left"):
+        list(RestoreFolder(files, work.store, force=False, dry_run=False).restore(list_objects(work.ledger, "src")))
+    assert files_in(small_disk).items() <= bodies.items()
 
 
 class OneNameForSome:

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from caf_pipeline.system import atomic_files
 from caf_pipeline.system.atomic_files import WRITE_BYTES, WholeFile
 
 
@@ -65,3 +66,18 @@ def test_what_is_written_in_large_pieces_is_all_there(tmp_path):
         for piece in pieces:
             assert whole.file.write(piece) == len(piece)
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot be told")
+def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by_it(tmp_path, monkeypatch):
+    told = []
+    advise = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: (told.append(given[:2]), advise(_, *given)))
+    monkeypatch.setattr(atomic_files, "BEGIN_BYTES", 2 * WRITE_BYTES)
+    body = os.urandom(5 * WRITE_BYTES + 1)
+    with WholeFile(tmp_path / "file") as whole:
+        whole.file.write(body[:100])
+        whole.file.write(body[100:])
+    assert (tmp_path / "file").read_bytes() == body
+    assert [start for start, _ in told] == [0, told[0][1]]
+    assert sum(size for _, size in told) >= 4 * WRITE_BYTES

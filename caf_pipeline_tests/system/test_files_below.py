@@ -63,3 +63,14 @@ def test_a_file_that_appears_while_another_is_filled_is_not_replaced(tmp_path, m
         files.fill("other", [b"other"], lambda file: file.write(b"archived"))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"name": b"mine", "other": b"archived"}
     assert os.stat(tmp_path / "other").st_nlink == 1
+
+
+def test_a_filled_file_gets_its_name_on_another_disk_too(tmp_path, small_disk):
+    with FilesBelow(tmp_path, force=False) as files:
+        for names in ([b"here"], [small_disk.name.encode(), b"folder", b"there"]):
+            with files.begin() as unfinished:
+                unfinished.fill(lambda file: file.write(b"archived" * 100_000))
+                files.finish(unfinished, "key", names, 10**18)
+    found = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(path.name for path in found) == ["here", "there"]
+    assert {(path.read_bytes(), path.stat().st_mtime_ns) for path in found} == {(b"archived" * 100_000, 10**18)}
