@@ -9,13 +9,15 @@ was gone. Of both, the latest holds. All of it is files in, files out, in memory
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
@@ -30,7 +32,9 @@ from caf_pipeline.inventory.snapshot import (
     key_windows,
     show_snapshot,
 )
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, translate_errors, write_whole
+
+_Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 KeyRange = tuple[bytes, bytes | None]
 """Keys greater than the first, up to and including the second; all that follow where that is None."""
@@ -76,6 +80,16 @@ _REWRITTEN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("bytes", pa.string(),
 
 _KEYS: Final = pa.schema([SNAPSHOT_SCHEMA.field("key")])
 
+_FACTS: Final = pa.schema(
+    [
+        SNAPSHOT_SCHEMA.field("key"),
+        pa.field("object_version", pa.string()),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),
+        pa.field("sound", pa.bool_(), nullable=False),  # current in the bucket, or located
+    ]
+)
+"""What is listed, known or stated of a key, a row each."""
+
 _IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_version, listed.object_version) AS object_version)
     FROM listed LEFT JOIN rewritten ON rewritten.key = listed.key AND rewritten.bytes = listed.object_version
         AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL AND NOT listed.is_delete_marker
@@ -90,12 +104,14 @@ class Identified:
         to_compare: a file of those whose headers are to be compared with the archived ones (SNAPSHOT_SCHEMA). Until that is
             done they have an identity of their own, as if they differed.
         to_compare_count: how many these are.
-        unsettled: a file of the keys that are not settled, see `_UNSETTLED`; None where none was looked for: any may be.
+        unplanned: a file of the same form that has all objects that a plan may have to take: it may lack those of settled keys.
+        unsettled: a file of the keys that are not settled, see `_write_unsettled`; None where none was looked for: any may be.
     """
 
     path: Path
     to_compare: Path
     to_compare_count: int
+    unplanned: Path
     unsettled: Path | None = None
 
 
@@ -111,7 +127,7 @@ def identify(
         snapshot: its file is sorted by key.
         standing: a file of STANDING_SCHEMA.
         exceptions: one of EXCEPTION_SCHEMA.
-        out: gets the snapshot, where an identity changed; three more files are written beside it.
+        out: gets the snapshot, where an identity changed; more files are written beside it.
         budget: bounds the memory.
 
     Raises:
@@ -119,11 +135,8 @@ def identify(
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
     unsettled: Path | None = None
+    unplanned = snapshot.path
     with _query(snapshot.path, standing, exceptions, out, budget) as query:
-
-        def keys() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(snapshot.path, snapshot.keys):
-                yield from query.batches(_UNSETTLED.format(within=f"{bounded(window)} AND is_supported(key)"))
 
         def found() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot.path, snapshot.keys):
@@ -131,14 +144,14 @@ def identify(
                     yield from query.batches(_REWRITTEN)
 
         if _has_located(query):
-            unsettled = out.with_name(f"{out.stem}.unsettled.parquet")
-            write_whole(keys(), unsettled, _KEYS)
+            unsettled, unplanned = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsettled", "unplanned"))
+            _write_unsettled(query, snapshot, standing, unsettled, unplanned)
             query.table("whole_unsettled", unsettled)
         changed = write_whole(found() if unsettled else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
         waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return Identified(snapshot.path, to_compare, 0, unsettled)
+            return Identified(snapshot.path, to_compare, 0, unplanned, unsettled)
 
         def identified() -> Iterator[pa.RecordBatch]:
             for window in key_windows(snapshot.path):
@@ -147,7 +160,7 @@ def identify(
                 yield from query.batches(_IDENTIFIED)
 
         write_whole(identified(), out, SNAPSHOT_SCHEMA)
-    return Identified(out, to_compare, waiting.row_count, unsettled)
+    return Identified(out, to_compare, waiting.row_count, out, unsettled)
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
@@ -258,15 +271,68 @@ def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: 
         yield query
 
 
-# A key that is listed once, known once and of which nothing was stated: it is located as it is listed, so that neither its
-# identity nor what is current is another than it seems. In most inventories nearly all keys are settled.
-_UNSETTLED: Final = """SELECT key FROM (
-        SELECT key, object_version, last_modified, is_latest AND NOT is_delete_marker AS listed, false AS located
-        FROM whole_snapshot WHERE {within}
-        UNION ALL SELECT key, object_version, last_modified, false, standing = 'located' FROM whole_standing WHERE {within}
-        UNION ALL SELECT key, NULL, NULL, false, false FROM whole_exception WHERE {within}
-    ) GROUP BY key HAVING NOT (count(*) = 2 AND bool_or(listed) AND bool_or(located) AND count(last_modified) = 2
-        AND min(last_modified) = max(last_modified) AND min(object_version) = max(object_version))"""
+_LISTED: Final = """SELECT key, object_version, last_modified, is_latest AND NOT is_delete_marker AS sound
+    FROM whole_snapshot WHERE {within}"""
+_KNOWN: Final = """SELECT key, object_version, last_modified, standing = 'located' AS sound FROM whole_standing WHERE {within}
+    UNION ALL SELECT key, NULL, NULL, false FROM whole_exception WHERE {within}"""
+
+
+def _write_unsettled(query: Query, snapshot: Snapshot, standing: Path, unsettled: Path, unplanned: Path) -> None:
+    """Write which keys are not settled (_KEYS), and all objects of the snapshot but those of settled keys (SNAPSHOT_SCHEMA).
+
+    A key is settled that is listed once, known once and of which nothing was stated: it is located as it is listed, so that
+    neither its identity nor what is current is another than it seems. In most inventories nearly all keys are settled.
+    """
+    rest = WholeParquet(unplanned, SNAPSHOT_SCHEMA)
+
+    def keys() -> Iterator[pa.RecordBatch]:
+        for window in key_windows(snapshot.path, snapshot.keys, known=standing):
+            within = bounded(window)
+            listed, known = (_facts(query.batches(sql.format(within=within))) for sql in (_LISTED, _KNOWN))
+            some = pa.table({"key": _not_settled(listed, known)})
+            if not len(some):
+                continue
+            query.rows_of("found", some)
+            for batch in query.batches(
+                f"SELECT * FROM whole_snapshot WHERE {within} AND key IN (FROM found) ORDER BY key, last_modified, object_version"
+            ):
+                rest.write(batch.select(SNAPSHOT_SCHEMA.names).cast(SNAPSHOT_SCHEMA))
+            yield from query.batches("SELECT key FROM found WHERE is_supported(key)")
+
+    try:
+        write_whole(keys(), unsettled, _KEYS)
+        rest.close({})
+        rest.publish()
+    finally:
+        rest.abort()
+
+
+def _facts(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches((batch.cast(_FACTS) for batch in batches), _FACTS)
+
+
+def _not_settled(listed: pa.Table, known: pa.Table) -> pa.ChunkedArray:
+    """Return the keys, each once, that are not settled, by all _FACTS of some keys in any order."""
+    if listed["key"].equals(known["key"]) and pc.all(pc.less(listed["key"][:-1], listed["key"][1:]), min_count=0).as_py():
+        return listed["key"].filter(pa.array(~_agree(listed, known)))
+    order = pc.sort_indices(pa.concat_tables([listed, known]), [("key", "ascending")])
+    facts = pa.concat_tables([listed, known]).take(order)
+    is_listed = order.to_numpy() < len(listed)
+    one, two = facts[:-1], facts[1:]
+    follows = np.concatenate([[False], pc.equal(one["key"], two["key"]).to_numpy(), [False]])  # the fact before is of its key
+    alone = ~follows[:-2] & ~follows[2:]
+    pairs = alone & _agree(one, two) & (is_listed[:-1] != is_listed[1:])
+    settled = np.concatenate([pairs, [False]]) | np.concatenate([[False], pairs])
+    return facts["key"].filter(pa.array(~settled & ~follows[:-1]))
+
+
+def _agree(one: pa.Table, two: pa.Table) -> _Flags:
+    """Tell of each two rows whether both are sound and say the same."""
+    agree = pc.and_(one["sound"], two["sound"])
+    for name in ("key", "object_version", "last_modified"):
+        agree = pc.and_(agree, pc.fill_null(pc.equal(one[name], two[name]), False))
+    flags: _Flags = agree.to_numpy()
+    return flags
 
 
 def _hold(query: Query, window: KeyWindow, supported: str = "") -> bool:

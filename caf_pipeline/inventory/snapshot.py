@@ -34,6 +34,7 @@ from caf_pipeline.system.parquet import (
     Query,
     QueryBudget,
     WholeParquet,
+    files_of,
     sum_of,
     translate_errors,
     write_whole,
@@ -669,18 +670,23 @@ WINDOW_ROWS: Final = 262_144
 whatever its budget allows, so that memory grew with the source until there."""
 
 
-def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY) -> Iterator[KeyWindow]:
-    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that is sorted."""
+def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | None = None) -> Iterator[KeyWindow]:
+    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that is sorted.
+
+    `known`: a file, or a folder of them, whose rows they are to bound as well, of each file that is sorted.
+    """
     ends: set[bytes] = set()
-    rows = 0
-    with pq.ParquetFile(snapshot) as file:
-        for group in range(file.num_row_groups):
-            rows += file.metadata.row_group(group).num_rows
-            if rows >= WINDOW_ROWS:
-                ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
-                rows = 0
+    for path in (snapshot, *(files_of(known) if known else ())):
+        rows = 0
+        with pq.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                rows += file.metadata.row_group(group).num_rows
+                if rows >= WINDOW_ROWS:
+                    ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
+                    rows = 0
     after, last = within
-    yield from pairwise([after, *sorted(ends - {last}), last])
+    inside = sorted(end for end in ends if (after is None or end > after) and (last is None or end < last))
+    yield from pairwise([after, *inside, last])
 
 
 def bounded(window: KeyWindow) -> str:

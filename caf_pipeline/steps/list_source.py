@@ -150,9 +150,9 @@ def listing_folder(folder: Path, terms: ListingTerms, newest: datetime | None, *
                     pieces = PieceFolder(path, record[1])
                     break
         else:
-            path = Path(mkdtemp(prefix=FOLDER, dir=folder))
-            while not _lock(path, stack):  # before it was locked, another process took it for one that was left, and removed it
-                path = Path(mkdtemp(prefix=FOLDER, dir=folder))
+            # Until it is locked, another process takes a new folder for one that was left, and removes it.
+            while not _lock(path := Path(mkdtemp(prefix=FOLDER, dir=folder)), stack):
+                pass
             pieces = PieceFolder(path, None, terms)
         try:
             yield pieces

@@ -371,12 +371,14 @@ class Current:
 
     Attributes:
         identified: a file of `inventory.SNAPSHOT_SCHEMA`.
+        unplanned: another, see `inventory.current.Identified`.
         standing: a file or folder of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
         comparison: of the headers of objects that were written again.
         exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
     """
 
     identified: Path
+    unplanned: Path
     standing: Path
     comparison: Comparison
     exceptions: int
@@ -404,7 +406,7 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
     superseded, filters = work.ledger.later_inventories(inventory), filters_of(work, snapshot)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
-    return Current(identified.path, files[0], comparison, count)
+    return Current(identified.path, identified.unplanned, files[0], comparison, count)
 
 
 def _record_of(snapshot: Snapshot) -> InventoryRecord:
@@ -589,7 +591,7 @@ def _write_plan(
 ) -> tuple[Plan, Mapping[str, int]]:
     """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(work, snapshot)
-    delta = not_yet_archived(current.identified, current.standing, folder / "wanted.parquet", filters=filters)
+    delta = not_yet_archived(current.unplanned, current.standing, folder / "wanted.parquet", filters=filters)
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()

@@ -200,20 +200,13 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         require_whole(snapshot.path)
         (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
         filters = planning.filters_of(work, snapshot)
-        delta = not_yet_archived(identified.path, standing, folder / "wanted.parquet", filters=filters)
+        delta = not_yet_archived(identified.unplanned, standing, folder / "wanted.parquet", filters=filters)
         files = folder / "plan"
         files.mkdir()
         sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
         terms = planning.plan_terms(work, snapshot, sizes)
         plan = write_plan(delta.path, files, _as_one(terms))
-        account = account_for_files(
-            identified.path,
-            standing,
-            files / OBJECTS_FILE,
-            within=snapshot.keys,
-            silent_from=snapshot.silent_from,
-            filters=filters,
-        )
+        account = account_for_files(identified.path, standing, files / OBJECTS_FILE, within=snapshot.keys, filters=filters)
         statistics = plan_statistics([files], part_bytes=work.settings.packing.part_size)
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)

@@ -1,15 +1,22 @@
 """Of which keys an inventory may tell anything new: all but those that are located as they are listed, and nothing else."""
 
+import tempfile
+from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.current import identify
-from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, STANDING_SCHEMA, SnapshotWriter
+from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, STANDING_SCHEMA, SnapshotWriter, not_yet_archived, read_objects
+from caf_pipeline.system import parquet
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
 EARLIER = MOMENT - timedelta(days=1)
@@ -78,6 +85,7 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
 )
 def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
     assert unsettled(tmp_path, listed, known, stated) == [b"key"]
+    assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], known, stated) == [b"key", b"new"]
 
 
 def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
@@ -86,3 +94,62 @@ def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
     stated = [GONE | {"key": key} for key in keys]
     found = unsettled(tmp_path, [], located, stated, after=b"key", until=b"other/0999")
     assert sorted(found) == [b"key!", b"other/0999"]
+
+
+KEYS = [b"a", b"b", b"b\xff", b"c", b"d", b"e\0", "\u00e9".encode()]
+some_objects = st.builds(
+    S3Object,
+    key=st.sampled_from(KEYS),
+    version_id=st.none(),
+    etag=st.sampled_from("ef"),
+    size_bytes=st.just(1),
+    last_modified=st.sampled_from([EARLIER, MOMENT]),
+    is_latest=st.integers(0, 4).map(bool),
+)
+some_known = st.fixed_dictionaries(
+    {
+        "key": st.sampled_from([key for key in KEYS if is_supported(key)]),
+        "object_version": st.sampled_from(["etag:e:1", "etag:f:1"]),
+        "standing": st.sampled_from(["located", "located", "located", "claimed", "skipped"]),
+        "reason": st.none(),
+        "due": st.booleans(),
+        "last_modified": st.sampled_from([EARLIER, MOMENT, None]),
+    }
+)
+
+
+@pytest.mark.thorough
+@given(st.lists(some_objects, max_size=12), st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2), st.booleans())
+@settings(max_examples=60)
+def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_a_plan_takes_none_of_them(objects, known, all_located):
+    """`known`: files of a standing, in no order. `all_located`: a third has every object as it is listed."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parquet, "ROWS_PER_GROUP", 2)
+        patched.setattr(inventory, "WINDOW_ROWS", 4)
+        folder = Path(name)
+        with SnapshotWriter(folder / "s.parquet", source="src", listed_at=MOMENT, all_versions=True) as writer:
+            writer.add(objects)
+            snapshot = writer.finish()
+        listed = list(read_objects(snapshot.path))
+        as_listed = ({"key": one.key, "object_version": one.object_version, "last_modified": one.last_modified} for one in listed)
+        files = [*known, [LOCATED | row for row in as_listed if is_supported(row["key"])] if all_located else []]
+        standing, exceptions = folder / "standing", folder / "exceptions.parquet"
+        standing.mkdir()
+        for number, rows in enumerate(files):
+            pq.write_table(pa.Table.from_pylist(rows, schema=STANDING_SCHEMA), standing / f"{number}.parquet", row_group_size=2)
+        pq.write_table(EXCEPTION_SCHEMA.empty_table(), exceptions)
+        found = identify(snapshot, standing, exceptions, folder / "identified.parquet")
+        facts = defaultdict(list)
+        for one in listed:
+            facts[one.key].append((one.object_version, one.last_modified, one.is_latest))
+        for row in (row for rows in files for row in rows):
+            facts[row["key"]].append((row["object_version"], row["last_modified"], row["standing"] == "located"))
+        settled = {key for key, (one, *rest) in facts.items() if rest == [one] and one[2] and one[1]}
+        settled &= {one.key for one in listed}
+        if found.unsettled:
+            keys = pq.read_table(found.unsettled)["key"].to_pylist()
+            assert sorted(keys) == sorted(key for key in facts.keys() - settled if is_supported(key))
+        taken, of_all = (not_yet_archived(path, standing, folder / "out.parquet") for path in (found.unplanned, found.path))
+        assert (taken.object_count, taken.unsupported_count) == (of_all.object_count, of_all.unsupported_count)
+        if found.unsettled and found.path == snapshot.path:
+            assert {one.key for one in read_objects(found.unplanned)} == {one.key for one in listed} - settled

@@ -32,9 +32,6 @@ from caf_pipeline_tests.support.tiers import sampled
 NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
 
 
-NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
-
-
 def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
     return Workplace("src", described, objects, None, NO_LEDGER, this_process("run-1"), waits=waits or Waits())
@@ -288,6 +285,22 @@ def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_
         take_inventory(a_workplace(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == [name]
+
+
+def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_again(scripted_s3, tmp_path, monkeypatch):
+    made = []
+
+    def mkdtemp(**where):
+        made.append(tempfile.mkdtemp(**where))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(list_source, "mkdtemp", mkdtemp)
+    objects = ListedKeys({b"a", b"b"}).serve(scripted_s3, page_keys=10)
+    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == [b"a", b"b"]
+    assert len(made) == 2
+    assert left_in(tmp_path) == []
 
 
 def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):

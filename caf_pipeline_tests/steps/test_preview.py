@@ -78,6 +78,18 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
     assert (last.plan, last.objects, last.chunks) == (found.previous.record.name, 1 - 31, found.estimate.chunks - 2)
 
 
+def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(work, source):
+    archive_everything(work)
+    source.bodies["new"] = b"new"
+    earlier = planning.take_inventory(work)
+    source.bodies["key-000"] = b"another content"
+    source.bodies["later"] = b"later"
+    archive_everything(work)
+    found, account = preview.preview_plan(work, earlier), planning.account_for(work, earlier)
+    assert (account.objects, account.located) == (32, 32)
+    assert (found.located, found.claimed, found.estimate.statistics.objects) == (account.located, account.claimed, 0)
+
+
 def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source, monkeypatch):
     monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
     monkeypatch.setattr(plan_module, "MAX_CHUNKS", 1)
