@@ -296,8 +296,8 @@ CASES = {
         ),
         Case(
             "listing",
-            "100,000 objects listed by `caf plan --dry-run`, cut into chunks and priced, with a new database",
-            "rclone lsf -R of the same",
+            "30,000 objects listed by `caf plan --dry-run`, cut into chunks and priced",
+            "rclone lsf -R of the same, with their sizes and times as listed",
             1.0,
             listing,
         ),
