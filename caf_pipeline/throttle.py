@@ -93,29 +93,38 @@ class Throttle:
         rate = self.bandwidth()
         return min(most, max(LEAST_PIECE_BYTES, int(rate / PIECES_PER_SECOND))) if rate else most
 
-    def wait_while_paused(self, check: Callable[[], None] = _no_check) -> None:
-        """Return once nothing is paused. `check` is called about every second meanwhile, and may raise to end the wait."""
+    def wait_while_paused(self, check: Callable[[], None] = _no_check) -> bool:
+        """Return once nothing is paused, and whether anything was.
+
+        `check` is called about every second meanwhile, and may raise to end the wait.
+        """
         check()
         if not (reason := self.paused()):
-            return
+            return False
         with self._waits.waiting(f"the end of a pause ({reason})", ends_by="'caf jackal resume' ends it"):
             while self.paused():
                 self._sleep(TICK_SECONDS)
                 check()
+        return True
 
-    def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> None:
-        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused."""
+    def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> bool:
+        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused.
+
+        Returns:
+            Whether an order held it up. Reading the orders takes time, too, and is none.
+        """
         with self._lock:
             self._asked += size_bytes
             mine = self._asked
-        if self._missing(mine) > 0:
+        if limited := self._missing(mine) > 0:
             with self._waits.waiting(
                 "the bandwidth limit to allow more", ends_by="'caf jackal limit' raises it", grace=UNANSWERED_SECONDS
             ):
                 while (missing := self._missing(mine)) > 0:
                     self._sleep(min(missing, TICK_SECONDS))
                     check()
-        self.wait_while_paused(check)
+        paused = self.wait_while_paused(check)
+        return limited or paused
 
     def _missing(self, mine: int) -> float:
         """Return the seconds until the bandwidth has granted this many bytes, at the rate that holds now."""

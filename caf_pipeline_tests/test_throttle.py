@@ -44,6 +44,14 @@ def test_nothing_is_held_up_where_nothing_is_ordered(board):
     assert board.now == 0
 
 
+def test_it_tells_whether_an_order_held_it_up(board):
+    assert not board.throttle().sent(1 << 40)
+    assert not board.throttle(bandwidth=MIB).sent(0)
+    assert board.throttle(bandwidth=MIB).sent(MIB)
+    board.given, board.at = OperatorOrders(paused="the line is needed"), {100: OperatorOrders()}
+    assert board.throttle().sent(1)
+
+
 def test_a_pause_holds_until_it_is_taken_back(board):
     board.given, board.at = OperatorOrders(paused="the line is needed"), {100: OperatorOrders()}
     board.throttle().wait_while_paused()

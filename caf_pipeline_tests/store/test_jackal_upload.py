@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -23,6 +24,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.records import OperatorOrders
 from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.protocol import Posting
+from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 from caf_pipeline_tests.support.tiers import sampled
@@ -123,6 +125,30 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
     path.write_bytes(os.urandom(5 * MIB))
     opened.stored(path)
     assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+
+
+def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(opened, tmp_path, monkeypatch):
+    """The rate is the provider's then, too: no order held the body up."""
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(5 * MIB))
+    sent = Throttle.sent
+
+    def slow(throttle, *args):
+        time.sleep(0.1)
+        return sent(throttle, *args)
+
+    monkeypatch.setattr(Throttle, "sent", slow)
+    opened.stored(path)
+    assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
+
+
+@pytest.mark.thorough
+def test_the_rate_of_a_body_that_the_limit_held_up_is_not_kept(open_with, tmp_path):
+    path = tmp_path / "large.caf"
+    path.write_bytes(os.urandom(5 * MIB))
+    opened = open_with(bandwidth=MIB, copies=1)
+    opened.stored(path)
+    assert not [one for one in opened.records.all().values() if one.upload_rate]
 
 
 def test_rates_of_small_bodies_are_not(opened, staged):

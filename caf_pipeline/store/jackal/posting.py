@@ -164,7 +164,7 @@ class Poster:
         settings: JackalSettings,
         *,
         spend_cap: Callable[[], int | None],
-        wait_while_paused: Callable[[Callable[[], None]], None] = lambda check: None,
+        wait_while_paused: Callable[[Callable[[], None]], object] = lambda check: None,
         waits: Waits | None = None,
     ) -> None:
         self._chain = chain

@@ -110,7 +110,8 @@ class _UploadControl:
         self._wait = wait
         self._address = address
         self._started = time.monotonic()
-        self._held = 0.0
+        self._throttle_seconds = 0.0
+        self._held_seconds = 0.0  # of these, those in which an order held the body up
         self.sent_bytes = 0
         self.seconds = 0.0  # until the last piece was sent, the throttle's not counted
 
@@ -128,19 +129,21 @@ class _UploadControl:
         now = time.monotonic()
         self._wait.moved()
         self.sent_bytes += size_bytes
-        self.seconds = now - self._started - self._held
+        self.seconds = now - self._started - self._throttle_seconds
         self._upload.count(self._address, self.sent_bytes)
-        self._upload.throttle.sent(size_bytes, self._held_up)
-        self._held += time.monotonic() - now
+        held_up = self._upload.throttle.sent(size_bytes, self._held_up)
+        taken = time.monotonic() - now
+        self._throttle_seconds += taken
+        self._held_seconds += taken if held_up else 0.0
 
     def stop(self) -> None:
         """Count the time up to now: the body broke off."""
-        self.seconds = time.monotonic() - self._started - self._held
+        self.seconds = time.monotonic() - self._started - self._throttle_seconds
 
     @property
     def measures(self) -> bool:
         """Whether the rate is the provider's, and not that of the bandwidth limit or of buffers."""
-        return self.sent_bytes >= MEASURED_FROM_BYTES and self.seconds > 0 and self._held < self.seconds
+        return self.sent_bytes >= MEASURED_FROM_BYTES and self.seconds > 0 and self._held_seconds < self.seconds
 
 
 @dataclass(frozen=True)
