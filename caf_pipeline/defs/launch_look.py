@@ -12,7 +12,16 @@ from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
 from caf_pipeline.context import address_of
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import PAGE, Backfills, Choice, audits_due, choose_chunks, give_up_lost_retries, switched_off
+from caf_pipeline.defs.launching import (
+    PAGE,
+    Backfills,
+    Choice,
+    audits_due,
+    choose_chunks,
+    give_up_lost_retries,
+    switched_off,
+    unfinished_backfills,
+)
 from caf_pipeline.defs.naming import PARKED_TAG, job_name, old_launch_sensor, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
@@ -88,13 +97,14 @@ class LaunchLook:
         ledger: Ledger = self._of_ledger(self.context.resources.ledger.get)
         if paused := self._of_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
-        give_up_lost_retries(self.context.instance)
+        backfills = unfinished_backfills(self.context.instance)
+        give_up_lost_retries(self.context.instance, backfills)
         cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
         for chunk in self._of_ledger(lambda: ledger.launchable_chunks(after, PAGE)):
             pages[chunk.source].append(chunk)
-        choices, next_source = self._choices(pages, cursor.source)
+        choices, next_source = self._choices(pages, Backfills(backfills), cursor.source)
         next_after = {source: choices[source].next_after if source in choices else after[source] for source in pages}
         parked = self._park([one for choice in choices.values() for one in choice.give_up])
         audits = self._audits(ledger, [source for source in sources if source not in pages and not after[source]])
@@ -125,12 +135,11 @@ class LaunchLook:
         launched = {source for source, its in self.settings.sources.items() if its.launch is not False}
         return sorted(launched - stopped)
 
-    def _choices(self, pages: Mapping[str, Sequence[LaunchableChunk]], first: str) -> tuple[dict[str, Choice], str]:
+    def _choices(
+        self, pages: Mapping[str, Sequence[LaunchableChunk]], backfills: Backfills, first: str
+    ) -> tuple[dict[str, Choice], str]:
         """Return what is chosen of each source's page, from source `first` on, and with which the next look begins; "": any."""
         choices: dict[str, Choice] = {}
-        if not pages:
-            return choices, ""
-        backfills = Backfills(self.context.instance)
         for source in sorted(pages, key=lambda one: (one < first, one)):
             if self.deadline.left() < self.deadline.seconds * ENOUGH:
                 return choices, source

@@ -20,6 +20,7 @@ from caf_pipeline.defs.dagster_private import (
     BulkActionStatus,
     InstigatorStatus,
     InstigatorType,
+    PartitionBackfill,
 )
 from caf_pipeline.defs.naming import (
     ASSETS,
@@ -157,11 +158,15 @@ def _due_at(failed: Sequence[RunRecord]) -> float:
     return (failed[0].end_time or 0.0) + wait
 
 
-class Backfills:
-    """The unfinished backfills, as they are now."""
+def unfinished_backfills(instance: DagsterInstance) -> Sequence[PartitionBackfill]:
+    """Return the backfills that are under way now."""
+    return instance.get_backfills(status=BulkActionStatus.REQUESTED)
 
-    def __init__(self, instance: DagsterInstance) -> None:
-        found = instance.get_backfills(status=BulkActionStatus.REQUESTED)
+
+class Backfills:
+    """Which chunks unfinished backfills have or will have a run of."""
+
+    def __init__(self, found: Sequence[PartitionBackfill]) -> None:
         self._named = {name: backfill.backfill_id for backfill in found for name in backfill.partition_names or ()}
         self._of_assets = [
             (
@@ -188,13 +193,13 @@ class Backfills:
         return self._named.get(chunk) or next(of_assets, "")
 
 
-def give_up_lost_retries(instance: DagsterInstance) -> None:
+def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[PartitionBackfill]) -> None:
     """Let backfills end which wait for retries of runs that Dagster will not launch any more.
 
     Whether a failed run is retried is asked once, when its failure is consumed. Where Dagster's daemon is killed just then, the
     run is marked and never retried, and its backfill is under way for ever. The chunk itself is launched from the ledger.
     """
-    for backfill in instance.get_backfills(status=BulkActionStatus.REQUESTED):
+    for backfill in backfills:
         of_it = {BACKFILL_TAG: backfill.backfill_id}
         if instance.get_runs(RunsFilter(tags=of_it, statuses=UNFINISHED), limit=1):
             continue  # it goes on anyhow; to look at all of its failed runs each time is work for nothing

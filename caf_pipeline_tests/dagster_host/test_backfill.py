@@ -15,7 +15,7 @@ from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.defs.dagster_private import BulkActionStatus
-from caf_pipeline.defs.launching import Backfills
+from caf_pipeline.defs.launching import Backfills, unfinished_backfills
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
@@ -176,7 +176,7 @@ def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
         data = submitted.asset_backfill_data._replace(failed_and_downstream_subset=subset)
         changed = submitted.with_asset_backfill_data(data, planned.instance, graph)
     planned.instance.update_backfill(changed)
-    backfills = Backfills(planned.instance)
+    backfills = Backfills(unfinished_backfills(planned.instance))
     assert {chunk: backfills.having(SOURCE, chunk) for chunk in planned.chunks()} == {failed: ""} | dict.fromkeys(
         others, backfill_id
     )
