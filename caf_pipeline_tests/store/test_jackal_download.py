@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
+from caf_pipeline.store.jackal import provider
 from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 
 MIB = 1 << 20
@@ -72,7 +73,9 @@ def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct
     assert opened.records.all()[network.provider_addresses[first]].failures == 1
 
 
-def test_a_download_that_is_cut_is_resumed_at_the_same_provider(opened, kept, network):
+@pytest.mark.parametrize("direct_from_bytes", [1, provider.DIRECT_FROM_BYTES], ids=["past httpcore", "by httpcore"])
+def test_a_download_that_is_cut_is_resumed_at_the_same_provider(opened, kept, network, monkeypatch, direct_from_bytes):
+    monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", direct_from_bytes)
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
     network.misbehave(provider=first, cut_download_after=700_000)

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.store.jackal import provider
 from caf_pipeline.store.jackal.messages import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
@@ -296,6 +297,13 @@ def test_a_provider_may_tell_its_room(client_of, reply, room):
 # --- downloads ---
 
 
+@pytest.fixture(params=["by httpcore", "past it"])
+def each_way(request, monkeypatch):
+    """Small answers are read by httpcore, large ones past it: here both are small."""
+    if request.param == "past it":
+        monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", 1)
+
+
 def ranged(request, sock, *, cut=None, data=DATA, **headers):
     first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["range"]).groups())
     piece = data[first : last + 1]
@@ -307,6 +315,7 @@ def read(client, start=0, end=SIZE, **options):
     return b"".join(client.download(POSTING, start, end, **options))
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(("start", "end"), [(0, len(DATA)), (0, 1), (1_234_567, 2_999_999), (len(DATA) - 1, len(DATA)), (5, 5)])
 def test_a_range_is_read(client_of, start, end):
     with scripted(ranged) as script:
@@ -315,6 +324,7 @@ def test_a_range_is_read(client_of, start, end):
     assert max(map(len, pieces), default=0) <= 1 << 20
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_download_that_is_cut_without_an_error_goes_on_where_it_was_cut(client_of):
     def cut(request, sock):
         ranged(request, sock, cut=1_000_000)
@@ -326,12 +336,14 @@ def test_a_download_that_is_cut_without_an_error_goes_on_where_it_was_cut(client
     ]
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_download_that_comes_no_further_is_given_up(client_of):
     with scripted(answer(206, b"", 10, Content_Range=f"bytes 0-9/{len(DATA)}")) as script, pytest.raises(StoreUnreachable):
         read(client_of(script), 0, 10)
     assert len(script.requests) == 3
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_whole_file_instead_of_a_range_is_skipped_over(client_of):
     with scripted(answer(200, DATA)) as script:
         assert read(client_of(script), 1_500_000, 1_500_010) == DATA[1_500_000:1_500_010]
@@ -342,9 +354,38 @@ def test_a_range_other_than_the_one_asked_for_is_not_taken(client_of):
         read(client_of(script), 5, 15)
 
 
+@pytest.mark.usefixtures("each_way")
 def test_more_than_was_asked_for_is_not_taken(client_of):
     with scripted(answer(206, DATA, Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}")) as script:
         assert read(client_of(script), 0, 10) == DATA[:10]
+
+
+@pytest.mark.usefixtures("each_way")
+def test_what_comes_behind_an_answer_is_not_taken(client_of):
+    def more(request, sock):
+        ranged(request, sock)
+        sock.sendall(b"more" * 100_000)
+
+    with scripted(more) as script:
+        client = client_of(script)
+        for start in (1_000_000, 2_000_000):
+            assert read(client, start, start + 700_000) == DATA[start : start + 700_000]
+
+
+@pytest.mark.usefixtures("each_way")
+def test_an_answer_in_chunks_is_read(client_of):
+    def chunked(request, sock):
+        sock.sendall(
+            f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{SIZE - 1}/{SIZE}\r\nContent-Length: {SIZE}\r\n"
+            "Transfer-Encoding: chunked\r\n\r\n".encode()
+        )
+        for start in range(0, SIZE, 400_000):
+            piece = DATA[start : start + 400_000]
+            sock.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        sock.sendall(b"0\r\n\r\n")
+
+    with scripted(chunked) as script:
+        assert read(client_of(script)) == DATA
 
 
 @pytest.mark.parametrize(
@@ -388,6 +429,7 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_replaced(client_of):
     assert script.connections == 3
 
 
+@pytest.mark.usefixtures("each_way")
 def test_a_check_ends_a_download_that_hangs(client_of):
     def hang(request, sock):
         sock.recv(1)
@@ -411,7 +453,7 @@ def _trusted(certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 
 
-@pytest.mark.usefixtures("_trusted")
+@pytest.mark.usefixtures("_trusted", "each_way")
 def test_over_tls_files_go_and_come_in_the_same_way(client_of, staged, tls):
     bodies = []
 
