@@ -24,7 +24,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -43,6 +43,8 @@ START_SECONDS: Final = 60
 
 STOP_SECONDS: Final = 30
 LOCK_SECONDS: Final = START_SECONDS + STOP_SECONDS + 30  # another process may be stopping and then starting it
+
+_POLL_SECONDS: Final = 0.005  # a start takes 20 ms and a stop 12; pg_ctl itself looks every 100
 
 _MAX_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux, with its NUL
 _UNQUOTABLE: Final = frozenset('"$`\\\n')  # pg_ctl puts paths into a shell command between double quotes
@@ -67,6 +69,7 @@ class EmbeddedServer:
         self.folder = folder
         self._data = folder / "data"
         self._log = folder / "data" / "server.log"
+        self._pid_file = folder / "data" / "postmaster.pid"
         self._bin = _binaries()
         self._owner = _server_user()
         if _UNQUOTABLE & set(str(folder)):
@@ -96,7 +99,8 @@ class EmbeddedServer:
             # A server that others use, that does not stop, or whose folder is gone, is left alone: nothing is lost with it.
             with contextlib.suppress(LedgerError, OSError), self._alone():
                 fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._run("pg_ctl", "stop", "-D", str(self._data), "-m", "fast", "-w", "-t", str(STOP_SECONDS))
+                stop = ("-D", str(self._data), "-m", "fast", "-w", "-t", str(STOP_SECONDS))
+                self._run("pg_ctl", "stop", *stop, until=lambda: not self._pid_file.exists())
                 if self.socket_folder != self._data:
                     self.socket_folder.rmdir()
         finally:
@@ -129,7 +133,14 @@ class EmbeddedServer:
             _let_pass(self._data.parent)  # again at each start: others may have closed a folder on the way since
         options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(socket_folder))}"
         place = ("-D", str(self._data), "-l", str(self._log))
-        self._run("pg_ctl", "start", *place, "-o", options, "-w", "-t", str(START_SECONDS))
+        self._run("pg_ctl", "start", *place, "-o", options, "-w", "-t", str(START_SECONDS), until=self._is_ready)
+
+    def _is_ready(self) -> bool:
+        """Tell whether the server that was started says so in its pid file, as pg_ctl asks it."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = self._pid_file.read_text().splitlines()
+            return len(lines) >= 8 and lines[0] != _NOBODYS_PID and lines[7].strip() == "ready"
+        return False
 
     def _require_version(self) -> None:
         found = (self._data / "PG_VERSION").read_text().strip()
@@ -176,14 +187,13 @@ class EmbeddedServer:
 
     def _socket_folder_of_running(self) -> Path | None:
         """Return where the running server listens; None, with a stale pid file made harmless, where none runs."""
-        pid_file = self._data / "postmaster.pid"
         deadline = time.monotonic() + STOP_SECONDS
-        while pid_file.exists():
-            lines = pid_file.read_text().splitlines()
+        while self._pid_file.exists():
+            lines = self._pid_file.read_text().splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
             if not self._is_postmaster(lines):
-                _disown(pid_file, lines)
+                _disown(self._pid_file, lines)
                 return None
             if time.monotonic() > deadline:
                 raise LedgerUnreachable(
@@ -218,24 +228,32 @@ class EmbeddedServer:
         short.chmod(0o700)
         return short
 
-    def _run(self, command: str, *arguments: str) -> None:
+    def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
+        """Run a program of Postgres to its end, or until what it waits for has come, which it may see later than we do."""
         account = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []} if self._owner else {}
         # The server inherits the output; a pipe would be waited on for as long as the server runs.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-            done = subprocess.run(  # type: ignore[call-overload]  # the stubs know no dictionary of keywords
+            process = subprocess.Popen(  # type: ignore[call-overload]  # the stubs know no dictionary of keywords
                 [str(self._bin / command), *arguments],
-                check=False, cwd="/", env=child_environment(),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **account,
+                cwd="/", env=child_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **account,
             )  # fmt: skip
-            if done.returncode == 0:
-                return
+            try:
+                while until and process.poll() is None:
+                    if until():
+                        return
+                    time.sleep(_POLL_SECONDS)
+                if process.wait() == 0:
+                    return
+            finally:
+                process.kill()
+                process.wait()
             output.seek(0)
             said = [line.strip() for line in output if line.strip()]
         if command == "pg_ctl" and self._log.exists():
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
             said = [line for line in lines if "FATAL:" in line or "PANIC:" in line] or lines
         raise LedgerError(
-            f"the embedded Postgres in {self.folder}: {command} failed: {said[-1] if said else done.returncode}",
+            f"the embedded Postgres in {self.folder}: {command} failed: {said[-1] if said else process.returncode}",
             hint=f"see {self._log}, or set CAF_DATABASE_URL to a Postgres of your own",
         )
 
