@@ -16,6 +16,19 @@ from benchmarks.inputs import KEPT
 from benchmarks.pairs import Usage, run
 
 SHARES = (0.1, 0.4, 1.0)
+STAGES = (
+    "writer-small",
+    "writer-large",
+    "reader-open",
+    "merkle-3",
+    "packing-small",
+    "packing-mix",
+    "packing-large",
+    "upload",
+    "restore-small",
+    "planning",
+    "load-in-order",
+)  # one case of each stage: all of them take hours, three runs at three sizes
 RUNS = 3  # of each size, of which the fastest counts: what disturbs a run only ever makes it slower
 
 
@@ -49,13 +62,13 @@ def _least(name: str, scale: str, share: float) -> Usage:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure cases; a line of JSON for each on standard output."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slopes", description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help="none: all")
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"none: {', '.join(STAGES)}")
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl")
     asked = parser.parse_args(arguments)
     KEPT.mkdir(parents=True, exist_ok=True)
     about = report.about()
-    for name in asked.cases or CASES:
+    for name in asked.cases or STAGES:
         report.tell({"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about}, keep=asked.keep)
 
 
