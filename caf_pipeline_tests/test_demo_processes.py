@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.sessions import in_session
 
 DEMO = Path(__file__).parents[1] / "demo"
-PATIENCE_SECONDS = 120
 
 # What `dg dev` is to `make ui`: it starts others, of which one ignores signals, and loses one of them by a middleman's end.
 PROGRAM = """

@@ -17,12 +17,12 @@ from typer.main import get_command
 from caf_pipeline.cli.app import build
 from caf_pipeline.cli.reference import reference
 from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import client_for, make_bucket
 from caf_pipeline_tests.support.sessions import in_session
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-UI_SECONDS = 240  # Dagster needs some 20 on an idle machine
 
 
 def blocks(language):
@@ -84,7 +84,7 @@ def sh(script, checkout, environment, **more):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -122,7 +122,7 @@ def kept_network(demonstrated, checkout, environment):
     assert "Ctrl-C ends it" in said
     yield said.split()[0]
     os.killpg(process.pid, 15)  # SIGINT, as of Ctrl-C, is ignored where the tests themselves run in the background
-    process.wait(60)
+    process.wait(PATIENCE_SECONDS)
     process.stdout.close()
 
 
@@ -173,7 +173,7 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
         start_new_session=True,
     )
     try:
-        deadline = time.monotonic() + UI_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             assert process.poll() is None, "it ended"
             assert time.monotonic() < deadline, "it does not answer"
@@ -187,12 +187,12 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
         assert shown["KeyCount"] == 22
         assert len(in_session(process.pid)) > 5
         process.terminate()
-        process.wait(UI_SECONDS)
+        process.wait(PATIENCE_SECONDS)
         assert in_session(process.pid) == []
     finally:
         for each in in_session(process.pid):
             each.kill()
-        process.wait(10)
+        process.wait(PATIENCE_SECONDS)
 
 
 @pytest.mark.thorough

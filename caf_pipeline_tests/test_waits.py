@@ -6,6 +6,7 @@ import pytest
 
 from caf_pipeline import waits as module
 from caf_pipeline.waits import Announcer, Waits
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 
 class Told:
@@ -22,7 +23,7 @@ class Told:
 
     def until(self, what):
         with self._changed:
-            assert self._changed.wait_for(lambda: what in self.all, timeout=30), self.all
+            assert self._changed.wait_for(lambda: what in self.all, timeout=PATIENCE_SECONDS), self.all
 
 
 @pytest.fixture

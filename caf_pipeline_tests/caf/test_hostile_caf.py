@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline_tests.support import caf_fuzzing
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 USUAL = {"archive": 3000, "manifest": 2000, "journal": 1500}
 SOAK = {"archive": 700_000, "manifest": 200_000, "journal": 100_000}
 BATCH = {"usual": 1500, "soak": 20_000}
-BATCH_SECONDS = {"usual": 300, "soak": 3000}
+BATCH_SECONDS = {"usual": PATIENCE_SECONDS, "soak": 3000}
 WORDS = {"archive": "CAF files, mutated", "manifest": "manifests, mutated", "journal": "journals, mutated"}
 
 
@@ -97,7 +98,7 @@ def test_what_goes_wrong_in_a_process_is_found_with_its_input(how, sign, tmp_pat
         "f.KINDS['archive'] = make, attempt\nf.try_commands = lambda content: None\n"
         f"sys.exit(3 if f.run('archive', range(20), pathlib.Path({str(tmp_path / 'at')!r})) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     number = struct.unpack("<Q", (tmp_path / "at").read_bytes())[0]
     told = explained("archive", Ended(done.stdout, done.returncode, number))
     assert done.returncode

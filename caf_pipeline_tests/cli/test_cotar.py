@@ -21,6 +21,7 @@ from caf_pipeline_tests.formats.test_tar import LONG, info, made
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_ranges import MemoryRanges
 from caf_pipeline_tests.support.memory_ranges import index_of as index_of_caf
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.range_server import Site, serving
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -468,7 +469,7 @@ def packages(tmp_path_factory):
         "@chunkd/source-memory@11.0.3",
     ]  # builder does not name the last
     installed = subprocess.run(
-        ["npm", "install", "--no-audit", *names], cwd=folder, capture_output=True, check=False, timeout=300
+        ["npm", "install", "--no-audit", *names], cwd=folder, capture_output=True, check=False, timeout=PATIENCE_SECONDS
     )
     if installed.returncode:
         pytest.skip("the packages cannot be installed")
@@ -488,7 +489,7 @@ def test_the_original_reads_what_we_write_and_builds_the_same_index(packages, tm
     theirs = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
     (packages / "theirs.json").write_text(json.dumps(list(theirs.items())))
     (packages / "read.mjs").write_text(READ)
-    done = subprocess.run(["node", "read.mjs"], cwd=packages, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(["node", "read.mjs"], cwd=packages, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
     assert not done.returncode, done.stderr
     told = json.loads(done.stdout)
     assert told["sums"] == 2 * [*(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]), None]

@@ -14,6 +14,7 @@ from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -294,7 +295,7 @@ def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
         time.sleep(0.05)
     assert not ledger.chunks(states=[ChunkState.LOCATED])
     assert source("jackal", "resume").status == 0
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err.decode()
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
 

@@ -20,6 +20,7 @@ from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import copy_template
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -218,7 +219,7 @@ def test_ctrl_c_ends_clp_s_and_leaves_nothing_of_what_was_fetched(caf, tmp_path)
     while not (pids := list(tmp_path.glob("pid.*"))) and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, err
     assert staged(caf) == []
     for pid in pids:

@@ -15,6 +15,7 @@ from caf_pipeline import wiring
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import Bucket, make_bucket, s3_error
 
 KEYS = {
@@ -249,7 +250,7 @@ def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=180)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, err
     assert b"Traceback" not in err
     assert caf("run", "--source", "src").status == 0

@@ -21,13 +21,14 @@ from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.dagster_private import (
     AssetGraphSubset,
     AssetKeyPartitionKey,
     DaemonHeartbeat,
     partition_loading_context,
 )
+from caf_pipeline_tests.support.patience import wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 

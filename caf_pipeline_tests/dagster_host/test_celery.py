@@ -25,7 +25,8 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
-from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for
+from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon
+from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.redis_server import running_redis
 
 _ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]

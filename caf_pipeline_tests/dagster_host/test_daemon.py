@@ -10,7 +10,8 @@ from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfil
 from caf_pipeline.defs.naming import ASSETS, S3_POOL
 from caf_pipeline_tests.defs.test_alerting import reported_checks
 from caf_pipeline_tests.defs.test_event_queue import Queue
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
+from caf_pipeline_tests.support.patience import wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 

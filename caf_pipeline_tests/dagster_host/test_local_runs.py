@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,9 @@ from caf_pipeline.defs.dead_runs import process_tags, reap_dead_runs
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.support import sleeper
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
-
-PATIENCE_SECONDS = 180
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 @pytest.fixture

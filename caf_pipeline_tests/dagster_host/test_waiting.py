@@ -27,6 +27,7 @@ from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import settings_for
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -122,7 +123,7 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     shown = caf("status").out.decode()
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=120)
+    _, rest = process.communicate(timeout=PATIENCE_SECONDS)
     assert PAUSED in shown
     assert [one["ends_by"] for one in machine["waiting"]] == ["'caf jackal resume' ends it"]
     assert process.returncode == 130, rest
@@ -148,7 +149,7 @@ def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
     process = caf.start("run", PYTHONPROFILEIMPORTTIME="1")  # which says on stderr what is loaded
     assert any(line.decode().rpartition("|")[2].strip() == loaded for line in process.stderr)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, err
     assert err.decode().count("caf: interrupted; the same command goes on where it stopped") == 1
     assert b"Traceback" not in err

@@ -5,10 +5,7 @@ import io
 import os
 import pickle
 import signal
-import subprocess
-import time
 from collections import deque
-from collections.abc import Callable
 from itertools import pairwise
 
 import psutil
@@ -31,12 +28,12 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-PATIENCE_SECONDS = 180
 
 
 @pytest.fixture
@@ -50,14 +47,6 @@ def run(pipeline):
         return summary
 
     return command
-
-
-def wait_for(true: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 @pytest.mark.thorough
@@ -200,10 +189,7 @@ def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(caf, comma
     workers = our_workers(command.pid)
     command.kill()
     command.wait()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while any(is_alive(worker) for worker in workers):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+    wait_for(lambda: not any(is_alive(worker) for worker in workers))
     finished_by_the_next(caf, ledger, database)
 
 

@@ -21,9 +21,10 @@ from caf_pipeline.defs import alerting
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline_tests.support.browser import browser, needs_browser
-from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of, wait_for
+from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]

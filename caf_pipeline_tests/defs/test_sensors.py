@@ -170,6 +170,7 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
     requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)

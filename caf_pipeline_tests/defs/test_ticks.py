@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event, text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import address_of
-from caf_pipeline.defs import launch_look
+from caf_pipeline.defs import launch_look, launching
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.launch_look import MOST_LAUNCHED, refused_chunks
 from caf_pipeline.defs.launching import PAGE
@@ -224,16 +224,19 @@ def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(o
     assert json.loads(tick.cursor) == json.loads(begins)
 
 
-@pytest.mark.thorough
-def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline):
-    plan_chunks(pipeline, SOURCE, PAGE + 3)
+def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, monkeypatch):
+    page = 5
+    for module in (launching, launch_look):
+        monkeypatch.setattr(module, "PAGE", page)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    plan_chunks(pipeline, SOURCE, page + 3)
     names = pipeline.chunks()
-    for chunk in names[:PAGE]:
+    for chunk in names[:page]:
         fail_run(pipeline, chunk)
     tick = evaluate_tick(pipeline, "launch_chunks")
-    assert (tick.run_requests, tick.skip_message) == ([], f"0 under way, {PAGE} waiting, 0 parked now, none to launch.")
+    assert (tick.run_requests, tick.skip_message) == ([], f"0 under way, {page} waiting, 0 parked now, none to launch.")
     tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
-    assert [request.partition_key for request in tick.run_requests] == names[PAGE:]
+    assert [request.partition_key for request in tick.run_requests] == names[page:]
     assert json.loads(tick.cursor) == {"after": {}, "source": ""}
 
 

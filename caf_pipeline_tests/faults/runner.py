@@ -21,12 +21,10 @@ from typing import Any, Final, Self
 
 from caf_pipeline.errors import CafError
 from caf_pipeline_tests.faults.moments import Fatal, Moments
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 WITH_TRACEBACK: Final = 70
 """The exit status of a run that ended by anything but a CafError; the errors' own are below it."""
-
-PATIENCE_SECONDS: Final = 300
-"""For one run. Past it the test fails; nothing else is measured in time."""
 
 
 @dataclass(frozen=True)

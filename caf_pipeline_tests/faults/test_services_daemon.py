@@ -29,7 +29,8 @@ from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
 from caf_pipeline_tests.faults.test_s3 import PASSING
 from caf_pipeline_tests.faults.world import World
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, wait_for
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home
+from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.unruly_s3 import UnrulyS3
 
 BACKFILL = "a-backfill"

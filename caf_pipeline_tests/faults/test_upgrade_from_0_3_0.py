@@ -11,8 +11,9 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults import old_version
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
-from caf_pipeline_tests.support.command_line import SECONDS, CommandLine
+from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 pytestmark = [
     pytest.mark.thorough,
@@ -100,7 +101,7 @@ def caf(old_world):
 def run_old(tree, caf, moment=""):
     """Run the old `caf run`; return its exit status and what it said."""
     done = old_version.run(
-        tree, "run", "--source", SOURCE, moment=moment, folder=caf.folder, environment=caf.variables(), seconds=SECONDS
+        tree, "run", "--source", SOURCE, moment=moment, folder=caf.folder, environment=caf.variables(), seconds=PATIENCE_SECONDS
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -42,6 +42,7 @@ from caf_pipeline_tests.contracts.ledger import (
     standing,
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 
 
@@ -63,7 +64,7 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
     def plan(number):
         keys = [f"{number}-{i}" for i in range(2000)] + ["shared"]
 
-        gate.wait(10)
+        gate.wait(PATIENCE_SECONDS)
         try:
             ledger.register_plan(plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
         except ClaimConflict:

@@ -20,6 +20,7 @@ from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.chain_user import ChainUser, Post, log_of, random_content, root_of
 from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 OTHER_WORDS = "zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo zoo wrong"
 STORAGE = "/jackal/canine-chain/storage"
@@ -679,7 +680,7 @@ def test_a_network_ends_in_order_when_told_to_or_when_its_starter_is_gone(tmp_pa
             addresses = json.loads(started.stdout.readline())
             assert [len(addresses[name]) for name in ("lcd", "providers")] == [1, 3]
             end(started)
-            assert (started.wait(60), started.stderr.read()) == (0, b"")
+            assert (started.wait(PATIENCE_SECONDS), started.stderr.read()) == (0, b"")
 
 
 def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
@@ -745,4 +746,4 @@ over.get()
 
 
 def test_a_network_that_is_told_to_end_again_while_it_takes_that_in_ends():
-    subprocess.run([sys.executable, "-c", TOLD_AT_EVERY_LINE], timeout=20, check=True)
+    subprocess.run([sys.executable, "-c", TOLD_AT_EVERY_LINE], timeout=PATIENCE_SECONDS, check=True)

@@ -27,6 +27,7 @@ from caf_pipeline_tests.contracts.ledger import settled
 from caf_pipeline_tests.support import crashes, dying_runs
 from caf_pipeline_tests.support.crashes import everything, examined, found, killed, mended, run_killed, says, started
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
@@ -480,7 +481,7 @@ def wrecked(work, name, database_url):
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
 def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(wrecked, work, tmp_path, database_url, fatal):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
-    doctor.join(60)
+    doctor.join(PATIENCE_SECONDS)
     assert doctor.exitcode == -signal.SIGKILL
     mended(work)
     wrecked()
@@ -490,7 +491,7 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
 def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, work, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
-        doctor.join(60)
+        doctor.join(PATIENCE_SECONDS)
     assert [doctor.exitcode for doctor in doctors] == [0, 0]
     mended(work)  # what one held for a moment the other left alone
     wrecked()

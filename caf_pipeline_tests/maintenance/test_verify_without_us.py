@@ -14,10 +14,10 @@ from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
-SECONDS = 300  # a hang fails the test instead of the whole suite
 THEIRS = ("pyarrow", "blake3", "numpy")
 """What the page tells to install; nothing else of this environment is there."""
 
@@ -47,7 +47,13 @@ def elsewhere(tmp_path_factory):
 
 def sh(text, folder, environment):
     done = subprocess.run(
-        ["sh", "-e", "-c", text], cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        ["sh", "-e", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

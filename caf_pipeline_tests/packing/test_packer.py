@@ -26,6 +26,7 @@ from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
 PART = 64 * 1024
@@ -340,7 +341,7 @@ def test_what_was_begun_and_failed_is_read_again_side_by_side(tmp_path):
     source = BeginningSource(bodies(12), broken=[f"key-{number:04d}" for number in (2, 5, 7)])
     gate = threading.Barrier(3)
     read = source.read
-    source.read = lambda *wanted: (gate.wait(30), read(*wanted))[1]
+    source.read = lambda *wanted: (gate.wait(PATIENCE_SECONDS), read(*wanted))[1]
     plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
     objects = read_chunk_objects(plan.folder, 1)
     with OrderedFetch(source, objects, **SMALL_WINDOW, threads=3) as fetch:

@@ -39,6 +39,7 @@ from caf_pipeline_tests.packing.test_crashes import ends_right
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
 from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
@@ -397,7 +398,7 @@ def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
 
 def woken(process):
     os.kill(process.pid, signal.SIGCONT)
-    said, _ = process.communicate(timeout=180)
+    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
     return said.strip()
 
 

@@ -25,6 +25,7 @@ from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 SMALL = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
@@ -117,7 +118,7 @@ def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
 @pytest.mark.parametrize("in_memory", [8 << 20, 1 << 20], ids=["in memory", "in files"])
 def test_objects_that_fill_a_request_are_read_side_by_side(work, restore, bodies, monkeypatch, in_memory):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
-    work.store.meeting = threading.Barrier(len(bodies), timeout=60)
+    work.store.meeting = threading.Barrier(len(bodies), timeout=PATIENCE_SECONDS)
     done, files = restore()
     assert (files, [one.error for one in done]) == (bodies, [None, None])
 

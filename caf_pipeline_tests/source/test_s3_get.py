@@ -31,6 +31,7 @@ from caf_pipeline.source.s3.errors import is_transient
 from caf_pipeline.source.s3.get_client import BegunGet, GetClient
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.contracts.object_source import listed
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error, serving, settings_for
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -251,11 +252,11 @@ def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_
 
 def test_what_was_begun_can_be_cancelled(scripted_s3):
     arrived, gate = threading.Event(), threading.Event()
-    scripted_s3.answer = lambda request: (arrived.set(), gate.wait(60), ok())[-1]
+    scripted_s3.answer = lambda request: (arrived.set(), gate.wait(PATIENCE_SECONDS), ok())[-1]
     try:
         begun = scripted_s3.source().begin(thing())
         assert not begun.has_failed()
-        assert arrived.wait(60)
+        assert arrived.wait(PATIENCE_SECONDS)
         begun.cancel()
         assert begun.part() is None
         assert begun.has_failed()

@@ -26,6 +26,7 @@ from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
 from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -197,7 +198,7 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_pat
     objects = listed.serve(scripted_s3, page_keys=10)
     before = datetime.now(UTC)
     process.start()
-    process.join(120)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL
     between = datetime.now(UTC)
     [folder] = left_in(tmp_path)

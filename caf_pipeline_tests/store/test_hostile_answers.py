@@ -22,6 +22,7 @@ from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
 from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
@@ -516,7 +517,7 @@ def ask_everything(folder):
 @pytest.mark.thorough
 def test_memory_stays_bounded_whatever_is_answered(tmp_path):
     code = f"from caf_pipeline_tests.store.test_hostile_answers import ask_everything; ask_everything({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < MOST_BYTES
 
@@ -546,6 +547,6 @@ def ask_for_long_lists():
 @pytest.mark.thorough
 def test_memory_stays_bounded_under_long_lists():
     code = "from caf_pipeline_tests.store.test_hostile_answers import ask_for_long_lists; ask_for_long_lists()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < MOST_BYTES

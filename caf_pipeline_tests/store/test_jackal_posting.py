@@ -32,6 +32,7 @@ from caf_pipeline.store.jackal.messages import POST_FILE, archive_note, post_fil
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import batches, bring_to, location, register
 from caf_pipeline_tests.support.memory_log import MemoryLog
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.paying_runs import (
     ARCHIVE,
     CHARGED,
@@ -46,7 +47,6 @@ from caf_pipeline_tests.support.paying_runs import (
 )
 from caf_pipeline_tests.support.tiers import sampled
 
-SECONDS = 120  # for a thread or process that should end long before
 GB = 10**9
 
 
@@ -241,7 +241,7 @@ def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads)
         posting = [threads.submit(payer.poster(log, chain=chain).post, chunk(name), log) for name in names]
         while len(log.waiting(payer.account)) < len(names):
             time.sleep(0.01)
-    starts = [one.result(SECONDS).start for one in posting]
+    starts = [one.result(PATIENCE_SECONDS).start for one in posting]
     assert [payer.starts(name) for name in names] == [[start] for start in starts]
     assert payer.charged() == 12 * CHARGED
     assert payer.transactions() == 2
@@ -252,7 +252,7 @@ def test_a_run_waits_while_another_has_the_sequence(payer, log, threads):
         waiting = threads.submit(payer.poster(log).post, chunk("a"), log)
         payer.network.advance(3)
         assert payer.starts("a") == []
-    assert [waiting.result(SECONDS).start] == payer.starts("a")
+    assert [waiting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, thread
     network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
     assert payer.starts("a") == []
     network.well_behaved()
-    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
     assert outcomes(log) == ["included"]
 
 
@@ -376,7 +376,7 @@ def test_a_broadcast_whose_answer_never_came_counts_as_maybe_sent(payer, log, ne
     posting = threads.submit(payer.poster(log).post, chunk("a"), log)
     network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
     network.well_behaved()
-    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
     assert (outcomes(log), payer.transactions()) == (["included"], 1)
 
 
@@ -386,7 +386,7 @@ def test_a_full_mempool_is_waited_for(payer, log, network, threads):
     posting = threads.submit(payer.poster(log).post, chunk("a"), log)
     network.wait_for(lambda state: state["broadcasts"] > broadcasts + 1)
     network.well_behaved()
-    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
 def test_a_node_that_forgot_its_mempool_gets_the_same_bytes_again(payer, log, network):
@@ -481,7 +481,7 @@ def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_
     network.wait_for(lambda _: len(log.entries) > 1)
     assert chain.height() > first.timeout_height
     network.well_behaved()
-    assert [posting.result(SECONDS).start] == payer.starts("a")
+    assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
     assert set(outcomes(log)) == {"expired", "included"}
     assert payer.charged() == CHARGED
 

@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 90
 _LOOK_SECONDS = 0.25
 _LOOKS_AT_REST = 4
 

@@ -30,10 +30,10 @@ from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.settings import load_settings
 from caf_pipeline.wiring import close_store, open_workplace
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.workplaces import archive_everything
 
 CAF = str(Path(sys.executable).with_name("caf"))
-SECONDS = 180  # for one command on a busy machine; a hang fails the test instead of the whole suite
 
 FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
 FOREIGN = ("AWS_", "CAF_", "DAGSTER_", "JACKAL_")  # a developer's own settings, which no test may see
@@ -74,7 +74,7 @@ class CommandLine:
     def process(self, *arguments: str, **more: str) -> Done:
         """Run the installed command as a process of its own."""
         process = self.start(*arguments, **more)
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         return Done(process.returncode, out, err.decode())
 
     def start(self, *arguments: str, **more: str) -> "subprocess.Popen[bytes]":
@@ -127,10 +127,10 @@ def _in_time(arguments: tuple[str, ...]) -> Iterator[None]:
     """Fail the test where the command hangs."""
 
     def fail(number: int, frame: FrameType | None) -> None:
-        pytest.fail(f"caf {' '.join(arguments)} took more than {SECONDS} s")
+        pytest.fail(f"caf {' '.join(arguments)} took more than {PATIENCE_SECONDS} s")
 
     signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE_SECONDS)
     try:
         yield
     finally:

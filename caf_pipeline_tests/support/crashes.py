@@ -32,6 +32,7 @@ from caf_pipeline.steps.planning import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -118,7 +119,7 @@ def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = Fa
     """Run the chunk's steps in a process that kills itself before or after a call of this name to ledger or log."""
     process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk, (at, before), settings))
     process.start()
-    process.join(120)
+    process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL, process.exitcode
 
 

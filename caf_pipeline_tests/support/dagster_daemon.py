@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,14 +13,6 @@ import yaml
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 150
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
 
 
 def impatient_home(settings) -> Path:

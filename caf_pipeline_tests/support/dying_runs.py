@@ -17,6 +17,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import StoreMaker, a_workplace, archive_chunk
 
@@ -119,8 +120,8 @@ def run(
     named = {"fatal": fatal, "store": store, "settings": settings or {}, "source": source, "pace": pace, "counted": counted}
     process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk), kwargs=named)
     process.start()
-    process.join(120)
+    process.join(PATIENCE_SECONDS)
     if process.exitcode == -signal.SIGKILL:
         return None
     assert process.exitcode == 0, process.exitcode
-    return counted.get(timeout=10)
+    return counted.get(timeout=PATIENCE_SECONDS)

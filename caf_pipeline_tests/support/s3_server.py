@@ -28,9 +28,9 @@ from caf_pipeline.source.s3.clients import build_client
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.source import S3Source
 from caf_pipeline.system.child_environment import child_environment
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 KEY_ID, SECRET = "AKIATESTTESTTEST", "a-secret-that-no-message-may-hold"
-START_SECONDS = 180
 _ADDRESS = re.compile(r"Running on (http://[\d.]+:\d+)")
 _numbers = itertools.count(1)
 
@@ -100,7 +100,7 @@ def running_moto() -> Iterator[str]:
 
 
 def _address_of(process: "subprocess.Popen[bytes]", said: Any) -> str:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         said.seek(0)
         if found := _ADDRESS.search(said.read()):

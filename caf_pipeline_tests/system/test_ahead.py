@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from caf_pipeline.system.ahead import use_behind
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
 
 def test_every_use_is_given_every_piece_in_order():
@@ -22,7 +23,7 @@ def test_a_piece_is_made_while_the_one_before_is_used():
         yield 1
 
     def use(piece):
-        assert piece or is_made.wait(30)
+        assert piece or is_made.wait(PATIENCE_SECONDS)
 
     use_behind(pieces(), use)
 

@@ -15,12 +15,12 @@ from caf_pipeline.system.child_environment import Need, child_environment
 from caf_pipeline_tests.support.command_line import CAF, FOREIGN
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.started_processes import Seen, started
 
 DEMO = Path(__file__).parents[2] / "demo"
 EVERYTHING = Need.SETTINGS | Need.NETWORK | Need.S3 | Need.WALLET | Need.LEDGER | Need.STORAGE | Need.POSTGRES
-PATIENCE_SECONDS = 600
 
 SECRETS = {
     MNEMONIC_VARIABLE: Need.WALLET,
