@@ -2,7 +2,7 @@
 
 A directory is what keys have in common up to a '/'. As in other object stores' file systems a key that ends in '/' has no path,
 and where a key is also the beginning of others (`a` and `a/b`), `info` says that it is a file, and `ls` what is below it. A part
-of a key that is empty (`a//b`) is no directory: `find` and `open` know such keys, `ls` and `walk` do not.
+of a key that is empty (`a//b`) is not a directory: `find` and `open` know such keys, `ls` and `walk` do not.
 
 Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError, and the OSError of a file
 system that is read-only. All other errors are those of `Archive`.

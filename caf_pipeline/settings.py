@@ -393,7 +393,7 @@ def _refuse_secrets(values: dict[str, Any], where: str, path: Path) -> None:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        # A byte order mark, which editors write on Windows, is no part of the text.
+        # A byte order mark, which editors write on Windows, is not part of the text.
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -482,7 +482,7 @@ def load_settings(path: Path | None = None) -> Settings:
         raise mistyped
     for name in values:
         if name.startswith("_"):  # an argument of pydantic's own, which no file may give
-            raise SettingsError(f"{file}: {name} is no setting", hint=DOCUMENTATION)
+            raise SettingsError(f"{file}: {name} is not a setting", hint=DOCUMENTATION)
     try:
         settings = Settings(**values)
     except ValidationError as error:

@@ -98,7 +98,7 @@ def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[s
             continue  # what is below a section is for the section to refuse
         if near := nearest(name, [*known, *_of_a_table(model, name)], LIKE_VARIABLE):
             return SettingsError(
-                f"the environment has {name}, which is no setting: did you mean {near}?",
+                f"the environment has {name}, which is not a setting: did you mean {near}?",
                 hint=f"rename it, or unset it; {DOCUMENTATION}",
             )
     return None
@@ -113,7 +113,7 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
     if type_of_error == "missing":
         return f"{name} is missing"
     if type_of_error == "extra_forbidden":
-        return f"{name} is no setting{_did_you_mean(model, place)}"
+        return f"{name} is not a setting{_did_you_mean(model, place)}"
     kind, limits = _kind(model, place)
     text = str(error["ctx"]["error"]) if type_of_error == "value_error" else ""
     if _is_table(kind):

@@ -154,7 +154,7 @@ def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken
         for call in calls:
             with pytest.raises(TypeError, match=r"is an option of open\(\) alone"):
                 call()
-    with pytest.raises(UsageError, match="has no zone"):
+    with pytest.raises(UsageError, match="has no time zone"):
         filled.open("src/a/b", as_of=datetime(2000, 1, 1))  # noqa: DTZ001 - a time that may mean any
 
 

@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
         ("[packing]\ncopies = 3", "did you mean jackal.copies?"),
         ('[store]\nhome = "x"', "did you mean home, above the first [section]?"),
         ("packing = 3", "packing must be a table of settings"),
-        ('_env_file = "x"', "_env_file is no setting"),
+        ('_env_file = "x"', "_env_file is not a setting"),
         ('[sources.one]\nbuckt = "b"', "sources.one.buckt"),
         ('[sources.one]\nbucket = ""', "sources.one.bucket"),
         ('[sources.one]\nbucket = "b"\ntarget_size = "33GiB"', "sources.one.target_size"),
@@ -187,7 +187,7 @@ def test_an_owner_is_one_where_dagster_takes_it(owner):
         ({"caf_packing__fetch_threads": "0"}, "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is '0'"),
         ({"CAF_PACKING": '{"fetch_threads": 0}'}, "CAF_PACKING: packing.fetch_threads is 0"),
         ({"CAF_PACKING": "x"}, "CAF_PACKING: packing must be a table, written as JSON"),
-        ({"CAF_PACKING__FETCH_THREAD": "1"}, "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is no setting: did you mean"),
+        ({"CAF_PACKING__FETCH_THREAD": "1"}, "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is not a setting: did you mean"),
         ({"CAF_SOURCES__ONE__INCLUDE": "x/*"}, "CAF_SOURCES__ONE__INCLUDE: sources.one.include must be a list such as"),
         ({"CAF_JACKAL__LCD": "http://node"}, "CAF_JACKAL__LCD: jackal.lcd must be a list such as"),
         (
@@ -198,9 +198,12 @@ def test_an_owner_is_one_where_dagster_takes_it(owner):
         ({"CAF_SOURCES__MY_SOURCE__BUCKET": "b"}, "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: a source's name has"),
         ({"CAF_SOURCES__ONE__OWNER": "me"}, "CAF_SOURCES__ONE__OWNER: sources.one.owner is 'me', but must be team:NAME"),
         ({"CAF_HOME": ""}, "CAF_HOME: home is '', but must be a path"),
-        ({"CAF_JACKAL_SPEND_CAP": "1"}, "CAF_JACKAL_SPEND_CAP, which is no setting: did you mean CAF_JACKAL__SPEND_CAP?"),
-        ({"CAF_SOURCES_ONE_PREFIX": "p"}, "CAF_SOURCES_ONE_PREFIX, which is no setting: did you mean CAF_SOURCES__ONE__PREFIX?"),
-        ({"CAF_DATABASE_URI": "p"}, "CAF_DATABASE_URI, which is no setting: did you mean CAF_DATABASE_URL?"),
+        ({"CAF_JACKAL_SPEND_CAP": "1"}, "CAF_JACKAL_SPEND_CAP, which is not a setting: did you mean CAF_JACKAL__SPEND_CAP?"),
+        (
+            {"CAF_SOURCES_ONE_PREFIX": "p"},
+            "CAF_SOURCES_ONE_PREFIX, which is not a setting: did you mean CAF_SOURCES__ONE__PREFIX?",
+        ),
+        ({"CAF_DATABASE_URI": "p"}, "CAF_DATABASE_URI, which is not a setting: did you mean CAF_DATABASE_URL?"),
     ],
 )
 def test_a_bad_value_of_the_environment_is_told_with_its_variable(tmp_path, monkeypatch, variables, said):

@@ -187,7 +187,7 @@ def decode_index(index: bytes, data_size_bytes: int, *, name: str, lenient: bool
         index: exactly the index's bytes.
         data_size_bytes: where the index begins in the file.
         name: of the archive, for messages.
-        lenient: take the last of equal keys, U+FFFD for what is no UTF-8, and any version; each with a warning.
+        lenient: take the last of equal keys, U+FFFD for what is not UTF-8, and any version; each with a warning.
 
     Raises:
         MalformedArchive: what a strict reader refuses, and in either case what has no one meaning.
@@ -253,7 +253,7 @@ def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _int_of(digits: str) -> int:

@@ -28,7 +28,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be adopted; load nothing.")] = False,
     lenient: Annotated[
-        bool, typer.Option("--lenient", help="Also read an index with equal keys (the last counts) or text that is no UTF-8.")
+        bool, typer.Option("--lenient", help="Also read an index with equal keys (the last counts) or text that is not UTF-8.")
     ] = False,
     json: JsonOption = False,
 ) -> None:

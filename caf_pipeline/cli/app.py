@@ -26,7 +26,7 @@ def _options(
 ) -> None:
     """Archive S3 objects on Jackal, and work with CAF files.
 
-    Every command's help ends with its exit statuses. Failures are told in one sentence on stderr.
+    Every command's help ends with its exit statuses. A failure is one sentence on stderr.
     """
     _show_help(context)
 

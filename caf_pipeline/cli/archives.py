@@ -25,12 +25,12 @@ Lenient = Annotated[
     bool,
     typer.Option(
         "--lenient",
-        help="Also read an index with equal keys (the last is taken), with text that is no UTF-8 (read as U+FFFD), "
+        help="Also read an index with equal keys (the last is taken), with text that is not UTF-8 (read as U+FFFD), "
         "or of another version; a warning on stderr names each.",
     ),
 ]
 
-_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is no CAF file, or
+_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is not a CAF file, or
 has no such member; 5 the server refuses or cannot be reached."""
 
 
@@ -82,7 +82,7 @@ def create(
         typer.Option(metavar="FILE", help="Write SHA-256 of each member there, as `sha256sum --check` reads it."),
     ] = None,
     proof_type: Annotated[
-        Literal["0", "3"] | None, typer.Option("--proof-type", help="Tell the Jackal Merkle root, too, as `caf merkle` does.")
+        Literal["0", "3"] | None, typer.Option("--proof-type", help="Print the Jackal Merkle root, too, as `caf merkle` does.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +156,7 @@ Examples:
   caf extract https://example.org/photos.caf 2024/a.jpg 2024/b.jpg
 
 Exit statuses: 0 everything was extracted; 1 something was not, as told on stderr; 2 wrong arguments; 4 the file is
-missing or is no CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be written."""
+missing or is not a CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be written."""
 
 
 def extract(

@@ -58,16 +58,16 @@ def check(  # noqa: PLR0917 - the command line's options
       caf check demo
       caf check demo packages/ --full --json | jq 'select(.error)'
 
-    Exit status: 0 all that was read is right; 2 SHARE is none; 3 a setting is wrong or there is no such source; 6 the database
-    failed; 9 no provider gives some object right; 7 else, where some object could not be read; 11 no archived key begins with
-    PREFIX.
+    Exit status: 0 all that was read is right; 2 SHARE is not a share; 3 a setting is wrong or there is no such source; 6 the
+    database failed; 9 no provider gives some object right; 7 else, where some object could not be read; 11 no archived key
+    begins with PREFIX.
     """
     from caf_pipeline.retrieval.check import check_objects, sampled  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
     from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
 
     if full and sample:
-        raise UsageError("--sample and --full exclude each other.")
+        raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
     share = 1.0 if full else _parse_share(sample or DEFAULT_SHARE)
     settings, sums = load_settings(), _Sums()
 

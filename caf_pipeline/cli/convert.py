@@ -45,12 +45,12 @@ def convert(
 
     Each member keeps its name and its bytes. In a tar it has mode 644, owner 0 and time 0, which CAF does not have; a name
     that ustar cannot hold stands in a PAX header. Into a CAF go the files, hard links as copies; of files of one name the last;
-    what is no file is left out and told. OUT appears whole, or not at all; an older file there is replaced.
+    what is not a file is left out and listed. OUT appears whole, or not at all; an older file there is replaced.
     """
     from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  most commands need no numpy
 
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
-        raise UsageError(f"What {str(out)!r} is to be, its name does not say.", hint="OUT ends with .caf, .tar or .tar.co.")
+        raise UsageError(f"The name {str(out)!r} does not say what to make.", hint="OUT ends with .caf, .tar or .tar.co.")
     made = _kind(str(out))
     given = _kind(file.partition("?")[0]) if "://" in file else _kind(file)
     if made == given:

@@ -134,7 +134,7 @@ class OpenedCotar:
         raise MalformedArchive(
             f"The index of {self.source.name} leads to bytes {slot.start_byte} to {end_byte} for {os.fsdecode(name)!r}, "
             f"and the tar has no file of {slot.size_bytes} bytes there.",
-            hint="One of them is damaged, or they do not belong together: `caf cotar verify` tells all such files.",
+            hint="One of them is damaged, or they do not belong together: `caf cotar verify` lists all such files.",
         )
 
     def _pax_says(self, slot: Slot) -> bool:
@@ -188,8 +188,8 @@ def index(
     """Make the cotar index of a tar archive.
 
     Each regular file and hard link is found by its name, as the tar has it; of files of one name the last. PAX, GNU and ustar
-    archives are read, uncompressed. What is no file (folders, links of the symbolic kind, devices) is left out and told. A file
-    of 4 GiB and more is an error. Nothing is written of a tar that is cut off or damaged.
+    archives are read, uncompressed. What is not a file (folders, links of the symbolic kind, devices) is left out and listed.
+    A file of 4 GiB and more is an error. Nothing is written of a tar that is cut off or damaged.
     """
     from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  the other commands need no numpy
 
@@ -230,9 +230,9 @@ def copy_tar(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> Non
 
 
 def tell_left_out(found: TarFiles) -> None:
-    """Tell on stderr what of a tar is no file."""
+    """Tell on stderr what of a tar is not a file."""
     if found.left_out:
-        note(f"left out, since they are no files: {', '.join(counted(count, kind) for kind, count in found.left_out.items())}")
+        note(f"left out, since they are not files: {', '.join(counted(count, kind) for kind, count in found.left_out.items())}")
 
 
 # --- list, cat, verify ---------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def verify(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = Fals
         print_json(report)
     if report["problems"]:
         raise CafError(
-            f"The index does not fit to the tar: {counted(report['problems'], 'problem')}.",
+            f"The index does not match the tar: {counted(report['problems'], 'problem')}.",
             hint="Make it again with `caf cotar index`.",
         )
     if not as_json:

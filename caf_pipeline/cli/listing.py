@@ -66,8 +66,8 @@ def ls(  # noqa: PLR0917 - the command line's options
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
-    Exit status: 0; 2 TIME is none; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key
-    begins with PREFIX.
+    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no
+    archived key begins with PREFIX.
     """
     from caf_pipeline.retrieval.listing import list_level, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
@@ -109,8 +109,8 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
       caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
-    Exit status: 0, also where nothing is found; 2 SIZE or TIME is none; 3 a setting is wrong or there is no such source; 6 the
-    database failed; 11 nothing of the source is archived.
+    Exit status: 0, also where nothing is found; 2 SIZE is not a size, or TIME not a time; 3 a setting is wrong or there is no
+    such source; 6 the database failed; 11 nothing of the source is archived.
     """
     from caf_pipeline.inventory.filters import regex_of  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
@@ -154,8 +154,8 @@ def du(  # noqa: PLR0917 - the command line's options
       caf du demo packages/ --json
       caf du demo --as-of 2026-11-21T10:00
 
-    Exit status: 0; 2 TIME is none; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no archived key
-    begins with PREFIX.
+    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no
+    archived key begins with PREFIX.
     """
     from caf_pipeline.retrieval.listing import common_prefix, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
@@ -213,7 +213,7 @@ def parse_time(text: str) -> datetime:
 def _moment(as_of: str, current: bool) -> datetime | None:
     """Return the time of --as-of; raises UsageError where --current is given, too."""
     if as_of and current:
-        raise UsageError("--as-of and --current exclude each other.")
+        raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
     return parse_time(as_of) if as_of else None
 
 

@@ -52,15 +52,15 @@ def search(  # noqa: PLR0917 - the command line's options
       caf logs search demo logs/ 'level: ERROR'
       caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --to 2026-11-21T11:00 --json | jq .record
 
-    Exit status: 0, also where nothing matches; 1 an object could not be searched, which stderr names, and the others were;
-    2 QUERY or TIME is none; 3 a setting is wrong, there is no such source, or clp-s is not installed; 6 the database failed; 8
-    staging cannot be written; 11 no archived key begins with PREFIX.
+    Exit status: 0, also where nothing matches; 1 an object could not be searched, which stderr names, and the others were; 2
+    QUERY is not a query, or TIME not a time; 3 a setting is wrong, there is no such source, or clp-s is not installed; 6 the
+    database failed; 8 staging cannot be written; 11 no archived key begins with PREFIX.
     """
     from caf_pipeline.retrieval.log_search import LogSearch, Period  # noqa: PLC0415  loaded by the command that uses it
 
     moments = [parse_time(one) if one else None for one in (begin, end)]
     if moments[0] and moments[1] and moments[1] < moments[0]:
-        raise UsageError("--to is before --from.")
+        raise UsageError("--to is before --from.", hint="Give the earlier time as --from.")
     settings = load_settings()
     searching = LogSearch(
         query, settings.staging_folder, period=Period.between(*moments), ignore_case=ignore_case, silent_seconds=timeout

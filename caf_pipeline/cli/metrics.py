@@ -93,7 +93,9 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
         "caf_skipped_objects", "Objects that were skipped, with their reason in the ledger.", lambda one: one.skipped_objects
     )
     yield gauge("caf_noticed_keys", "Keys that events named and no inventory has listed since.", lambda one: one.noticed_keys)
-    yield gauge("caf_messages_set_apart", "Messages of the source's queue that are no event.", lambda one: one.messages_set_apart)
+    yield gauge(
+        "caf_messages_set_apart", "Messages of the source's queue that are not events.", lambda one: one.messages_set_apart
+    )
     oldest = "When the oldest chunk under way was planned; absent where none is."
     yield gauge("caf_oldest_pending_timestamp_seconds", oldest, lambda one: one.oldest_planned_at)
     moved = "When a chunk last moved on; planning it, or an attempt to pack it, is no move. Absent where none ever did."
@@ -117,7 +119,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
     with suppress(ValueError):
         if host and 0 <= int(port) < 1 << 16:
             return host.strip("[]"), int(port)
-    raise UsageError(f"{text!r} is no HOST:PORT.", hint="For example 127.0.0.1:9180.")
+    raise UsageError(f"{text!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
 
 
 def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:

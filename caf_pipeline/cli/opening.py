@@ -91,7 +91,9 @@ def opened_ranges(words: Sequence[str]) -> "Iterator[FileRanges]":
         UsageError: more words. Else as `open_ranges`, and as `opened_archive` and `fetch`.
     """
     if len(words) > 2:
-        raise UsageError(f"{len(words)} words name no file.", hint="Give FILE, or SOURCE and KEY of an archived object.")
+        raise UsageError(
+            f"{len(words)} arguments do not name a file.", hint="Give FILE, or SOURCE and KEY of an archived object."
+        )
     if len(words) == 1:
         from caf_pipeline.cli.archives import open_s3  # noqa: PLC0415
         from caf_pipeline.system.ranges import open_ranges  # noqa: PLC0415

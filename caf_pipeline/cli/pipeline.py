@@ -88,7 +88,7 @@ def run(  # noqa: PLR0917 - the command line's options
     elif second_copy or report:
         raise UsageError(f"{'--second-copy' if second_copy else '--report'} is for one source.", hint="Name it with --source.")
     if report and list_bucket:
-        raise UsageError("--report and --list exclude each other.")
+        raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
     inventory = {"report": report, "list_bucket": list_bucket}
     options = {"second_copy": second_copy, "inventory": inventory, "workers": workers}
@@ -133,9 +133,9 @@ def get(  # noqa: PLR0917 - the command line's options
       caf get demo report.csv --as-of 2026-11-21T10:00 -o report.csv
       caf get demo tiles.tar.co --member 12/4038/2564.pbf > tile.pbf
 
-    Exit status: 0 verified; 2 FILE cannot be written, or TIME is none; 3 a setting is wrong or there is no such source; 4 the
-    object has no cotar index or no such file; 6 the database or 7 the store failed; 9 all that is to be had has other bytes; 11
-    the object, or this version of it, is not archived.
+    Exit status: 0 verified; 2 FILE cannot be written, or TIME is not a time; 3 a setting is wrong or there is no such source;
+    4 the object has no cotar index or no such file; 6 the database or 7 the store failed; 9 all that is to be had has other
+    bytes; 11 the object, or this version of it, is not archived.
     """
     from caf_pipeline.retrieval.reader import fetch, save, write_whole  # noqa: PLC0415  loaded by the commands that use it
 

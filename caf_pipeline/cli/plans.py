@@ -72,7 +72,7 @@ def plan(  # noqa: PLR0917 - the command line's options
     chosen = {"--last-inventory": last_inventory, "--report": report, "--list": list_bucket}
     first, *more = [option for option, value in chosen.items() if value] or [""]
     if more:
-        raise UsageError(f"{first} and {more[0]} exclude each other.")
+        raise UsageError(f"{first} and {more[0]} exclude each other.", hint="Give one of them.")
     if not dry_run:
         raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:

@@ -131,7 +131,7 @@ def repair(
             chunk = ledger.chunk(what)
             if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):
                 raise UsageError(
-                    f"chunk {what} is '{chunk.state}', which nothing can repair.", hint="`caf status` shows the others"
+                    f"chunk {what} is '{chunk.state}', and cannot be repaired.", hint="`caf status` shows the others"
                 )
             source, chunks = chunk.source, [what]
         if not chunks:

@@ -14,7 +14,7 @@ def queue(
     remove: Annotated[bool, typer.Option("--remove", help="Remove what is shown from the ledger.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Show messages of a source's queue that are no events.
+    r"""Show messages of a source's queue that are not events.
 
     Each is shown with the reason why it is no event of the source's bucket. They were set apart in the ledger, whole, when they
     were taken from the queue, so that they hold nothing up. Of a message with several events those that are right were taken.

@@ -46,7 +46,7 @@ def rebuild(
       caf rebuild --dry-run
       caf rebuild demo --owner jkl1…
 
-    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2 ADDRESS is none; 3 a
+    Exit status: 0 all that is listed is in the ledger; 1 something is not, and it is said why; 2 ADDRESS is not an address; 3 a
     setting or the wallet is wrong, or there is no such source; 6 the database, 7 the store or 8 the staging folder failed;
     10 another run plans or rebuilds.
     """

@@ -68,7 +68,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     from caf_pipeline.wiring import BUCKET_SCHEME, open_restore  # noqa: PLC0415
 
     if len(where) > 2:
-        raise UsageError("There are more arguments than SOURCE, PREFIX and DEST.")
+        raise UsageError("There are more arguments than SOURCE, PREFIX and DEST.", hint="Quote names that have spaces.")
     prefix, destination = (where[0] if len(where) == 2 else ""), where[-1]
     if (profile or endpoint_url) and not destination.startswith(BUCKET_SCHEME):
         raise UsageError("--profile and --endpoint-url are for a bucket.", hint="Give s3://BUCKET/PREFIX as DEST.")

@@ -101,7 +101,7 @@ def safe_to_delete(
       caf safe-to-delete demo --no-read-back --json | jq 'select(.reason)'
 
     With versions = "current", the objects are the current versions: older ones are neither archived nor listed. With "all", each
-    version is listed by its own id. Delete markers are no objects, and never listed. How many there are of both is printed.
+    version is listed by its own id. Delete markers are not objects, and never listed. How many there are of both is printed.
 
     Exit status: 0 every object that S3 has of the source is safe and listed (or it has none); 1 some are not safe
     yet, the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, there is no such source, or

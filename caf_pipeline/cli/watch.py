@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from caf_pipeline.settings import Settings
 
 _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
-"""What is archived, or is to be. Chunks that were given up are no part of the whole: their objects are in others."""
+"""What is archived, or is to be. Chunks that were given up are not part of the whole: their objects are in others."""
 
 _NOTHING: Final = "nothing is planned yet"
 

@@ -52,7 +52,7 @@ def _kept(stream: TextIO, path: Path) -> Iterator[None]:
     path.touch()
     try:
         terminal = os.dup(stream.fileno())
-    except OSError:  # it is no file, as under pytest
+    except OSError:  # it is not a file, as under pytest
         with redirect_to_file(stream, str(path)):
             yield
         return

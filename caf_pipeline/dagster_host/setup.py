@@ -1,6 +1,6 @@
 """`caf setup`: what a machine needs once before Dagster runs chunks on it: its folder, and how many steps may share a pool.
 
-Tables are no part of it: the ledger's and Dagster's are made and migrated by whatever opens them first.
+Tables are not part of it: the ledger's and Dagster's are made and migrated by whatever opens them first.
 Source: "Concurrency pools" in Dagster's documentation; the rule is in docs/operations/sizing.md.
 """
 

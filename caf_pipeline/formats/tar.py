@@ -217,7 +217,7 @@ def _number(field: bytes, what: str, position: int) -> int:
         return value
     if not (match := _OCTAL.fullmatch(field)):
         raise MalformedArchive(
-            f"The header at byte {position} of the tar archive has a {what} that is no number.",
+            f"The header at byte {position} of the tar archive has a {what} that is not a number.",
             hint=_NO_TAR,
         )
     return int(match[1] or b"0", 8)
@@ -249,7 +249,7 @@ def _pax(text: bytes, position: int) -> dict[bytes, bytes]:
 
 def _pax_size(text: bytes, position: int) -> int:
     if not _DIGITS.fullmatch(text):
-        raise MalformedArchive(f"The PAX header before byte {position} of the tar archive has a size that is no number.")
+        raise MalformedArchive(f"The PAX header before byte {position} of the tar archive has a size that is not a number.")
     return int(text)
 
 
@@ -275,7 +275,7 @@ class TarFiles:
     Attributes:
         files: where each file's bytes stand, in the order of the archive; of members of one name the last one. A name stands
             twice where hard links give it the same bytes again.
-        left_out: how many members are no files, by kind.
+        left_out: how many members are not files, by kind.
     """
 
     files: list[FileRange]

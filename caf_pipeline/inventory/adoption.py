@@ -43,7 +43,7 @@ MEMBER_SCHEMA: Final = pa.schema(
         pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
         pa.field("md5", pa.string(), nullable=False),  # lower-case hex, as an ETag has it
         pa.field("sha256", pa.binary(), nullable=False),
-        pa.field("left_out", pa.string()),  # why it is no object, whatever the inventory lists
+        pa.field("left_out", pa.string()),  # why it is not an object, whatever the inventory lists
     ]
 )
 """The members of a CAF file, in the order of their bytes."""

@@ -73,7 +73,7 @@ class S3Object:
             type; "" where it names no checksum.
         rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
         is_latest: whether it is what the key has now; an older version otherwise.
-        is_delete_marker: it is no object, and says that the key was deleted then: no ETag, no bytes.
+        is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no bytes.
     """
 
     key: bytes

@@ -145,7 +145,7 @@ class Snapshot:
         taken_at: the same by S3's clock; by this machine's where an earlier version took it.
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
-        object_count: delete markers are no objects.
+        object_count: delete markers are not objects.
         unsupported_count: of the objects, those whose key cannot be archived.
         all_versions: whether it has every version and delete marker; where not, the current versions only.
         beside: what keys had beside their current versions, in the file or left out of it; None where an earlier version took it.

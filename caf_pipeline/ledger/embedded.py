@@ -223,7 +223,7 @@ class EmbeddedServer:
             os.chown(short, uid, gid)
         found = short.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (uid, os.getuid()):
-            raise LedgerError(f"{short} belongs to somebody else", hint="remove it, or set `home` to a shorter path")
+            raise LedgerError(f"{short} belongs to another user", hint="remove it, or set `home` to a shorter path")
         os.chown(short, uid, gid)
         short.chmod(0o700)
         return short
@@ -269,7 +269,7 @@ class EmbeddedServer:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise LedgerUnreachable(
-                            f"another process is starting or stopping the embedded Postgres of {self.folder}"
+                            f"another process has been starting or stopping the embedded Postgres of {self.folder}"
                             f" for more than {LOCK_SECONDS} s",
                             hint=f"find it with: fuser {self.folder / 'server.lock'}",
                         ) from None

@@ -51,7 +51,7 @@ class ArchivedKeys(LedgerPart):
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
         """Return what is known of the identities of a key that are not located: claimed, skipped, or of a chunk that is lost.
 
-        The key may hold bytes that are no UTF-8, as names of the operating system do (`os.fsdecode`).
+        The key may hold bytes that are not UTF-8, as names of the operating system do (`os.fsdecode`).
         """
         try:
             encoded = key.encode("utf-8", "surrogateescape")

@@ -122,7 +122,7 @@ class ObjectLookups(LedgerPart):
 
 
 def _is_supported(key: str) -> bool:
-    """Tell whether the database can hold a key; a lone surrogate stands for a byte that is no UTF-8."""
+    """Tell whether the database can hold a key; a lone surrogate stands for a byte that is not UTF-8."""
     return is_supported(key.encode("utf-8", "surrogatepass"))
 
 
@@ -138,7 +138,7 @@ def _look_up(
     if as_of is None:
         return cursor.execute(_LOOK_UP, values).fetchall()
     if as_of.tzinfo is None:
-        raise UsageError(f"{as_of.isoformat()} has no zone", hint="give a datetime with tzinfo")
+        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
     known = cursor.execute(_LOOK_UP_AS_OF, values | {"as_of": as_of}).fetchall()
     # Of a claim that 0.3.0 wrote the LastModified is not known (None).
     return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]

@@ -99,7 +99,7 @@ def common_prefix(prefix: str, key: str) -> str:
 def _behind(prefix: str) -> str | None:
     """Return the least text that is greater than all that begins with a prefix; None where there is none.
 
-    UTF-8 has the order of code points, but for surrogates, which are no text.
+    UTF-8 has the order of code points, but for surrogates, which are not text.
     """
     least = prefix.rstrip("\U0010ffff")
     if not least:

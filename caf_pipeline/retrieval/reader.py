@@ -131,7 +131,7 @@ def fetch(
             located, the hint names the latest. UsageError: both a version and a time are asked for.
     """
     if object_version is not None and as_of:
-        raise UsageError("a version and a time exclude each other")
+        raise UsageError("a version and a time exclude each other", hint="give one of them")
     location = ledger.locate(source, key, object_version, as_of=as_of)
     if location is None:
         raise not_located(ledger, source, key, object_version, as_of=as_of)

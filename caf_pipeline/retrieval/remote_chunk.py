@@ -1,7 +1,7 @@
 """What a stored file says of itself as a chunk, by range reads: head, index, manifest, samples.
 
 Nothing of it is believed before every copy that answers gave the same bytes and all of it fits together: a provider may lie,
-and what no packing of ours could have written is no chunk. The Merkle root, which only whole reading proves, is not proven,
+and what no packing of ours could have written is not a chunk. The Merkle root, which only whole reading proves, is not proven,
 unless that is asked for where copies differ.
 
 Source: docs/format.md.

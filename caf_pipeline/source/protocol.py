@@ -286,7 +286,7 @@ class QueueMessage:
         receipt: by which it is deleted.
         body: as it came.
         events: of the source's keys; none where it is a test, or is about other keys of the bucket.
-        wrong: why it, or a part of it, is no event notification of the source's bucket; "" where it is one.
+        wrong: why it, or a part of it, is not an event notification of the source's bucket; "" where it is one.
     """
 
     message_id: str

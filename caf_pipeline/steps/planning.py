@@ -249,8 +249,8 @@ def _refuse_superseded(work: Workplace, report: InventoryReport, name: str) -> N
         return
     if whole in work.ledger.later_inventories(InventoryRecord(work.source, name, report.taken_at, *whole)):
         raise ReportRefused(
-            f"the inventory report {report.url} is older than what was already archived: it is of"
-            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a whole inventory of a later time is planned",
+            f"the inventory report {report.url} is older than what was already archived: it was taken at"
+            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned already",
             hint="wait for the next report, or list the bucket",
         )
 

@@ -31,7 +31,7 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a p
 _REASONS: Final = {  # for which another name may do
     errno.ELOOP: "a part of its path is a symbolic link",
     errno.ENOTDIR: "a part of its path is not a folder",
-    errno.ENXIO: "what has its path is no file",
+    errno.ENXIO: "what is at its path is not a file",
     errno.ENAMETOOLONG: "a part of its path is too long for the file system",
     errno.EILSEQ: "the file system does not take such names",
     errno.EINVAL: "the file system does not take such names",
@@ -174,7 +174,7 @@ class FilesBelow:
                 return None
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
-                raise NameRefused(f"{key!r} was not written: what has its path is no file.")
+                raise NameRefused(f"{key!r} was not written: what is at its path is not a file.")
             return open(descriptor, "rb")
 
     def may_be_folder(self, key: str, parts: Sequence[bytes]) -> bool:

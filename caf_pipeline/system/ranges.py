@@ -413,8 +413,8 @@ class HttpFile(RemoteFile):
         permitted = [one for one in addresses if is_public(one) or one in (self._named_addresses or ())]
         if not permitted:
             raise SourceError(
-                f"the server at {self._url.raw_host.decode()} leads on to {host}, which stands at {', '.join(addresses[:4])}: no"
-                " public address, so it is not followed.",
+                f"the server at {self._url.raw_host.decode()} redirects to {host}, at {', '.join(addresses[:4])}: not a"
+                " public address, so the redirect is not followed.",
                 hint="Give that address itself if it is what you want to read.",
             )
         return permitted
@@ -439,7 +439,9 @@ class HttpFile(RemoteFile):
         if response.status_code == 200:
             length = response.headers.get("content-length", "")
             if not _LENGTH.fullmatch(length):
-                raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
+                raise ArchiveError(
+                    f"{self.name}: the server does not say how large it is.", hint="Download it, and give the local file."
+                )
             return RangeAnswer(0, int(length), True, pieces)
         raise refused(self.name, response.status_code, response.reason_phrase)
 

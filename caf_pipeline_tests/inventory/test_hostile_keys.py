@@ -124,7 +124,7 @@ def body_of(key: str) -> bytes:
 
 
 class AnySource(MemorySource):
-    """Also lists keys that are no text, as S3 does where somebody managed to store them."""
+    """Also lists keys that are not text, as S3 does where somebody managed to store them."""
 
     def objects(self):
         return sorted(

@@ -170,7 +170,7 @@ def test_eight_posts_fit_in_one_transaction_of_some_455000_gas(user):
 
 
 FAILING: list[tuple[str, Callable[[ChainUser], ChainMessage], int, str, str]] = [
-    ("note that is no JSON", lambda user: some_post(user, note="{"), 17, "sdk", "note is not valid json `{`"),
+    ("note that is not JSON", lambda user: some_post(user, note="{"), 17, "sdk", "note is not valid json `{`"),
     ("no note", lambda user: some_post(user, note=""), 17, "sdk", "note is not valid json ``"),
     ("empty file", lambda user: user.post_message(b"", 0), 18, "sdk", "invalid request"),
     ("no space", lambda user: user.post_message(b"r", SPACE), 4, "sdk", "storage account does not have enough space available"),

@@ -372,7 +372,7 @@ def row_with(**changes):
 SPOOFS = {
     "no head": ({"head": b"x" * 512}, "does not begin with the head"),
     "a head of another format": ({"head": b'{"format":"other/1"}'.ljust(512)}, "is of the format 'other/1'"),
-    "a head that is no object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
+    "a head that is not an object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
     "a head that is nested deep": ({"head": b"[" * 512}, "does not begin with the head"),
     "another archive": ({"archive_id": "f" * 32}, "names the archive 'ffff"),
     "another source": ({"source": "other"}, "does not belong to source src"),

@@ -458,7 +458,7 @@ MANIFEST = {
         ({"creationTimestamp": "today"}, "is malformed"),
         ({"creationTimestamp": "9" * 30}, "is malformed"),
         ({"fileFormat": "Avro"}, "has the format 'Avro'; CSV, ORC and Parquet can be read"),
-        ({"fileFormat": 3}, "is malformed: fileFormat is no text"),
+        ({"fileFormat": 3}, "is malformed: fileFormat is not text"),
         ({"fileSchema": "Bucket, Key, Key"}, "names a column twice"),
         ({"fileSchema": ""}, "has no column Bucket, Key, Size, LastModifiedDate, ETag"),
         ({"files": 3}, "is malformed"),

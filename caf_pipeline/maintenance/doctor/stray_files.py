@@ -102,7 +102,7 @@ def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
 
 
 def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
-    """Tell of a file whose chunk the ledger does not know, or that is no chunk's."""
+    """Tell of a file whose chunk the ledger does not know, or that is not a chunk's."""
     named = ChunkId.parse(file.chunk)
     if _SPOOL_LEFT.fullmatch(file.path.name):
         if file.path in _left_in(file.path.parent, _SPOOL_LEFT):

@@ -230,7 +230,7 @@ def _size_of_range(headers: Mapping[str, str]) -> int:
 
 
 def headers_of(answer: Mapping[str, Any]) -> ObjectHeaders:
-    """Return an object's headers from botocore's answer to a HEAD, which takes an Expires that is no time out of the headers."""
+    """Return an object's headers from botocore's answer to a HEAD, which has an Expires that is not a time beside the headers."""
     return _object_headers({**answer["ResponseMetadata"]["HTTPHeaders"], "expires": answer.get("ExpiresString", "")})
 
 

@@ -109,7 +109,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
         return (), f"it is a test event of another bucket than '{bucket}'" if other else ""
     records = said.get("Records")
     if not isinstance(records, list) or not records:
-        return (), "it is no event notification of S3: it has no Records"
+        return (), "it is not an event notification of S3: it has no Records"
     events, wrong = [], []
     for record in records:
         try:

@@ -74,7 +74,9 @@ class S3File(RemoteFile):
 
         if "ContentRange" not in response:
             if "ContentLength" not in response:
-                raise ArchiveError(f"{self.name}: the server says no size.", hint="Download it, and give the local file.")
+                raise ArchiveError(
+                    f"{self.name}: the server does not say how large it is.", hint="Download it, and give the local file."
+                )
             return RangeAnswer(0, response["ContentLength"], True, pieces)
         first_byte, size_bytes = parse_range(self.name, response["ContentRange"])
         return RangeAnswer(first_byte, size_bytes, False, pieces)

@@ -164,7 +164,7 @@ def _malformed(url: str, why: str) -> ReportRefused:
 def _text(described: Mapping[str, Any], name: str) -> str:
     value = described[name]
     if not isinstance(value, str):
-        raise TypeError(f"{name} is no text")
+        raise TypeError(f"{name} is not text")
     return value
 
 

@@ -211,7 +211,7 @@ _FITS: Final = {
     "is_delete_marker": pa.types.is_boolean,
     "is_multipart_uploaded": pa.types.is_boolean,
 }
-"""Types in ORC and Parquet of the columns that are no text."""
+"""Types in ORC and Parquet of the columns that are not text."""
 
 
 def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:

@@ -148,7 +148,7 @@ class Reports:
         except _NoSuchObject:
             return None
         if len(content) > MAX_MANIFEST_BYTES:
-            raise ReportRefused(f"{url} has more than {MAX_MANIFEST_BYTES:,} bytes: it is no manifest", hint=AGAIN)
+            raise ReportRefused(f"{url} has more than {MAX_MANIFEST_BYTES:,} bytes: it is not a manifest", hint=AGAIN)
         return content
 
     def _require_whole(self) -> None:

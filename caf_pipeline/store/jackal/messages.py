@@ -446,7 +446,7 @@ class ChainAnswer:
     def _plain(self, name: str, text: str) -> str:
         # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text takes.
         if not text.isascii() and _HALF_PAIR.search(text):
-            raise _no_answer(self.query, f"'{name}' is no text: {_shown(text)}")
+            raise _no_answer(self.query, f"'{name}' is not text: {_shown(text)}")
         return text
 
     def number(self, name: str) -> int:

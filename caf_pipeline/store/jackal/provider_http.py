@@ -70,7 +70,7 @@ class ProviderAddress:
         permitted = [one for one in addresses if self.may_be_private or is_public(one)]
         if not permitted:
             raise PrivateAddress(
-                f"provider {self} is not connected to: {', '.join(addresses[:MAX_ADDRESSES])} is no public address,"
+                f"provider {self} is not connected to: {', '.join(addresses[:MAX_ADDRESSES])} is not a public address,"
                 " and jackal.allow_private_addresses is false",
                 hint="set it to true only for a network of your own, whose providers are on this machine or beside it",
             )
