@@ -211,7 +211,7 @@ def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(
     away = replace(pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere}))
     tick = evaluate_tick(pipeline, SENSOR)
     for said in ("1 alert sent to the webhook", "nothing to send"):
-        tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=4)
+        tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=10)
         assert said in tick.skip_message
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "1 condition in 1 source; 1 alert sent to the webhook."
     of_all = "(all sources)", "ledger_away"

@@ -26,6 +26,7 @@ from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server, switc
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 MANY = 100_000
+TICK_SECONDS = 10  # of a tick that waits in vain; half of it is enough for all else, also on a busy machine
 
 PLANNED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
@@ -99,11 +100,11 @@ def on_silent_jackal(pipeline, network):
 @pytest.mark.thorough
 def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on_silent_jackal):
     pipeline, server = on_silent_jackal
-    tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=4)
+    tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=TICK_SECONDS)
     assert tick.run_requests == []
     assert tick.skip_message == (
         f"0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at {server.url}, or a provider"
-        " that it lists, did not answer within 4 s. The next look asks again."
+        f" that it lists, did not answer within {TICK_SECONDS} s. The next look asks again."
     )
 
 
@@ -114,7 +115,7 @@ def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_s
     done = with_settings(pipeline, sources={**pipeline.settings.sources, "done": pipeline.settings.sources[SOURCE]})
     report_incomplete(done, "done")
     plan_chunks(done, "done", 1, state="located")
-    (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=4).run_requests
+    (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=TICK_SECONDS).run_requests
     assert request.job_name == "audit_done"
 
 
@@ -122,12 +123,12 @@ def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_s
 def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
-        tick = evaluate_tick(silent, "new_objects_my_source", '{"after": "key-7"}', tick_seconds=4)
+        tick = evaluate_tick(silent, "new_objects_my_source", '{"after": "key-7"}', tick_seconds=TICK_SECONDS)
         bucket = pipeline.bucket.name
         assert tick.run_requests == []
         assert tick.skip_message == (
-            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within 4 s. Nothing is planned by this look; the"
-            " next one begins at the same key."
+            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within {TICK_SECONDS} s. Nothing is planned by"
+            " this look; the next one begins at the same key."
         )
         assert tick.cursor in (None, '{"after": "key-7"}')
         assert server.asked
@@ -137,9 +138,9 @@ def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pip
 def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is_open(pipeline):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
-        evaluate_tick(silent, "new_objects_my_source", tick_seconds=4)
+        evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
         asked = len(server.asked)
-        tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=4)
+        tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
         assert "has not answered an earlier question yet. Nothing is planned by this look" in tick.skip_message
         assert len(server.asked) == asked
 

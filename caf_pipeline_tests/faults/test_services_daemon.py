@@ -38,7 +38,7 @@ OBJECTS = 3  # of a chunk
 OBJECT_BYTES = 5_500
 CHUNKS, FAILURES_EVERY = 10, 1
 LONG_CHUNKS, LONG_FAILURES_EVERY = 500, 5
-STANDSTILL_SECONDS = 400
+STANDSTILL_SECONDS = 900
 """A failed run's chunk waits a minute and more for its next run."""
 
 SHARE_SPOILED = 0.03
