@@ -24,9 +24,9 @@ from benchmarks.inventories import MOMENT, key
 from benchmarks.pairs import Command
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.manifest import (
+    MANIFEST_GROUP_ROWS,
     MANIFEST_SCHEMA,
     METADATA_KEY,
-    ROWS_PER_GROUP,
     ChunkIdentity,
     ManifestWriter,
     open_manifest,
@@ -202,8 +202,8 @@ def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
     if not in_order:
         random.Random(SEED).shuffle(numbers)
     with pq.ParquetWriter(path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
-        for first in range(0, count, ROWS_PER_GROUP):
-            some = numbers[first : first + ROWS_PER_GROUP]
+        for first in range(0, count, MANIFEST_GROUP_ROWS):
+            some = numbers[first : first + MANIFEST_GROUP_ROWS]
             writer.write_table(_rows(first, some))
 
 

@@ -26,7 +26,7 @@ READERS: Final = 2
 """Threads that read files: while one waits for the disk, the other one hashes."""
 
 
-class LocalFile(NamedTuple):
+class InputFile(NamedTuple):
     """A file as it was found: it must still be so when it is read."""
 
     path: str
@@ -38,7 +38,7 @@ class LocalFile(NamedTuple):
 # --- which files ---------------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None = None) -> list[LocalFile]:
+def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None = None) -> list[InputFile]:
     """Return the files at and below `paths`, each argument's in byte order of their keys. Nothing is opened.
 
     Args:
@@ -52,7 +52,7 @@ def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None
         CafError: a path that is missing, unreadable, or neither file nor folder.
     """
     own = _own_files(out, sums)
-    found: dict[str, LocalFile] = {}
+    found: dict[str, InputFile] = {}
     for path in paths:
         for file in _walk(os.path.join(folder, path), _key_below(folder, path), own):
             if earlier := found.get(file.key):
@@ -99,7 +99,7 @@ def _own_files(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
     return own
 
 
-def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Iterator[LocalFile]:
+def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Iterator[InputFile]:
     """Yield the files at and below `root`. Links are followed, but not to a folder that is being walked already."""
     waiting: list[tuple[Iterator[tuple[str, str]], tuple[tuple[int, int], ...]]] = [(iter([(root, root_key)]), ())]
     while waiting:
@@ -122,7 +122,7 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
                 note(f"left out: {path!r} is to be written")
                 continue
             _check_name(path, key)
-            yield LocalFile(path, key, status.st_size, status.st_mtime_ns)
+            yield InputFile(path, key, status.st_size, status.st_mtime_ns)
         else:
             waiting.pop()
 
@@ -166,11 +166,11 @@ def _unreadable(path: str, error: OSError) -> CafError:
 class _Volume:
     """One archive to be, with its exact size so far."""
 
-    files: list[LocalFile] = field(default_factory=list)
+    files: list[InputFile] = field(default_factory=list)
     body_bytes: int = 0
     index_bytes: int = EMPTY_INDEX_SIZE_BYTES
 
-    def reason_against(self, file: LocalFile, target_bytes: int, limits: Limits) -> str:
+    def reason_against(self, file: InputFile, target_bytes: int, limits: Limits) -> str:
         """Say why the file does not fit beside the others, or "" where it does. The target is no reason against the first."""
         body_bytes, index_bytes = self._with(file)
         size_bytes = body_bytes + index_bytes + FOOTER_SIZE_BYTES
@@ -178,18 +178,18 @@ class _Volume:
             return "it is over the target"
         return limits.reason_against(len(self.files) + 1, index_bytes, size_bytes)
 
-    def add(self, file: LocalFile) -> None:
+    def add(self, file: InputFile) -> None:
         """Add a file."""
         self.body_bytes, self.index_bytes = self._with(file)
         self.files.append(file)
 
-    def _with(self, file: LocalFile) -> tuple[int, int]:
+    def _with(self, file: InputFile) -> tuple[int, int]:
         body_bytes = self.body_bytes + file.size_bytes
         entry_bytes = index_entry_size_bytes(file.key, self.body_bytes, body_bytes) + bool(self.files)
         return body_bytes, self.index_bytes + entry_bytes
 
 
-def _fit_surely(files: Sequence[LocalFile], target_bytes: int, limits: Limits) -> bool:
+def _fit_surely(files: Sequence[InputFile], target_bytes: int, limits: Limits) -> bool:
     """Tell by sums alone whether the files fit into one archive; where it is a close thing, they do not surely."""
     # An escape is the most that a character takes, six bytes; an end byte has no more digits than the greatest archive's size.
     key_bytes = 6 * sum(len(file.key) for file in files)
@@ -200,8 +200,8 @@ def _fit_surely(files: Sequence[LocalFile], target_bytes: int, limits: Limits) -
 
 
 def cut_into_archives(
-    files: Sequence[LocalFile], target_bytes: int, limits: Limits = DEFAULT_LIMITS
-) -> list[Sequence[LocalFile]]:
+    files: Sequence[InputFile], target_bytes: int, limits: Limits = DEFAULT_LIMITS
+) -> list[Sequence[InputFile]]:
     """Cut files, in their order, into archives of at most `target_bytes`; always at least one.
 
     A file that is larger than the target has an archive of its own.
@@ -256,7 +256,7 @@ class Written(NamedTuple):
 
 
 def write_archives(
-    volumes: Sequence[Sequence[LocalFile]],
+    volumes: Sequence[Sequence[InputFile]],
     paths: Sequence[Path],
     advance: Callable[[int], None],
     sums: Path | None = None,
@@ -291,7 +291,7 @@ def write_archives(
 
 
 def _write_archive(
-    archive: CafWriter, files: Iterable[LocalFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
+    archive: CafWriter, files: Iterable[InputFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
 ) -> Written:
     """Write one archive, which is sealed then, and a line of the sums for each member."""
     from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  numpy, where nothing is compiled
@@ -312,7 +312,7 @@ def _write_archive(
 
 
 def _add_files(
-    writer: CafWriter, files: Iterable[LocalFile], advance: Callable[[int], None], *, hashed: bool
+    writer: CafWriter, files: Iterable[InputFile], advance: Callable[[int], None], *, hashed: bool
 ) -> Iterator[tuple[str, bytes]]:
     """Add files to an archive; yield the key of each with its SHA-256, or nothing in its place where it is not `hashed`."""
     with ThreadPoolExecutor(READERS, "reader") as readers, ThreadPoolExecutor(1, "hasher") as hasher:
@@ -331,13 +331,13 @@ def _add_files(
 
 
 def _read_ahead(
-    files: Iterable[LocalFile], readers: Executor, *, hashed: bool
-) -> Iterator[tuple[Sequence[LocalFile], memoryview, tuple[int, list[bytes]]]]:
+    files: Iterable[InputFile], readers: Executor, *, hashed: bool
+) -> Iterator[tuple[Sequence[InputFile], memoryview, tuple[int, list[bytes]]]]:
     """Yield small files in groups, with their bodies and what `read_files` says of them; each large one alone, and not read.
 
     The bodies may be used until the next group is asked for.
     """
-    reading: deque[tuple[Sequence[LocalFile], bytearray, Future[tuple[int, list[bytes]]]]] = deque()
+    reading: deque[tuple[Sequence[InputFile], bytearray, Future[tuple[int, list[bytes]]]]] = deque()
     unused = [bytearray(PIECE_BYTES + 1) for _ in range(2 * READERS)]  # one at work and one waiting each
     groups = _groups(files)
     while True:
@@ -352,9 +352,9 @@ def _read_ahead(
         unused.append(buffer)
 
 
-def _groups(files: Iterable[LocalFile]) -> Iterator[Sequence[LocalFile]]:
+def _groups(files: Iterable[InputFile]) -> Iterator[Sequence[InputFile]]:
     """Cut files into groups that fit into one piece together, or of one file."""
-    group: list[LocalFile] = []
+    group: list[InputFile] = []
     size_bytes = 0
     for file in files:
         if group and size_bytes + file.size_bytes > PIECE_BYTES:
@@ -366,7 +366,7 @@ def _groups(files: Iterable[LocalFile]) -> Iterator[Sequence[LocalFile]]:
         yield group
 
 
-def _stream(file: LocalFile, advance: Callable[[int], None], sha256: "hashlib._Hash | None", hasher: Executor) -> Iterator[bytes]:
+def _stream(file: InputFile, advance: Callable[[int], None], sha256: "hashlib._Hash | None", hasher: Executor) -> Iterator[bytes]:
     """Yield a file's bytes, which are hashed by a thread meanwhile; raise CafError where it is not what was found."""
     hashing: deque[Future[None]] = deque()
     for piece in _read(file):
@@ -380,7 +380,7 @@ def _stream(file: LocalFile, advance: Callable[[int], None], sha256: "hashlib._H
         piece_hashed.result()
 
 
-def _read(file: LocalFile) -> Iterator[bytes]:
+def _read(file: InputFile) -> Iterator[bytes]:
     done = 0
     try:
         # Something else may be there by now: a pipe must not be waited for.

@@ -306,7 +306,7 @@ def files(
     missing = 0
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
-            found, urls = _holdings(settings, ledger, name, with_urls=json)
+            found, urls = _compared(settings, ledger, name, with_urls=json)
             missing += len(found.missing)
             if json:
                 _print_files_json(name, found, urls)
@@ -319,7 +319,7 @@ def files(
         )
 
 
-def _holdings(settings: "Settings", ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
+def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
     from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
     from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it

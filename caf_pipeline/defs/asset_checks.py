@@ -50,7 +50,7 @@ Look = Callable[[Workplace, str], AssetCheckResult]
 """What a check does with a source's workplace and a chunk's id, which is "" where the check is of the whole source."""
 
 
-SAID_OF_STANDING: Final = {
+SAID_OF_CONDITIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
         "No chunk is marked as `damaged`: its objects are served by the copies that are right, as long as there are any. "
         f"`{ALERT_SENSOR}` sends an alert."
@@ -124,7 +124,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
-            *(_check(source, CHECKED_ASSET, name, partial(_standing, name), SAID_OF_STANDING[name]) for name in CHECKS),
+            *(_check(source, CHECKED_ASSET, name, partial(_conditions, name), SAID_OF_CONDITIONS[name]) for name in CHECKS),
         ]
         if on_jackal:
             said = (
@@ -235,7 +235,7 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     )
 
 
-def _standing(check: str, work: Workplace, _: str) -> AssetCheckResult:
+def _conditions(check: str, work: Workplace, _: str) -> AssetCheckResult:
     found = conditions_of(work.ledger.progress([work.source]), work.settings, paused=is_paused(work.ledger))
     return check_result(found[work.source], check)
 

@@ -69,7 +69,7 @@ class InventoryTerms(Config):
         return bool(self.report) or (bool(settings.inventory) and not lists)
 
 
-class PlanTerms(Config):
+class PlanConfig(Config):
     """What a plan may do."""
 
     second_copy: bool = Field(
@@ -153,7 +153,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         freshness_policy=FRESH,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
-    def chunk_plan(context: AssetExecutionContext, config: PlanTerms) -> Results:
+    def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(work: Workplace) -> metadata.Metadata:
             report = planning.cut_plan(work, planning.snapshot_to_plan(work), second_copy=config.second_copy)
             if report.warning:

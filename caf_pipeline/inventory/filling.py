@@ -26,8 +26,8 @@ from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
     MANIFEST_GROUP_BYTES,
+    MANIFEST_GROUP_ROWS,
     MANIFEST_MEMBER,
-    ROWS_PER_GROUP,
     manifest_row_bound,
 )
 from caf_pipeline.inventory.snapshot import object_versions
@@ -203,7 +203,7 @@ class Filling:
         begins[:1] = _digits(np.array([self.position]))
         begins[1:] = digits[:-1]
         manifest = rows.manifest_bytes[first:stop].copy()
-        manifest[-self.object_count % ROWS_PER_GROUP :: ROWS_PER_GROUP] += MANIFEST_GROUP_BYTES
+        manifest[-self.object_count % MANIFEST_GROUP_ROWS :: MANIFEST_GROUP_ROWS] += MANIFEST_GROUP_BYTES
         return _Grown(
             end,
             self.index + np.cumsum(rows.entry_bytes[first:stop] + digits + begins),

@@ -42,7 +42,7 @@ PARTS_FORMAT: Final = "caf-pipeline/3"
 
 FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT)
 
-ROWS_PER_GROUP: Final = 4_000
+MANIFEST_GROUP_ROWS: Final = 4_000
 """Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
@@ -234,7 +234,7 @@ class ManifestWriter:
         """Return the most bytes that this row can add to the file."""
         texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
         pairs = sum(len(k.encode()) + len(v.encode()) + 16 for k, v in (row.get("user_metadata") or {}).items())
-        group = MANIFEST_GROUP_BYTES if self.row_count % ROWS_PER_GROUP == 0 else 0
+        group = MANIFEST_GROUP_BYTES if self.row_count % MANIFEST_GROUP_ROWS == 0 else 0
         return texts + pairs + MANIFEST_ROW_BYTES + group
 
     def add(self, row: dict[str, Any]) -> None:
@@ -243,7 +243,7 @@ class ManifestWriter:
         row["inventory_time"] = self._inventory_time
         self._rows.append(row)
         self.row_count += 1
-        if len(self._rows) == ROWS_PER_GROUP:
+        if len(self._rows) == MANIFEST_GROUP_ROWS:
             self._flush()
 
     def add_log(self, log: LogTimes) -> None:
@@ -309,7 +309,7 @@ class OpenedManifest:
     def batches(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, at most `ROWS_PER_GROUP` at a time. Columns that the manifest does not have are left out.
+        """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time. Columns that the manifest does not have are left out.
 
         With `between`, row groups without a key from the first to the second, both included, are left out.
 
@@ -320,7 +320,7 @@ class OpenedManifest:
         names = [name for name in columns if name in present] if columns else None
         with _as_malformed():
             groups = [number for number in range(self._parquet.num_row_groups) if between is None or self._has(number, *between)]
-            for batch in self._parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=names, row_groups=groups):
+            for batch in self._parquet.iter_batches(batch_size=MANIFEST_GROUP_ROWS, columns=names, row_groups=groups):
                 batch.validate(full=True)  # a Parquet reader takes any bytes for text
                 yield batch
 
@@ -410,7 +410,7 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
         )
     if not schema.remove_metadata().equals(_SCHEMAS[found]):
         raise MalformedArchive("the manifest's columns are not those of its format")
-    if any(not 0 <= group.num_rows <= ROWS_PER_GROUP or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
+    if any(not 0 <= group.num_rows <= MANIFEST_GROUP_ROWS or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
         raise MalformedArchive("the manifest has a row group that is larger than any that was ever written")
     return OpenedManifest(described, row_count, parquet)
 
@@ -423,7 +423,7 @@ def refuse_bloated(file: Path) -> None:
     with _as_malformed():
         texts = [one.name for one in pq.read_schema(file) if one.type == pa.string()]
         parquet = pq.ParquetFile(file, read_dictionary=texts)
-        for batch in parquet.iter_batches(batch_size=ROWS_PER_GROUP, columns=texts):
+        for batch in parquet.iter_batches(batch_size=MANIFEST_GROUP_ROWS, columns=texts):
             lengths = [pc.max(pc.binary_length(column.dictionary)).as_py() or 0 for column in batch.columns]
             if max(lengths) > MAX_TEXT_BYTES:
                 raise MalformedArchive(f"the manifest has a text of {max(lengths)} bytes")

@@ -67,7 +67,7 @@ NOTHING_MISSING: Final = frozenset({FileKind.CHUNK, FileKind.KNOWN, FileKind.FOR
 
 
 @dataclass(frozen=True, slots=True)
-class ListedFile:
+class FileFinding:
     """A file that the store lists.
 
     Attributes:
@@ -97,7 +97,7 @@ class RebuildOutcome:
         fault: why the chunk is damaged; "" where it is located.
     """
 
-    finding: ListedFile
+    finding: FileFinding
     rows: int | None = None
     fault: str = ""
 
@@ -110,7 +110,7 @@ class RebuildOutcome:
 # --- what the store lists ------------------------------------------------------------------------------------------
 
 
-def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[ListedFile]:
+def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[FileFinding]:
     """Yield one finding for each file that is listed under the source's archive; chunks with enough copies before the others.
 
     Args:
@@ -128,7 +128,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
         if file.posting.owner == owner:
             ours.append(file)
         else:
-            yield ListedFile(file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
+            yield FileFinding(file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
     known = {(chunk.merkle_root, chunk.start): chunk for chunk in work.ledger.chunks() if chunk.source == work.source}
     unknown = []
     for file in ours:
@@ -136,7 +136,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
         if chunk is None:
             unknown.append(file)
         else:
-            yield ListedFile(file, FileKind.KNOWN, name=chunk.name)
+            yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
     copies = {file: _copies(work, file) for file in unknown}
     posted_once = yield from _without_doubles(unknown, copies, {root: chunk for (root, _), chunk in known.items() if root})
     named = yield from _with_heads(work, posted_once, copies, whole=whole)
@@ -153,7 +153,7 @@ def _copies(work: Workplace, file: PostedFile) -> Sequence[Copy]:
 
 def _without_doubles(
     files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
-) -> Generator[ListedFile, None, Sequence[PostedFile]]:
+) -> Generator[FileFinding, None, Sequence[PostedFile]]:
     """Leave one post of each root: that with the most copies, of these the first. Yield the others; return what is left."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda one: (-len(copies[one]), one.posting.start)):
@@ -162,9 +162,9 @@ def _without_doubles(
             yield _of_known_name(file, known[root])
         elif root in known:
             name = known[root].name
-            yield ListedFile(file, FileKind.DOUBLE, f"its bytes are those of chunk {name}, posted once more", name)
+            yield FileFinding(file, FileKind.DOUBLE, f"its bytes are those of chunk {name}, posted once more", name)
         elif root in best:
-            yield ListedFile(file, FileKind.DOUBLE, f"the same bytes were posted in block {best[root].posting.start}, too")
+            yield FileFinding(file, FileKind.DOUBLE, f"the same bytes were posted in block {best[root].posting.start}, too")
         else:
             best[root] = file
     return list(best.values())
@@ -175,13 +175,13 @@ _Opened = tuple[PostedFile, AgreedSource, Head]
 
 def _with_heads(
     work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], *, whole: bool
-) -> Generator[ListedFile, None, Sequence[_Opened]]:
+) -> Generator[FileFinding, None, Sequence[_Opened]]:
     """Read the heads. Yield the files that have none; return the others with theirs."""
     opened: list[_Opened] = []
     for file in files:
         providers = [copy.provider for copy in copies[file]]
         if not providers:
-            yield ListedFile(file, FileKind.NOT_UPLOADED, "it was posted, but the chain lists no provider that has it")
+            yield FileFinding(file, FileKind.NOT_UPLOADED, "it was posted, but the chain lists no provider that has it")
             continue
         source = AgreedSource(work.store, file.posting, providers, proof_type=file.proof_type if whole else None)
         try:
@@ -190,14 +190,14 @@ def _with_heads(
             yield _refused(file, error)
             continue
         if head.archive_id != work.archive_id:
-            yield ListedFile(file, FileKind.NO_CHUNK, f"its head names the archive {head.archive_id[:40]!r}", head.chunk)
+            yield FileFinding(file, FileKind.NO_CHUNK, f"its head names the archive {head.archive_id[:40]!r}", head.chunk)
         else:
             opened.append((file, source, head))
     return opened
 
 
-def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[ListedFile, None, Sequence[_Opened]]:
-    """Yield the files whose name another one has, too; return the others."""
+def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[FileFinding, None, Sequence[_Opened]]:
+    """Yield a finding for each file that has the name of another file, or of a known chunk; return the other files."""
     claimed = defaultdict(list)
     for one in opened:
         claimed[one[2].chunk].append(one)
@@ -213,23 +213,23 @@ def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[ListedF
             roots = ", ".join(file.posting.merkle_root.hex()[:16] + "…" for file, _, _ in claimants)
             for file, _, _ in claimants:
                 why = f"{len(claimants)} files with other bytes say to be chunk {name} (roots {roots}), and one of them lies"
-                yield ListedFile(file, FileKind.CONFLICTING, why, name)
+                yield FileFinding(file, FileKind.CONFLICTING, why, name)
     return wanted
 
 
-def _of_known_name(file: PostedFile, chunk: Chunk) -> ListedFile:
+def _of_known_name(file: PostedFile, chunk: Chunk) -> FileFinding:
     """Return what a file is that says to be a chunk of which the ledger has other bytes, or none yet."""
     if chunk.state in CLAIMING:
         why = f"the ledger has this chunk as '{chunk.state}': its own run goes on with it"
-        return ListedFile(file, FileKind.KNOWN, why, chunk.name)
+        return FileFinding(file, FileKind.KNOWN, why, chunk.name)
     root = chunk.merkle_root.hex()[:16] if chunk.merkle_root else "none"
     why = f"it says to be chunk {chunk.name}, which the ledger has as '{chunk.state}' with other bytes (root {root}…)"
     # Beside a second copy that was ordered, say: with the ledger's chunk in good standing no object is missing.
     kind = FileKind.SUPERSEDED if chunk.state in IN_GOOD_STANDING else FileKind.CONFLICTING
-    return ListedFile(file, kind, why, chunk.name)
+    return FileFinding(file, kind, why, chunk.name)
 
 
-def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head) -> Iterator[ListedFile]:
+def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head) -> Iterator[FileFinding]:
     """Yield what a file with the head of a chunk is; its manifest is there until the next one is asked for."""
     with _spool(work) as spool:
         try:
@@ -237,10 +237,10 @@ def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: Agr
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, head.chunk)
         else:
-            yield ListedFile(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool)
+            yield FileFinding(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool)
 
 
-def _refused(file: PostedFile, error: CafError, name: str = "") -> ListedFile:
+def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
     """Return the finding of a file that could not be read as a chunk. A chain that is away says nothing of any file."""
     if isinstance(error, NoChainAnswer):
         raise error
@@ -249,7 +249,7 @@ def _refused(file: PostedFile, error: CafError, name: str = "") -> ListedFile:
         kind = FileKind.NO_CHUNK
     elif isinstance(error, IntegrityError):
         kind = FileKind.DIFFERING
-    return ListedFile(file, kind, str(error), name)
+    return FileFinding(file, kind, str(error), name)
 
 
 @contextmanager
@@ -269,7 +269,7 @@ def _spool(work: Workplace) -> Iterator[Path]:
 # --- into the ledger -----------------------------------------------------------------------------------------------
 
 
-def restore(work: Workplace, finding: ListedFile) -> int:
+def restore(work: Workplace, finding: FileFinding) -> int:
     """Write a chunk that was found into the ledger; return the location rows written, 0 where other chunks have all its objects.
 
     Raises:
@@ -326,7 +326,7 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
             yield _restored(work, finding, dry_run=dry_run)
 
 
-def _restored(work: Workplace, finding: ListedFile, *, dry_run: bool) -> RebuildOutcome:
+def _restored(work: Workplace, finding: FileFinding, *, dry_run: bool) -> RebuildOutcome:
     if finding.chunk is None:
         return RebuildOutcome(finding)
     fault = fault_of(work, finding.chunk)
@@ -335,9 +335,9 @@ def _restored(work: Workplace, finding: ListedFile, *, dry_run: bool) -> Rebuild
     try:
         rows = restore(work, finding)
     except (ClaimConflict, IntegrityError) as error:
-        return RebuildOutcome(ListedFile(finding.file, FileKind.CONFLICTING, str(error), finding.name))
+        return RebuildOutcome(FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name))
     if not rows:
-        return RebuildOutcome(ListedFile(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name))
+        return RebuildOutcome(FileFinding(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name))
     return RebuildOutcome(finding, rows, fault)
 
 

@@ -59,7 +59,7 @@ def test_the_head_of_the_longest_names_fits():
 
 
 def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifest_module, "ROWS_PER_GROUP", 3)
+    monkeypatch.setattr(manifest_module, "MANIFEST_GROUP_ROWS", 3)
     rows = [a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain") for number in range(8)]
     written(tmp_path / "m.parquet", rows)
     read = list(open_manifest(tmp_path / "m.parquet").rows(("key", "user_metadata", "content_type", "inventory_time")))

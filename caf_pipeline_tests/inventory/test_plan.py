@@ -21,7 +21,7 @@ from caf_pipeline.inventory.manifest import (
     HEAD_SIZE_BYTES,
     MANIFEST_FIXED_BYTES,
     MANIFEST_GROUP_BYTES,
-    ROWS_PER_GROUP,
+    MANIFEST_GROUP_ROWS,
     manifest_row_bound,
 )
 from caf_pipeline.inventory.plan import (
@@ -46,7 +46,7 @@ def sizes_by_hand(chunk, objects):
     """The chunk's size without and with its manifest, computed by the index itself and not by the planner's sums."""
     index, position = IndexBuilder(), HEAD_SIZE_BYTES
     index.add(chunk.head_member, 0, HEAD_SIZE_BYTES)
-    manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // ROWS_PER_GROUP)
+    manifest = MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES * -(-len(objects) // MANIFEST_GROUP_ROWS)
     for planned in objects:
         obj = planned.object
         index.add(planned.member, position, position + obj.size_bytes)

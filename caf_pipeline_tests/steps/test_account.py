@@ -125,7 +125,7 @@ def test_the_manifest_is_opened_once_while_sealing(work, name, monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])
 def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(work, source, name, monkeypatch, rows):
-    monkeypatch.setattr("caf_pipeline.inventory.manifest.ROWS_PER_GROUP", rows)
+    monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
     monkeypatch.setattr("caf_pipeline.inventory.plan.OBJECTS_PER_BATCH", 3)
     monkeypatch.setattr(account, "LARGEST_SHOWN", 3)
     source.unavailable = dict.fromkeys(["key-11", "key-03"], ("deleted", 0))

@@ -78,16 +78,16 @@ def manifests() -> tuple[bytes, ...]:
     """Return real manifests, small and of several row groups."""
     import caf_pipeline.inventory.manifest as module
 
-    found, usual = [], module.ROWS_PER_GROUP
+    found, usual = [], module.MANIFEST_GROUP_ROWS
     identity = module.ChunkIdentity("a" * 32, "src", "src-1", "p" * 64, "s", datetime(2026, 11, 1, tzinfo=UTC))
     with tempfile.TemporaryDirectory() as folder:
         for rows, group in ((0, usual), (1, usual), (30, usual), (30, 7)):
-            module.ROWS_PER_GROUP = group
+            module.MANIFEST_GROUP_ROWS = group
             with module.ManifestWriter(Path(folder, "m"), identity) as writer:
                 for number in range(rows):
                     writer.add(_row(number))
             found.append(Path(folder, "m").read_bytes())
-    module.ROWS_PER_GROUP = usual
+    module.MANIFEST_GROUP_ROWS = usual
     return tuple(found)
 
 

@@ -49,7 +49,7 @@ def listed_files(context: DoctorContext) -> Iterator[Finding]:
         yield not_checked(f"what the store lists of {work.source}", error)
 
 
-def _finding(context: DoctorContext, file: rebuild.ListedFile) -> Iterator[Finding]:
+def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
         found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger does not"
@@ -67,16 +67,16 @@ def _finding(context: DoctorContext, file: rebuild.ListedFile) -> Iterator[Findi
         yield Finding(Kind.FILE, name, where, f"left; {_space(file)}", Actor.NOBODY)
 
 
-def _place(file: rebuild.ListedFile) -> str:
+def _place(file: rebuild.FileFinding) -> str:
     posting = file.file.posting
     return f"root {posting.merkle_root.hex()[:16]}…, block {posting.start}"
 
 
-def _space(file: rebuild.ListedFile) -> str:
+def _space(file: rebuild.FileFinding) -> str:
     return f"each of its copies takes {file.file.posting.stored_size_bytes} bytes until the bought space ends"
 
 
-def _known(context: DoctorContext, file: rebuild.ListedFile) -> Iterator[Finding]:
+def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
     """Report a file whose chunk the ledger has in a state that does not account for it."""
     try:
         chunk = context.work.ledger.chunk(file.name)
@@ -91,12 +91,12 @@ def _known(context: DoctorContext, file: rebuild.ListedFile) -> Iterator[Finding
         yield Finding(Kind.FILE, chunk.name, f"posted ({_place(file)}) and {chunk.state}", f"left; {_space(file)}", Actor.NOBODY)
 
 
-def _remedy(context: DoctorContext, file: rebuild.ListedFile) -> str:
+def _remedy(context: DoctorContext, file: rebuild.FileFinding) -> str:
     fault = rebuild.fault_of(context.work, file.chunk) if file.chunk else ""
     return f"restored as damaged ({fault}); 'caf jackal repair {file.name}' stores it again" if fault else "restored"
 
 
-def _restore(context: DoctorContext, file: rebuild.ListedFile) -> Mended:
+def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
     work = context.work
     with context.lease(plan_lease(work.source)):
         try:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.formats.chunkio import LogEntry, LogReader, LogWriter
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, ROWS_PER_GROUP, ChunkIdentity
+from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, MANIFEST_GROUP_ROWS, ChunkIdentity
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.packing.sink import staging_error, sync_data
@@ -121,7 +121,7 @@ def opening_of(
     return Opening(
         journal_format=JOURNAL_FORMAT,
         # What the bytes of a chunk depend on, by what each piece is known to change with: releases that change none of it resume.
-        software=f"{CHUNK_FORMAT} pyarrow {pa.__version__} row groups of {ROWS_PER_GROUP}",
+        software=f"{CHUNK_FORMAT} pyarrow {pa.__version__} row groups of {MANIFEST_GROUP_ROWS}",
         identity=_sha256_of(identity),
         chunk_row=_sha256_of(chunk),
         proof_type=proof_type,

@@ -52,7 +52,7 @@ STALLED_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True)
-class ObjectReader:
+class S3ObjectReader:
     """How objects of one source are read.
 
     Attributes:
@@ -162,7 +162,7 @@ class ObjectReader:
 class BegunPart:
     """See `BegunRead`."""
 
-    reader: ObjectReader
+    reader: S3ObjectReader
     obj: S3Object
     get: BegunGet
 

@@ -10,7 +10,7 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
-from caf_pipeline.source.s3.get import ObjectReader
+from caf_pipeline.source.s3.get import S3ObjectReader
 from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing, RequestRate
 from caf_pipeline.source.s3.reports import Reports
@@ -56,7 +56,7 @@ class S3Source:
         asking = Asking(at, attempts, waits or Waits())
         self._listing = Listing(client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate))
         self._reports = Reports(client, asking, self._listing, inventory, extra, needs_storage_class)
-        self._reading = ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
+        self._reading = S3ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
 
     def list_pages(
         self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
