@@ -19,7 +19,7 @@ def runs(
     Of each run: its id, its chunk, or its job where it has none, the chunk's state in the ledger, the run's status and since
     when, and what became of it, or what it waits for. Where Dagster shows a run as going on whose process here is dead,
     that is said; the daemon ends it. Runs of the UI, of `caf run` and of backfills are all shown, the latest first. Of those that
-    go on, 1,000 are shown at most.
+    go on, 1,000 are shown at most. Those of one source are looked for among the latest 20,000 of all.
 
     Needs Dagster's storage and the ledger, no daemon.
 

@@ -133,7 +133,7 @@ def is_paused(ledger: Ledger) -> bool:
 
 
 def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:
-    """Return what is so of each source and should not be."""
+    """Return what is wrong with each source."""
     return {
         one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused)) for one in progress
     }
@@ -208,7 +208,10 @@ def due_alerts(
     *,
     explained: Collection[str] = (),
 ) -> tuple[list[Alert], Told]:
-    """Return what is to be sent, and what is told once it was. Of kinds that are `explained` it is not known that they ended."""
+    """Return the alerts to send, and what to write into the cursor once they are sent.
+
+    Nothing is said to have ended of the kinds in `explained`: whether they did is not known.
+    """
     alerts: list[Alert] = []
     then: Told = {}
     for source, conditions in found.items():

@@ -24,7 +24,7 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
 
     @property
     def archive(self) -> Archive:
-        """The open archive, for all that it does beside.
+        """The open archive, for what this resource has no method for.
 
         Raises:
             SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the database cannot.

@@ -246,7 +246,7 @@ def plan_lease(source: str) -> str:
 
 
 def deletion_lease(source: str) -> str:
-    """Return the name of the lease under which it is told what of a source is safe to delete."""
+    """Return the name of the lease that a run holds while it finds out what of a source is safe to delete."""
     return f"deletion/{source}"
 
 

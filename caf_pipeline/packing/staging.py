@@ -296,7 +296,7 @@ def proof_type_of(chunk: Chunk) -> int:
 
 
 def let_go(work: Workplace, name: str) -> None:
-    """End a located chunk's business in staging: its reservation at once, its sealed file when the store's hold is over."""
+    """Remove what a located chunk has in staging: its reservation at once, its sealed file once the store no longer needs it."""
     if work.store.staging_hold_seconds() > 0:
         remove_unsealed(work, name)
         work.ledger.release_staging(name)

@@ -209,11 +209,11 @@ class ObjectUpload(Protocol):
         ...
 
     def mark(self) -> object:
-        """Return where it is."""
+        """Return the present position, for `back_to`."""
         ...
 
     def back_to(self, mark: object) -> None:
-        """Take back all bytes since a mark."""
+        """Drop all bytes that were written since a mark."""
         ...
 
     def complete(self, *, replace: bool) -> bool:
@@ -221,7 +221,7 @@ class ObjectUpload(Protocol):
         ...
 
     def abort(self) -> None:
-        """Let nothing of it be left, where the bucket can still be asked."""
+        """Remove what was uploaded so far, where the bucket still answers."""
         ...
 
 

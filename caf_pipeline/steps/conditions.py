@@ -14,7 +14,7 @@ from caf_pipeline.system.quantities import counted
 
 
 class ConditionKind(StrEnum):
-    """The kinds, by the names that alerts have. At most one of each is so of a source.
+    """The kinds, by their names in alerts. A source has at most one condition of each kind.
 
     The last three are found elsewhere than in the ledger: see `defs.alerting`.
     """
@@ -38,11 +38,11 @@ DELAYS: Final = frozenset({ConditionKind.STALLED, ConditionKind.LATE, ConditionK
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that is so of a source and should not be.
+    """Something that is wrong with a source.
 
     Attributes:
         severe: nothing ends it by itself.
-        sentence: what is so.
+        sentence: what is wrong.
         hint: what to do.
     """
 
@@ -60,7 +60,7 @@ class Condition:
 def find_conditions(
     progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool
 ) -> Iterator[Condition]:
-    """Yield what is so of a source; while everything is paused, nothing that the pause explains."""
+    """Yield the conditions of a source. While everything is paused, delays are left out: the pause explains them."""
     name, late = progress.source, timedelta(seconds=alerts.late_after)
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
         hint = f"`caf jackal repair {name}`, or its repair job, stores them again from what is left"

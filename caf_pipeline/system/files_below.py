@@ -58,7 +58,7 @@ class UnfinishedFile:
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
-        """Let it be filled, by any thread; why it is not is raised by `seal`."""
+        """Fill the file, in any thread. An error is kept, and raised by `seal`."""
         try:
             fill(self.file)
         except (CafError, OSError) as error:
@@ -150,7 +150,7 @@ class FilesBelow:
             raise StagingError(f"The folder {str(self._path)!r} cannot be written to: {error.strerror}.") from error
 
     def finish(self, unfinished: UnfinishedFile, key: str, parts: Sequence[bytes], modified_ns: int | None = None) -> None:
-        """Do as `fill`, by a file that was filled. Raises what filling it raised."""
+        """Give a file that was filled its name below the folder. Raises what `fill` raises, and what filling it raised."""
         with self._translated(key):
             status = unfinished.seal(modified_ns)
             parent = self._open_parent(parts[:-1])

@@ -349,7 +349,7 @@ def test_files_of_another_root_do_not_count(chain, node):
 
 def test_a_wallet_that_never_received_anything_is_empty(chain, node):
     node.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = NOT_FOUND
-    with pytest.raises(EmptyWallet, match="scripted-1 does not know jkl1owner"):
+    with pytest.raises(EmptyWallet, match="the wallet jkl1owner has no account on chain scripted-1"):
         chain.account(OWNER)
 
 

@@ -169,7 +169,7 @@ class Checkpoints:
         self._wait()
 
     def end(self, *, save: bool) -> None:
-        """End the journal after a failure: with what happened since the last checkpoint where asked to, and where it can."""
+        """End the journal after a failure. With `save`, a last checkpoint is written, if that is still possible."""
         try:
             self._wait()
             if save and not self._failed and (self._outcomes or self._sink.size_bytes > self.kept_bytes):

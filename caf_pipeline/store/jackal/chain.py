@@ -290,7 +290,10 @@ class Chain:
         """
         found = self._one_or_none(f"/cosmos/auth/v1beta1/accounts/{_part(address)}", parse_account)
         if found is None:
-            raise EmptyWallet(f"chain {self.chain_id} does not know {address}", hint=f"send {DENOM} to it first")
+            raise EmptyWallet(
+                f"the wallet {address} has no account on chain {self.chain_id}: it never received anything",
+                hint=f"send {DENOM} to it",
+            )
         return found
 
     def balance(self, address: str) -> int:

@@ -471,7 +471,7 @@ class Poster:
         return _purchase(fate) if fate.outcome == "included" else None
 
     def _learn(self, fate: _Fate, attempts: _Attempts, *, batch: bool) -> None:
-        """Draw from a failure what the next transaction is to do otherwise, or raise what only a person can mend."""
+        """Change the next attempt by why this one failed: more gas, or no batch. Raise what only a person can mend."""
         if fate.outcome != "failed" or fate.answer is None:
             return
         if fate.answer.code == _OUT_OF_GAS and attempts.gas_factor < _MOST_GAS_FACTOR:

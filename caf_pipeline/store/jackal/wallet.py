@@ -99,7 +99,7 @@ def require_address(text: str) -> str:
 
 
 def words_named(given: str | None, file: Path | None) -> Sequence[str]:
-    """Return where words are named: environment variables and a file's path. `read_mnemonic` takes the first and no other."""
+    """Return every place that names the wallet's words: variables, then the file's path. `read_mnemonic` uses the first only."""
     variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
     return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
 
