@@ -53,7 +53,7 @@ PAGE: Final = 200
 """Chunks whose runs are read at once."""
 
 BEHIND_NEW_RUNS: Final = "-1"
-"""The priority of a backfill's runs: what is new comes first (Dagster's queue takes the greatest, by default 0)."""
+"""The priority of a backfill's runs: a chunk's run that a person begins in the UI has 0; see `BEFORE_BACKFILLS`."""
 
 _RUNNING: Final = "it begins with `dagster-daemon run -w workspace.yaml` (or `dg dev`) and DAGSTER_HOME={home}"
 
@@ -177,7 +177,7 @@ def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *,
         runs = runs_of(instance, [chunk.name for chunk in page])
         for chunk in page:
             its = runs.get(chunk.name, [])
-            if backfill := backfills.having(chunk.source, chunk.name):
+            if backfill := backfills.having(chunk.source, chunk.name, its):
                 chosen.backfills.setdefault(backfill, []).append(chunk.name)
             elif chunk.name in leased or any(record.dagster_run.status in UNFINISHED for record in its):
                 chosen.held.append(chunk.name)

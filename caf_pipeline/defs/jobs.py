@@ -7,6 +7,7 @@ from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.naming import (
     ASSETS,
+    BEFORE_BACKFILLS,
     PLAN_ACCOUNTS,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
@@ -21,7 +22,9 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefin
     """Return the jobs of one source."""
 
     def job(what: JobKind, selection: AssetSelection, description: str) -> UnresolvedAssetJobDefinition:
-        return define_asset_job(job_name(source, what), selection=selection, tags={SOURCE_TAG: source}, description=description)
+        # Chunks may be a backfill's, whose runs come later: the sensor that launches them says so itself.
+        tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
+        return define_asset_job(job_name(source, what), selection=selection, tags=tags, description=description)
 
     accounts = _check(source, "chunk_plan", PLAN_ACCOUNTS)
     complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)

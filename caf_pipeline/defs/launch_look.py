@@ -22,7 +22,7 @@ from caf_pipeline.defs.launching import (
     switched_off,
     unfinished_backfills,
 )
-from caf_pipeline.defs.naming import PARKED_TAG, job_name, old_launch_sensor, partitions_name
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, old_launch_sensor, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
 from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable
@@ -218,7 +218,7 @@ class LaunchLook:
         return f"the folder {self.settings.store.folder}"
 
     def _request(self, chunk: LaunchableChunk) -> RunRequest:
-        tags = pod_tags(self.context.instance, self.settings, chunk.size_bytes)
+        tags = {**BEFORE_BACKFILLS, **pod_tags(self.context.instance, self.settings, chunk.size_bytes)}
         return RunRequest(job_name=job_name(chunk.source, "archive"), partition_key=chunk.name, tags=tags)
 
     def _register(self, chunks: Sequence[LaunchableChunk]) -> None:

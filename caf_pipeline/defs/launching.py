@@ -96,8 +96,8 @@ def choose_chunks(
     settings: ChunkRunSettings,
 ) -> Choice:
     """Choose among a page of a source's chunks, so that at most `settings.max_in_flight` runs of its job go on at once."""
-    job = RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED)
-    choice = Choice(active=instance.get_runs_count(job))
+    of_backfills = _unfinished_runs(instance, source, backfills.of_jobs)  # first: what they queue meanwhile makes no room
+    choice = Choice(active=max(_unfinished_runs(instance, source) - of_backfills, 0))
     room = settings.max_in_flight - choice.active
     if room <= 0:
         return choice
@@ -106,7 +106,7 @@ def choose_chunks(
         of_chunk = runs.get(chunk.name, ())
         if chunk.held or any(record.dagster_run.status in UNFINISHED for record in of_chunk):
             continue
-        if backfills.having(source, chunk.name):
+        if backfills.having(source, chunk.name, of_chunk):
             choice.waiting += 1
             continue
         if len(choice.launch) >= room:
@@ -122,6 +122,14 @@ def choose_chunks(
     if len(under_way) == PAGE and len(choice.launch) < room:
         choice.next_after = under_way[-1].caf_file_id
     return choice
+
+
+def _unfinished_runs(instance: DagsterInstance, source: str, backfills: Sequence[str] | None = None) -> int:
+    """Return how many runs of chunks of a source are unfinished; only those of some backfills, where these are given."""
+    if backfills is not None and not backfills:
+        return 0
+    tags = {} if backfills is None else {BACKFILL_TAG: backfills}
+    return instance.get_runs_count(RunsFilter(job_name=job_name(source, "archive"), statuses=UNFINISHED, tags=tags))
 
 
 def runs_of(instance: DagsterInstance, chunks: Sequence[str]) -> Mapping[str, Sequence[RunRecord]]:
@@ -164,33 +172,33 @@ def unfinished_backfills(instance: DagsterInstance) -> Sequence[PartitionBackfil
 
 
 class Backfills:
-    """Which chunks unfinished backfills have or will have a run of."""
+    """Which chunks unfinished backfills have or will have a run of.
+
+    Attributes:
+        of_jobs: the ids of those that run a source's job; the others run assets.
+    """
 
     def __init__(self, found: Sequence[PartitionBackfill]) -> None:
+        self.of_jobs = [backfill.backfill_id for backfill in found if backfill.partition_names is not None]
         self._named = {name: backfill.backfill_id for backfill in found for name in backfill.partition_names or ()}
         self._of_assets = [
-            (
-                backfill.backfill_id,
-                data.target_subset.partitions_subsets_by_asset_key,
-                data.failed_and_downstream_subset.partitions_subsets_by_asset_key,
-            )
+            (backfill.backfill_id, data.target_subset.partitions_subsets_by_asset_key)
             for backfill in found
             if backfill.partition_names is None and (data := backfill.asset_backfill_data) is not None
         ]
 
-    def having(self, source: str, chunk: str) -> str:
-        """Return the id of one that has or will have a run of this chunk; "" where there is none.
+    def having(self, source: str, chunk: str, runs: Sequence[RunRecord]) -> str:
+        """Return the id of one that has or will have a run of this chunk, whose latest runs are given; "" where there is none.
 
-        A backfill of assets runs no chunk again that failed, however long the rest of it takes.
+        A backfill runs no chunk again whose run has ended, however long the rest of it takes.
         """
         keys = [AssetKey(asset_key(source, name)) for name in ASSETS[2:]]
         of_assets = (
-            backfill_id
-            for backfill_id, wanted, failed in self._of_assets
-            if any(chunk in wanted[key] for key in keys if key in wanted)
-            and not any(chunk in failed[key] for key in keys if key in failed)
+            backfill_id for backfill_id, wanted in self._of_assets if any(chunk in wanted[key] for key in keys if key in wanted)
         )
-        return self._named.get(chunk) or next(of_assets, "")
+        backfill_id = self._named.get(chunk) or next(of_assets, "")
+        its = [record.dagster_run for record in runs if record.dagster_run.tags.get(BACKFILL_TAG) == backfill_id]
+        return "" if its and all(run.status in ENDED for run in its) else backfill_id
 
 
 def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[PartitionBackfill]) -> None:

@@ -19,6 +19,9 @@ REPOSITORY_NAME: Final = "__repository__"
 PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
 PRIORITY_TAG: Final = "dagster/priority"
+BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
+"""Tags of runs that no backfill begins. Dagster's queue takes the greatest priority first, and a backfill of the UI, which may
+queue 100,000 runs, has 0."""
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 

@@ -31,6 +31,7 @@ from sqlalchemy import bindparam, text
 
 from caf_pipeline.defs.dagster_private import SqlEventLogStorage, SqliteEventLogStorage
 from caf_pipeline.defs.launching import ENDED
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS
 
 PRUNE_JOB: Final = "prune_events"
 
@@ -79,8 +80,9 @@ def prune_job(days: int) -> JobDefinition:
         return Output(None, metadata={"runs": runs, "events": events})
 
     return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
+        tags=BEFORE_BACKFILLS,
         description="Remove from Dagster's storage what the steps of old runs said. Runs, partitions, materializations, checks "
-        "and failures stay. How old: `runs.keep_events_days`."
+        "and failures stay. How old: `runs.keep_events_days`.",
     )
 
 

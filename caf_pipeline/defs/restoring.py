@@ -24,7 +24,7 @@ from pydantic import Field
 from caf_pipeline import wiring
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import ASSETS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
+from caf_pipeline.defs.naming import ASSETS, BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import every, is_current, list_objects
@@ -58,9 +58,10 @@ class Restore(Config):
 def restore_job() -> JobDefinition:
     """Return the job; there is one for all sources."""
     return GraphDefinition(name=RESTORE_JOB, node_defs=[_restore_objects]).to_job(
+        tags=BEFORE_BACKFILLS,
         description="Write archived objects of a source below a folder, or into a bucket: give `source` and `destination`. "
         "What is there and equal is left, so that the same run goes on after a failure; what is not equal is replaced only with "
-        "`force`."
+        "`force`.",
     )
 
 

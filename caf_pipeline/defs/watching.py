@@ -35,6 +35,7 @@ from caf_pipeline.defs.asset_checks import proof_description, proof_severity
 from caf_pipeline.defs.dagster_private import AssetCheckEvaluationTargetMaterializationData
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
+    BEFORE_BACKFILLS,
     CHUNK_IS_PROVEN,
     SOURCE_TAG,
     UPLOAD_POOL,
@@ -64,7 +65,7 @@ def watching_jobs(source: str) -> list[JobDefinition]:
 
     def job(what: JobKind, op: OpDefinition, description: str, partitions: PartitionsDefinition | None = None) -> JobDefinition:
         graph = GraphDefinition(name=job_name(source, what), node_defs=[op])
-        return graph.to_job(tags={SOURCE_TAG: source}, description=description, partitions_def=partitions)
+        return graph.to_job(tags={SOURCE_TAG: source, **BEFORE_BACKFILLS}, description=description, partitions_def=partitions)
 
     return [
         job(

@@ -8,26 +8,20 @@ import time
 from pathlib import Path
 
 import pytest
-from dagster import AssetKey, DagsterRunStatus, RunsFilter
+from dagster import DagsterRunStatus, RunsFilter
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.defs.dagster_private import BulkActionStatus
-from caf_pipeline.defs.launching import Backfills, unfinished_backfills
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
-from caf_pipeline_tests.support.dagster_private import (
-    AssetGraphSubset,
-    AssetKeyPartitionKey,
-    DaemonHeartbeat,
-    partition_loading_context,
-)
+from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -169,18 +163,15 @@ def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_foll
 
 def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
     backfill_id = submit(planned)
-    submitted = planned.instance.get_backfill(backfill_id)
-    failed, *others = planned.chunks()
-    graph, partition = planned.defs.resolve_asset_graph(), AssetKeyPartitionKey(AssetKey([SOURCE, "caf_chunk"]), failed)
-    with partition_loading_context(dynamic_partitions_store=planned.instance):
-        subset = AssetGraphSubset.from_asset_partition_set({partition}, graph)
-        data = submitted.asset_backfill_data._replace(failed_and_downstream_subset=subset)
-        changed = submitted.with_asset_backfill_data(data, planned.instance, graph)
-    planned.instance.update_backfill(changed)
-    backfills = Backfills(unfinished_backfills(planned.instance))
-    assert {chunk: backfills.having(SOURCE, chunk) for chunk in planned.chunks()} == {failed: ""} | dict.fromkeys(
-        others, backfill_id
-    )
+    failed, retried, *others = planned.chunks()
+    for chunk, status in (
+        (failed, DagsterRunStatus.FAILURE),
+        (retried, DagsterRunStatus.FAILURE),
+        (retried, DagsterRunStatus.QUEUED),
+    ):
+        start_run(planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id})
+    found = choose(planned.instance, planned.ledger, SOURCE, Selection())
+    assert ([chunk.name for chunk in found.chunks], found.backfills) == ([failed], {backfill_id: [retried, *others]})
 
 
 # --- with a daemon ----------------------------------------------------------------------------------------------------

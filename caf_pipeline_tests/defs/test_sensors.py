@@ -52,6 +52,15 @@ def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
 
 
+def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
+    """Leave what `dagster job backfill` leaves, before it submits a run."""
+    pipeline.instance.add_backfill(
+        PartitionBackfill(
+            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=chunks
+        )
+    )
+
+
 def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     pipeline.put(3)
     (request,), _, cursor = tick("new_objects_my_source")
@@ -134,23 +143,38 @@ def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
 def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    pipeline.instance.add_backfill(
-        PartitionBackfill(
-            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=[chunk]
-        )
-    )
+    backfill_of_the_job(pipeline, [chunk])
     requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+
+
+def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queues_and_come_before_them(pipeline, tick):
+    pipeline.put(60)
+    *planned, new = pipeline.plan()
+    backfill_of_the_job(pipeline, planned)
+    for chunk in planned:
+        start_run(pipeline, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": chunk, "dagster/backfill": "a"})
+    assert len(planned) > pipeline.settings.runs.max_in_flight
+    (request,), _, _ = tick("launch_chunks")
+    assert (request.partition_key, request.tags["dagster/priority"]) == (new, "1")
+    jobs = [f"{what}_my_source" for what in ("plan", "audit", "prove", "repair", "repair_chunk")]
+    assert {pipeline.defs.resolve_job_def(job).tags["dagster/priority"] for job in (*jobs, "prune_events", "restore")} == {"1"}
+    assert "dagster/priority" not in pipeline.defs.resolve_job_def(ARCHIVE).tags  # whose runs may be the backfill's
+
+
+def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it_has_ended(pipeline, tick):
+    pipeline.put(60)
+    failed, *others = pipeline.plan()
+    backfill_of_the_job(pipeline, [failed, *others])
+    start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **{"dagster/partition": failed, "dagster/backfill": "a"})
+    (request,), _, _ = tick("launch_chunks")
+    assert request.partition_key == failed
 
 
 def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick, monkeypatch):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    pipeline.instance.add_backfill(
-        PartitionBackfill(
-            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=[chunk]
-        )
-    )
+    backfill_of_the_job(pipeline, [chunk])
     lost, retried = {"dagster/backfill": "a", "dagster/will_retry": "true"}, {"dagster/auto_retry_run_id": "b"}
     runs = [start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **tags) for tags in (lost, lost | retried)]
     waiting = lambda: [pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs]  # noqa: E731

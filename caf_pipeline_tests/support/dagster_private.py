@@ -1,9 +1,7 @@
 """What only the tests need of Dagster's private modules; see `caf_pipeline.defs.dagster_private`, whose version this is of."""
 
 from dagster._core.code_pointer import CodePointer
-from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraphSubset
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.definitions.events import AssetKeyPartitionKey
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.utils import is_valid_owner
 from dagster._core.errors import DagsterUserCodeProcessError
