@@ -174,7 +174,7 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
             ledger = context.resources.ledger.get()
             return is_paused(ledger), ledger.progress(list(settings.sources)), ledger.copy_counts(list(due)) if due else {}
 
-        told: dict[str, Told] = json.loads(context.cursor or "{}").get(_TOLD, {})
+        told = _read_cursor(context.cursor)
         try:
             paused, progress, copies = ask_in_time(
                 context, Deadline(tick_seconds * LOOK_SHARE), describe_database(settings), look
@@ -198,6 +198,16 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
         return SensorResult(skip_reason=f"{counts}; {said}.", cursor=json.dumps({_TOLD: told}))
 
     return watch_sources
+
+
+def _read_cursor(written: str | None) -> dict[str, Told]:
+    """Return what each was told: nothing where the cursor is empty, or was written by hand and is none."""
+    try:
+        said: dict[str, Told] = json.loads(written or "{}").get(_TOLD, {})
+        times = [at for each in said.values() for kinds in each.values() for at in kinds.values()]
+        return said if all(datetime.fromisoformat(at).tzinfo for at in times) else {}
+    except (ValueError, TypeError, AttributeError):
+        return {}
 
 
 def due_alerts(

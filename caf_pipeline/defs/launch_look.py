@@ -18,6 +18,7 @@ from caf_pipeline.defs.launching import (
     Choice,
     audits_due,
     choose_chunks,
+    end_unsubmitted_runs,
     give_up_lost_retries,
     switched_off,
     unfinished_backfills,
@@ -59,14 +60,21 @@ def pause_reason(ledger: Ledger) -> str:
 
 @dataclass(frozen=True)
 class _Cursor:
-    """Where the next look goes on: after which chunk of a source, and with which source; empty where nothing was left."""
+    """Where the next look goes on: after which chunk of a source, and with which source; empty where nothing was left.
+
+    One that was written by hand and is none is empty, too.
+    """
 
     after: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
 
     @classmethod
     def read(cls, written: str | None) -> "_Cursor":
-        return cls(**json.loads(written)) if written else cls()
+        try:
+            said = json.loads(written or "{}")
+            return cls({source: int(at) for source, at in said["after"].items()}, str(said["source"]))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls()
 
     def written(self) -> str:
         return json.dumps({"after": self.after, "source": self.source})
@@ -99,6 +107,7 @@ class LaunchLook:
             return SkipReason(paused)
         backfills = unfinished_backfills(self.context.instance)
         give_up_lost_retries(self.context.instance, backfills)
+        end_unsubmitted_runs(self.context.instance)
         cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)

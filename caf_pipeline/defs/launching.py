@@ -55,6 +55,9 @@ LONGEST_WAIT_SECONDS: Final = 3_600
 RETRY_LOST_SECONDS: Final = 60
 """A failed run is retried within seconds: Dagster's event log consumer looks every 5 s (event_log_consumer.py, 1.13)."""
 
+UNSUBMITTED_SECONDS: Final = 25 * 3600
+"""For a day Dagster's daemon goes on with a tick that was cut off, and submits the runs that it had created."""
+
 PAGE: Final = 100
 """Chunks of one source that a look takes; the next goes on after them where none of them could be launched."""
 
@@ -114,7 +117,7 @@ def choose_chunks(
         failed = failed_runs(of_chunk)
         if chunk.state in UNDER_WAY and len(attempts := [run for run in failed if not _by_outage(run)]) >= settings.attempts:
             choice.give_up.append((chunk, attempts[0]))
-        elif _due_at(failed) > time.time():
+        elif _waits(failed):
             choice.waiting += 1
         else:
             choice.launch.append(chunk)
@@ -158,12 +161,16 @@ def _by_outage(record: RunRecord) -> bool:
     return record.start_time is None or record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
 
 
-def _due_at(failed: Sequence[RunRecord]) -> float:
-    """Return when a chunk with these failed runs may be launched again, in seconds since the epoch; 0 where there are none."""
+def _waits(failed: Sequence[RunRecord]) -> bool:
+    """Tell whether it is too soon to launch a chunk again that has these failed runs."""
     if not failed:
-        return 0.0
-    wait: int = min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
-    return (failed[0].end_time or 0.0) + wait
+        return False
+    # An end that is hours ahead was written while a clock was wrong; those of two machines may differ a little.
+    return -LONGEST_WAIT_SECONDS < time.time() - (failed[0].end_time or 0.0) < _pause_seconds(failed)
+
+
+def _pause_seconds(failed: Sequence[RunRecord]) -> int:
+    return min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
 
 
 def unfinished_backfills(instance: DagsterInstance) -> Sequence[PartitionBackfill]:
@@ -216,6 +223,16 @@ def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[Partitio
         for run in instance.get_runs(RunsFilter(tags=failed, statuses=[DagsterRunStatus.FAILURE], updated_before=long_ago)):
             if run.is_complete_and_waiting_to_retry:
                 instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
+
+
+def end_unsubmitted_runs(instance: DagsterInstance) -> None:
+    """Let runs fail that were created and never submitted, since daemon or webserver were killed just then.
+
+    Dagster leaves them as they are, and a source whose plan is such a run would never be planned again.
+    """
+    long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
+    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.NOT_STARTED], created_before=long_ago), limit=PAGE):
+        instance.report_run_failed(run, message="The run was created and never submitted: what created it was killed.")
 
 
 def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mapping[str, datetime]) -> list[str]:

@@ -59,7 +59,7 @@ class NewObjectsLook:
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
         if busy := self.context.instance.get_runs(planning_runs, limit=1):
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
-        after = unquote_to_bytes(json.loads(self.context.cursor)["after"]) if self.context.cursor else b""
+        after = _read_cursor(self.context.cursor)
         return self._where_events_say(after) if self._its.queue else self._round(after)
 
     @property
@@ -125,6 +125,14 @@ class NewObjectsLook:
         ):  # a window of the whole bucket would be taken for no window, and a report is older than what was seen
             window["list_bucket"] = True
         return {"ops": {op_name(self.source, "s3_inventory"): {"config": window}}}
+
+
+def _read_cursor(written: str | None) -> bytes:
+    """Return the key after which the look begins; b"" where the cursor is empty, or was written by hand and is none."""
+    try:
+        return unquote_to_bytes(json.loads(written or "{}")["after"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return b""
 
 
 def _cursor(after: bytes) -> str:

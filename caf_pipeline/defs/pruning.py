@@ -104,17 +104,18 @@ def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
     Returns how many runs were looked at, and how many events removed.
     Runs that were pruned before are not looked at again. It may be ended at any moment, and begun again.
     """
-    known = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
-    after = (
-        datetime.fromisoformat(known) - timedelta(seconds=1) if known else None
-    )  # a run of that very moment is looked at twice
+    said = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
+    known = datetime.fromisoformat(said) if said else None
+    if known and known > max(until, datetime.now(UTC)):  # written while the clock was wrong: all is looked at again
+        known = None
+    after = known - timedelta(seconds=1) if known else None  # a run of that very moment is looked at twice
     runs = events = 0
     for ids in _ended(instance, after, until):
         runs += len(ids)
         events += _delete(instance, ids)
         for run in ids:  # what led to these files is among the events
             instance.compute_log_manager.delete_logs(prefix=[run, "compute_logs"])
-    if known is None or datetime.fromisoformat(known) < until:
+    if known is None or known < until:
         instance.daemon_cursor_storage.set_cursor_values({CURSOR: until.isoformat()})
     return runs, events
 

@@ -14,10 +14,12 @@ from caf_pipeline.ledger.records import LocatedCopies
 _ROWS: Final = 10_000
 _MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
 
+# A pass is due an hour after the last one at most. A time beyond that was written while the clock was wrong.
 _BEGIN = text(
     """
     INSERT INTO bulk_looks AS old (store, next_at) VALUES (:store, now() + make_interval(secs => :seconds))
-    ON CONFLICT (store) DO UPDATE SET next_at = excluded.next_at WHERE old.next_at <= now() RETURNING true
+    ON CONFLICT (store) DO UPDATE SET next_at = excluded.next_at
+    WHERE old.next_at <= now() OR old.next_at > now() + interval '1 hour' RETURNING true
     """
 )
 _LOCATED: Final = """

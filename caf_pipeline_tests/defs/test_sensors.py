@@ -1,6 +1,8 @@
 """The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus, RetryPolicy
@@ -116,6 +118,33 @@ def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, st
     assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
 
 
+def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    run_id = start_run(pipeline, "plan_my_source", DagsterRunStatus.NOT_STARTED)
+    status = lambda: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
+    tick("launch_chunks")
+    assert status() is DagsterRunStatus.NOT_STARTED  # the daemon may still go on with the tick that created it
+    assert tick("new_objects_my_source")[0] == []
+    monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
+    tick("launch_chunks")
+    assert status() is DagsterRunStatus.FAILURE
+    assert len(tick("new_objects_my_source")[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["{", "null", "[1]", '{"after": 5}', '{"after": {"a": "b"}, "source": ""}', '{"told by each way": {"mail": {"a": 1}}}'],
+)
+def test_a_cursor_that_was_written_by_hand_and_is_none_counts_as_empty(pipeline, tick, cursor):
+    pipeline.put(1)
+    (request,), _, _ = tick("new_objects_my_source", cursor)
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"]["after"] == ""
+    (chunk,) = pipeline.plan()
+    (request,), _, _ = tick("launch_chunks", cursor)
+    assert request.partition_key == chunk
+    assert "0 conditions in 1 source" in tick("watch_sources", cursor)[1]
+
+
 def test_a_bucket_that_is_gone_fails_the_tick_with_its_sentence(pipeline, tick):
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
     with pytest.raises(BucketMissing, match="there is no bucket"):
@@ -197,6 +226,10 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
     requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+    with monkeypatch.context() as patched:  # the clock was a day ahead when the run failed, and was set right
+        patched.setattr(launching, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+        requests, _, _ = tick("launch_chunks")
+        assert [request.partition_key for request in requests] == [chunk]
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
@@ -239,7 +272,7 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
         assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
     runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
     assert len(runs) == settings.runs.attempts + 1
-    assert launching._due_at(runs) - runs[0].end_time == 32 * 60  # the pause grows all the same
+    assert launching._pause_seconds(runs) == 32 * 60  # the pause grows all the same
     assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith("0 under way, 1 waiting, 0 parked now")
 
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
