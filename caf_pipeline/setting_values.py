@@ -46,6 +46,11 @@ def _bucket(name: str) -> str:
     return name
 
 
+def names_access_point(bucket: str) -> bool:
+    """Tell whether a source's `bucket` is an access point, by its ARN or its alias. S3's reports and events name the bucket."""
+    return bucket.startswith("arn:") or bucket.endswith(("-s3alias", "--ol-s3"))
+
+
 def _prefix(text: str) -> str:
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0")

@@ -41,6 +41,7 @@ from caf_pipeline.setting_values import (
     StorageClass,
     WebhookUrl,
     Whole,
+    names_access_point,
 )
 from caf_pipeline.settings_errors import DOCUMENTATION, Origin, mistyped_variable, nearest, not_json, wrong_settings
 
@@ -131,7 +132,7 @@ class SourceSettings(_Section):
 
     @model_validator(mode="after")
     def _reports_of_this_bucket(self) -> "SourceSettings":
-        if self.inventory and self.bucket.startswith("arn:"):
+        if self.inventory and names_access_point(self.bucket):
             raise ValueError(
                 "inventory needs the bucket's own name as bucket, and not an access point: its reports name the bucket"
             )

@@ -10,9 +10,10 @@ import pytest
 from caf_pipeline.errors import SourceError
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.ledger import notices as ledger_notices
+from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
-from caf_pipeline.source.s3.queue import events_of
+from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import planning
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
 from caf_pipeline.wiring import open_queue
@@ -245,6 +246,14 @@ def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
     events, wrong = events_of(body, "b")
     assert list(events) == []
     assert wrong
+
+
+@pytest.mark.parametrize("bucket", ["arn:aws:s3:eu-west-1:111122223333:accesspoint/ap", "ap-x1y2z3-s3alias"])
+def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_the_bucket(bucket):
+    queue = open_event_queue(SOURCE, SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"))
+    record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}
+    assert events_of(json.dumps({"Records": [record]}), queue.bucket) == ([ObjectEvent(b"k", "")], "")
+    assert events_of(json.dumps({"Event": "s3:TestEvent", "Bucket": "b"}), queue.bucket) == ((), "")
 
 
 def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():

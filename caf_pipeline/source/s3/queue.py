@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from caf_pipeline.errors import CafError, SourceDenied, SourceError, SourceUnreachable, first_line
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES
+from caf_pipeline.setting_values import names_access_point
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3.clients import build_queue_client
@@ -39,7 +40,10 @@ _DENIED: Final = ("AccessDenied", "AuthFailure", "InvalidClientTokenId", "Signat
 
 @dataclass(frozen=True)
 class S3EventQueue:
-    """The queue of a source; see `EventQueue`. `url` names it, `bucket` and `prefix` are what its events must be of."""
+    """The queue of a source; see `EventQueue`. `url` names it, `bucket` and `prefix` are what its events must be of.
+
+    `bucket` is "" where it is not known: events name the bucket itself, and the source an access point of it.
+    """
 
     client: Any
     source: str
@@ -93,11 +97,15 @@ class S3EventQueue:
 
 def open_event_queue(source: str, settings: SourceSettings) -> S3EventQueue:
     """Open the queue that the settings of a source name, with the source's own credentials; nothing is asked of the network."""
-    return S3EventQueue(build_queue_client(settings), source, settings.queue, settings.bucket, settings.prefix.encode())
+    bucket = "" if names_access_point(settings.bucket) else settings.bucket
+    return S3EventQueue(build_queue_client(settings), source, settings.queue, bucket, settings.prefix.encode())
 
 
 def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
-    """Return the events of a bucket that a message has, and why the message, or a part of it, is none; "" where all of it is."""
+    """Return the events of a bucket that a message has, and why the message, or a part of it, is none; "" where all of it is.
+
+    `bucket` "" stands for any.
+    """
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
@@ -105,7 +113,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
     if not isinstance(said, dict):
         return (), "it is not a JSON object"
     if said.get("Event") == _TEST_EVENT:
-        other = said.get("Bucket") != bucket
+        other = bucket and said.get("Bucket") != bucket
         return (), f"it is a test event of another bucket than '{bucket}'" if other else ""
     records = said.get("Records")
     if not isinstance(records, list) or not records:
@@ -122,7 +130,7 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
 def _event(record: object, bucket: str) -> ObjectEvent:
     """Return the event of a record, or raise ValueError with what is wrong with it."""
     said = _part(_part(record, "s3"), "bucket").get("name")
-    if said != bucket:
+    if bucket and said != bucket:
         raise ValueError(f"it has an event of another bucket than '{bucket}'")
     its = _part(_part(record, "s3"), "object")
     key, sequencer = its.get("key"), its.get("sequencer", "")
