@@ -313,11 +313,13 @@ def _text(alerts: Sequence[Alert]) -> str:
 def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]]) -> None:
     """Report the checks whose result, or its reasons, are others than last time: what goes on writes no event.
 
-    A new plan is told again, since the UI takes no result of an older materialization for one of the asset.
+    A new plan is told again, since the UI takes no result of an older materialization for one of the asset; so is what the daily
+    look at the bought space found, which runs without the plan.
     """
     assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in found}
     keys = {AssetCheckKey(key, name): (source, name) for source, key in assets.items() for name in CHECKS}
-    last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    daily = {AssetCheckKey(key, STORAGE_PLAN_LASTS) for key in assets.values()}
+    last = instance.event_log_storage.get_latest_asset_check_execution_by_key([*keys, *daily])
     entries = [record.asset_entry for record in instance.get_asset_records(list(assets.values()))]
     targets = {
         entry.asset_key: AssetCheckEvaluationTargetMaterializationData(
@@ -328,17 +330,14 @@ def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]])
     }
     for key, (source, name) in keys.items():
         result, before = check_result(found[source], name), last.get(key)
-        evaluation = AssetCheckEvaluation(
-            asset_key=key.asset_key,
-            check_name=name,
-            passed=result.passed,
-            severity=result.severity,
-            description=result.description,
-            metadata=result.metadata,
-            target_materialization_data=targets.get(key.asset_key),
-        )
+        evaluation = _evaluation_of(result, key, targets.get(key.asset_key))
         if before is None or before.evaluation is None or _reasons(before.evaluation) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
+    for key in daily & last.keys():
+        if known := last[key].evaluation:
+            told = _evaluation_of(known, key, targets.get(key.asset_key))
+            if _reasons(known) != _reasons(told):
+                instance.report_runless_asset_event(told)
 
 
 def _failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterator[tuple[str, Condition]]:
@@ -355,6 +354,22 @@ def _failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterato
             kind, hint = TOLD_CHECKS[name]
             said = f"the check {name} of {source} failed" + (f", {evaluation.description}" if evaluation.description else "")
             yield source, Condition(kind, evaluation.severity is AssetCheckSeverity.ERROR, said.rstrip("."), hint)
+
+
+def _evaluation_of(
+    result: AssetCheckResult | AssetCheckEvaluation,
+    key: AssetCheckKey,
+    target: AssetCheckEvaluationTargetMaterializationData | None,
+) -> AssetCheckEvaluation:
+    return AssetCheckEvaluation(
+        asset_key=key.asset_key,
+        check_name=key.name,
+        passed=bool(result.passed),
+        severity=result.severity,
+        description=result.description,
+        metadata=result.metadata,
+        target_materialization_data=target,
+    )
 
 
 def _reasons(evaluation: AssetCheckEvaluation) -> tuple[object, ...]:

@@ -328,6 +328,26 @@ def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_a
         pipeline.plan()
 
 
+def test_what_the_daily_look_at_the_bought_space_found_is_told_again_of_each_plan_and_only_once(pipeline):
+    pipeline.put(1)
+    pipeline.plan()
+    plan, key = AssetKey([SOURCE, "chunk_plan"]), AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "storage_plan_lasts")
+    numbers = {"free_bytes": 5, "days_left": 3.0}
+    found = AssetCheckEvaluation(plan, key.name, False, numbers, severity=AssetCheckSeverity.WARN, description="It ends.")
+    pipeline.instance.report_runless_asset_event(found)
+    history = lambda: pipeline.instance.event_log_storage.get_asset_check_execution_history(key, limit=10)  # noqa: E731
+    for count in (2, 3):
+        evaluate_tick(pipeline, SENSOR)
+        evaluate_tick(pipeline, SENSOR)
+        (record,) = pipeline.instance.get_asset_records([plan])
+        last, *others = [one.evaluation for one in history()]
+        assert len(others) == count - 1
+        assert last.target_materialization_data.storage_id == record.asset_entry.last_materialization_record.storage_id
+        assert (last.passed, last.severity, last.description) == (False, AssetCheckSeverity.WARN, "It ends.")
+        assert {name: value.value for name, value in last.metadata.items()} == numbers
+        pipeline.plan()
+
+
 def observations(pipeline) -> list[dict[str, object]]:
     """What was observed of the source, the last one first."""
     found = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=10).records
