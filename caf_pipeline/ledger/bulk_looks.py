@@ -1,6 +1,6 @@
 """Passes through the store's own lists: when the next one is due, what they are held against, and which chunks they suspect."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from sys import intern
 from typing import Final
@@ -79,6 +79,12 @@ class BulkLooks(LedgerPart):
             if whole:
                 connection.execute(clear, {"began": began})
             connection.execute(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
+
+    def whole_bulk_looks(self) -> Mapping[str, datetime]:
+        """Return when the last whole pass began, by store; stores without one are left out."""
+        statement = text("SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL")
+        with self._database.transaction() as connection:
+            return {row.store: row.whole_at for row in connection.execute(statement)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
         """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""

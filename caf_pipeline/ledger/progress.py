@@ -53,7 +53,9 @@ _FACTS: Final = text(
             AND until_key IS NULL) AS inventory_at,
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
-        (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart
+        (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,
+        (SELECT count(*) FROM caf_files WHERE caf_files.source_id = sources.source_id AND state = 'located'
+            AND suspected_at IS NOT NULL) AS suspected_chunks
     FROM sources WHERE sources.name = ANY(:sources)
     """
 )
@@ -73,6 +75,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
     "noticed_at": None,
     "noticed_keys": 0,
     "messages_set_apart": 0,
+    "suspected_chunks": 0,
 }
 
 

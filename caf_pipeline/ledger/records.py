@@ -590,6 +590,7 @@ class SourceProgress:
         registered_at: when the ledger learnt of the source; None where it does not have it.
         inventory_at: when the latest whole inventory that is planned was taken.
         noticed_at: since when the first of `noticed_keys` waits to be listed.
+        suspected_chunks: located chunks of which the store's lists say something amiss, and that were not looked at since.
     """
 
     source: str
@@ -606,6 +607,7 @@ class SourceProgress:
     noticed_at: datetime | None
     noticed_keys: int
     messages_set_apart: int
+    suspected_chunks: int
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""

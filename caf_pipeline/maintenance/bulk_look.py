@@ -6,7 +6,7 @@ chunk itself first, which alone counts windows and finds damage. A node that lis
 Source: docs/jackal.md, "Proofs, damage and repair".
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -81,8 +81,9 @@ def look_in_bulk(work: Workplace) -> BulkLook | None:
     """Go through the store's lists, where that is due, and let chunks be looked at first of which they say something amiss.
 
     Suspected is a chunk that a whole list of files does not have, that has fewer providers there than copies are required, that
-    has lost a copy which was listed before, or whose last proof of a copy is more than `WINDOWS_BEHIND` windows old. A list that
-    breaks off says nothing of what it did not get to. No chunk's state changes.
+    has lost a copy which was listed before, or whose last proof of a copy is more than `WINDOWS_BEHIND` windows old or is missing
+    in a whole list of the provider's proofs. A list that breaks off says nothing of what it did not get to. No chunk's state
+    changes.
 
     One pass an hour serves all sources of the ledger. None where another run's is less than that ago or under way, and where the
     store has no lists. Memory: some 1 KB a located chunk. A store that fails is told of in the result, and the single looks may
@@ -160,17 +161,24 @@ def _look_at_proofs(
 ) -> None:
     """Look at the last proof of each copy in its provider's list, of those first that have most of the copies."""
     before = found.pages
-    for provider, _ in Counter(provider for one in listed.values() for provider in one.providers).most_common():
-        most = min(PROVIDER_PAGES, PROOF_PAGES - (found.pages - before))
+    unseen = defaultdict[str, set[int]](set)
+    for one in listed.values():
+        for provider in one.providers:
+            unseen[provider].add(one.caf_file_id)
+    for provider, its in sorted(unseen.items(), key=lambda item: len(item[1]), reverse=True):
+        most, left_out = min(PROVIDER_PAGES, PROOF_PAGES - (found.pages - before)), len(found.left_out)
         for page in _bounded(f"proofs of {provider}", work.store.proof_pages(provider), most, found, before_page):
             for proof in page:
                 chunk = listed.get((proof.merkle_root, proof.owner, proof.start))
                 if chunk is None or provider not in chunk.providers:
                     continue
                 found.copies += 1
+                its.discard(chunk.caf_file_id)
                 proven = max(proof.last_proven - proof.start, 0) // chunk.window_blocks
                 if max(height - proof.start, 0) // chunk.window_blocks - proven > WINDOWS_BEHIND:
                     found.suspected.add(chunk.caf_file_id)
+        if len(found.left_out) == left_out:
+            found.suspected |= its
 
 
 def _bounded(

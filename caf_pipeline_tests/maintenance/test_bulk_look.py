@@ -115,6 +115,18 @@ def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_no
     assert {copy.windows for name in names for copy in work.ledger.known_copies(name)} == {0}
 
 
+def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(work, store, names):
+    whole, lacking = store.proof_pages, posting(work, names[0]).merkle_root
+
+    def without(provider):
+        pages = ([one for one in page if one.merkle_root != lacking] for page in whole(provider))
+        return pages if provider == "bert" else whole(provider)
+
+    store.proof_pages = without
+    assert look_in_bulk(work).copies == 3 * len(names) - 1
+    assert suspected(work) == names[:1]
+
+
 def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(work, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
     found = look_in_bulk(work)
@@ -180,6 +192,7 @@ def test_more_pages_than_a_pass_may_read_are_left_out_and_told(work, store, name
     monkeypatch.setattr(bulk_look, "PROVIDER_PAGES", 1)
     found = look_in_bulk(work)
     assert found.left_out == [f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")]
+    assert suspected(work) == []  # of what was not read nothing is missing
     assert work.ledger.suspicions(work.store.name, "src") == (None, 0)
 
 
