@@ -256,6 +256,13 @@ def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_th
     assert events_of(json.dumps({"Event": "s3:TestEvent", "Bucket": "b"}), queue.bucket) == ((), "")
 
 
+def test_a_message_that_came_by_way_of_sns_says_what_it_holds():
+    event = json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}]})
+    wrapped = [json.dumps({"Type": "Notification", "TopicArn": "t", "Message": held}) for held in (event, "no JSON", "[]", 5)]
+    assert events_of(wrapped[0], "b") == ([ObjectEvent(b"k", "")], "")
+    assert all(wrong and not events for events, wrong in (events_of(body, "b") for body in wrapped[1:]))
+
+
 def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
     record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2B%FF%00", "sequencer": "no hex"}}}
     assert events_of(json.dumps({"Records": [record]}), "b") == ([ObjectEvent(b"a b+\xff\0", "")], "")

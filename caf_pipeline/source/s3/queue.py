@@ -3,7 +3,7 @@
 Whoever may send to the queue can write anything there, so nothing of a message is believed but the key: that somebody should look
 at it.
 Source: "Event message structure" in the Amazon S3 User Guide; ReceiveMessage and DeleteMessageBatch in the Amazon SQS API
-Reference.
+Reference; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide.
 """
 
 import json
@@ -33,6 +33,7 @@ WAIT_SECONDS: Final = 1
 """With no wait SQS asks only some of its servers, and may say that there is nothing where there is something."""
 
 _TEST_EVENT: Final = "s3:TestEvent"
+_BY_SNS: Final = "Notification"
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{1,64}")
 _NO_QUEUE: Final = ("NonExistentQueue", "QueueDoesNotExist")
 _DENIED: Final = ("AccessDenied", "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken")
@@ -108,6 +109,8 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
     """
     try:
         said = json.loads(body)
+        if isinstance(said, dict) and said.get("Type") == _BY_SNS and isinstance(said.get("Message"), str):
+            said = json.loads(said["Message"])
     except (ValueError, RecursionError):
         return (), "it is not JSON"
     if not isinstance(said, dict):
