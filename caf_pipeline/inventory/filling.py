@@ -35,6 +35,10 @@ from caf_pipeline.inventory.snapshot import object_versions
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
+MOST_HEADERS_BYTES: Final = 16 << 10
+"""More than the headers of an object add to a manifest: S3 takes 8 KiB of them. An object, or a part, that did not fit in its
+chunk for headers that no listing shows would never be archived."""
+
 _MARK: Final = "~caf-v-"
 """Between key and version in the name of an older version: only names with it can be equal."""
 
@@ -230,11 +234,12 @@ class Filling:
 
 
 def fit_alone(rows: Rows, limits: Limits) -> _Flags:
-    """Tell of each row whether a chunk of nothing else could hold it."""
+    """Tell of each row whether a chunk of nothing else could hold it, whatever its headers are."""
     empty = Filling(limits)
     end = empty.position + rows.body_bytes
     index = empty.index + rows.entry_bytes_alone + _digits(np.array([empty.position])) + _digits(end)
-    whole = end + index + empty.manifest + MANIFEST_GROUP_BYTES + rows.manifest_bytes + FOOTER_SIZE_BYTES
+    manifest = empty.manifest + MANIFEST_GROUP_BYTES + rows.manifest_bytes + MOST_HEADERS_BYTES
+    whole = end + index + manifest + FOOTER_SIZE_BYTES
     fits: _Flags = (whole <= limits.max_bytes) & (index <= limits.max_index_bytes) & (limits.max_members >= 3)
     return fits
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import CafError, first_line
-from caf_pipeline.inventory.filling import EqualNames, Filling, Rows, fit_alone
+from caf_pipeline.inventory.filling import MOST_HEADERS_BYTES, EqualNames, Filling, Rows, fit_alone
 from caf_pipeline.inventory.manifest import (
     CHUNK_FORMAT,
     HEAD_MEMBER,
@@ -104,10 +104,6 @@ _TOO_LARGE: Final = 0  # a chunk number that no chunk has
 _IN_PARTS: Final = -3  # in chunks of its own, a part each
 _OVER: Final = -1  # past the plan's last chunk: left for the next plan
 _NOWHERE: Final = -2  # the chunk number of a row that is not there
-
-_MOST_HEADERS_BYTES: Final = 16 << 10
-"""More than the headers of an object add to a manifest: S3 takes 8 KiB of them. A part that did not fit in its chunk, for headers
-that no listing shows, would keep the whole object out."""
 
 _MOST_BESIDE_BYTES: Final = 1 << 20
 """More than a chunk of one object takes beside the object: our members, an index of three entries, a manifest of one row."""
@@ -335,7 +331,7 @@ class _Cutter:
         most = PartRange(MAX_CHUNKS, MAX_CHUNKS, 0, terms.limits.max_bytes)  # whose numbers are longest
         beside = _chunk_of_part(obj, most, MAX_CHUNKS)[0].expected_size_bytes - most.size_bytes
         manifest, limits = _part_manifest_bound(obj, most), terms.limits
-        most_bytes = min(terms.limit_bytes, limits.max_bytes) - _MOST_HEADERS_BYTES
+        most_bytes = min(terms.limit_bytes, limits.max_bytes) - MOST_HEADERS_BYTES
         room = min(terms.target_size_bytes + manifest, most_bytes) - beside
         index_bytes = beside - manifest - HEAD_SIZE_BYTES - FOOTER_SIZE_BYTES
         if not 0 < obj.size_bytes <= room * MAX_CHUNKS or index_bytes > limits.max_index_bytes or limits.max_members < 3:

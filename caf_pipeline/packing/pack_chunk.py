@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
@@ -70,6 +71,8 @@ def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
 def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
     """Return what packs this chunk, under this lease."""
     terms = read_terms(Path(chunk.plan_folder))
+    # Headers, which the plan did not know, must not keep out an object that is larger than the limit and has its chunk to itself.
+    least_limit = DEFAULT_LIMITS.max_bytes if plan.object_count == 1 else plan.expected_size_bytes
     # Plans of earlier versions say no limit: theirs was the target, and a chunk that was posted has to come out the same.
     limit_size = int(terms.get("limit_size") or terms.get("target_size") or work.source_settings.target_size)
     return Packer(
@@ -79,7 +82,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         work.settings.packing,
         # What was sealed is packed once more to come out the same, whatever is set by now.
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
-        limit_bytes=max(limit_size, plan.expected_size_bytes),
+        limit_bytes=max(limit_size, least_limit),
         tells_logs=LOGS_TERM in terms,
         give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
         progress=_held_progress(work, lease),

@@ -146,10 +146,24 @@ def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
     assert list(opened.manifest().locations()) == []
 
 
+MANY_HEADERS = ObjectHeaders(content_disposition="y" * 4000, user_metadata={f"name-{n}": "x" * 90 for n in range(20)})
+
+
+@pytest.mark.parametrize(("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)])
+def test_headers_that_no_listing_shows_keep_no_object_out(work, source, size_bytes, limit_bytes, chunks):
+    """It nearly fills the largest chunk there can be, or is larger than what a slow store takes."""
+    source.bodies = {"large": HUGE[:size_bytes]}
+    source.headers["large"] = MANY_HEADERS
+    work.store.largest_chunk_bytes = lambda: limit_bytes
+    (first,) = plan(work).chunks[:1]
+    chunk_steps.withdraw(work, first.name)
+    assert len(archive_everything(work)) == chunks
+    assert b"".join(fetch(work.ledger, work.store, "src", "large").pieces) == HUGE[:size_bytes]
+
+
 @pytest.mark.thorough
 def test_headers_that_no_listing_shows_do_not_keep_a_part_out(work, source):
-    metadata = {f"name-{number}": "x" * 90 for number in range(20)}
-    source.headers["huge"] = ObjectHeaders(content_disposition="y" * 4000, user_metadata=metadata)
+    source.headers["huge"] = MANY_HEADERS
     work.store.largest_chunk_bytes = lambda: 60_000
     plan(work)
     chunk_steps.withdraw(work, parts_of(work)[0])
