@@ -61,7 +61,7 @@ from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
-from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.folder_lock import reading, remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors, write_whole
 from caf_pipeline.system.quantities import counted, show_size
 
@@ -320,12 +320,12 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
 
 
 def _prune(work: Workplace) -> None:
-    """Remove all snapshots but the latest. Nothing reads an older one: plans and chunks only name theirs."""
+    """Remove all snapshots but the latest, and those that a plan, its accounts or a preview read: these may take hours."""
     paths = sorted(work.inventories().glob("*.parquet"))
     whole = [path for path in paths if _is_whole(path)]
     partial = [path for path in paths if path not in whole]
     for path in (*whole[:-WHOLE_KEPT], *partial[:-PARTIAL_KEPT]):
-        path.unlink(missing_ok=True)
+        remove_unread(path)
 
 
 def _is_whole(path: Path) -> bool:
@@ -461,7 +461,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     """
     plans: list[PlanRecord] = []
     waiting = None
-    with work.lease(plan_lease(work.source)) as lease:
+    with work.lease(plan_lease(work.source)) as lease, reading(snapshot.path):
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
             refuse_second_copy(work)
@@ -546,7 +546,7 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone, and how many
     objects each filter leaves out.
     """
-    with temporary_folder(work) as folder:
+    with temporary_folder(work) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(work, snapshot, folder)
         accounting = account_for_files(
             identified.path,

@@ -20,6 +20,7 @@ from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 from caf_pipeline.store.protocol import StorageCost
+from caf_pipeline.system.folder_lock import reading
 
 GET_PRICE: Final = 0.0004
 """US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1, as it has been for years; the present price stands at
@@ -196,7 +197,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
     """
     known = work.source in work.ledger.sources()
-    with planning.temporary_folder(work) as folder:
+    with planning.temporary_folder(work) as folder, reading(snapshot.path):
         require_whole(snapshot.path)
         (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
         filters = planning.filters_of(work, snapshot)

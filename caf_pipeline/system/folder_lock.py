@@ -1,6 +1,6 @@
-"""Whether a process writes into a folder right now: a lock on the folder that ends with the process that has it.
+"""Whether a process writes into a folder, or reads a file, right now: a lock that ends with the process that has it.
 
-Writers of temporary files share it; who removes what they left takes it alone.
+Writers of temporary files share that of their folder, readers that of their file; who removes what is left takes it alone.
 Source: flock(2), which is released when a process dies, however it dies.
 """
 
@@ -10,6 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from caf_pipeline.system.atomic_files import opened_folder
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Keep `remove_unread` from removing a file while the context lasts; one that is not there is no error."""
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(OSError):  # where a file system has no such locks, the file may be removed
+            fcntl.flock(opened.enter_context(file.open("rb")), fcntl.LOCK_SH)
+        yield
+
+
+def remove_unread(file: Path) -> None:
+    """Remove a file, unless a process reads it."""
+    with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError:  # a file system without such locks
+            pass
+        file.unlink()
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.steps import planning
+from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
@@ -178,6 +179,23 @@ def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace,
     some[-1].write_bytes(b"damaged")
     some.append(planning.take_inventory(work, until=b"key-001").path)
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
+
+
+@pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
+def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(workplace, monkeypatch, read):
+    work = workplace()
+    snapshot = planning.take_inventory(work)
+    identify = planning.identify_objects
+
+    def identify_slowly(*args, **known):
+        for _ in range(planning.WHOLE_KEPT):
+            planning.take_inventory(work)
+        return identify(*args, **known)
+
+    monkeypatch.setattr(planning, "identify_objects", identify_slowly)
+    assert read(work, snapshot)
+    planning.take_inventory(work)
+    assert not snapshot.path.exists()
 
 
 def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(workplace, source):
