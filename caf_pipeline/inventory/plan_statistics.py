@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from caf_pipeline.inventory.objects import CHECKSUMS
-from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, split_counts
+from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, read_parts, split_counts
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 from caf_pipeline.system.quantities import show_size
 
@@ -20,7 +20,7 @@ _FIRST_BITS: Final = 10
 _STEPS: Final = f"""SELECT storage_class, CASE WHEN size_bytes = 0 THEN -1 WHEN size_bytes < {1 << _FIRST_BITS} THEN 0
         ELSE (floor(log2(size_bytes))::INTEGER - {_FIRST_BITS}) // {_BITS_A_STEP} + 1 END AS step,
         count(*) AS objects, sum(size_bytes)::BIGINT AS bytes,
-        sum(greatest(1, (size_bytes + {{part_bytes}} - 1) // {{part_bytes}}))::BIGINT AS gets,
+        sum(greatest(1, (size_bytes + {{part_bytes}} - 1) // {{part_bytes}})) FILTER (NOT is_split) AS gets,
         count(*) FILTER (size_bytes > {{part_bytes}} AND NOT is_split AND checksum IN {tuple(CHECKSUMS)}) AS checksums
     FROM planned GROUP BY ALL ORDER BY ALL"""
 
@@ -92,6 +92,7 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
     beside = folders[0] / OBJECTS_FILE
     split = [split_counts(folder) for folder in folders]
+    in_parts = sum(-(-part.size_bytes // part_bytes) for folder in folders for _, part in read_parts(folder))
     with translate_errors(beside), Query(beside, budget, functions={}, macros=()) as query:
         for number, folder in enumerate(folders):
             query.table(f"objects_{number}", folder / OBJECTS_FILE)
@@ -113,7 +114,7 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
         storage_classes=_totals((str(row[0]), row[2], row[3]) for row in rows),
         largest=[(bytes(key).decode(), size) for key, size in largest],
         smallest=[(bytes(key).decode(), size) for key, size in smallest],
-        get_requests=sum(row[4] for row in rows),
+        get_requests=sum(int(row[4] or 0) for row in rows) + in_parts,
         checksum_requests=sum(row[5] for row in rows),
         split_objects=sum(objects for objects, _ in split),
         parts=sum(parts for _, parts in split),

@@ -17,6 +17,7 @@ from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statisti
 from caf_pipeline.inventory.snapshot import Snapshot, not_yet_archived, require_whole
 from caf_pipeline.inventory.snapshot import account_for as account_for_files
 from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
+from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 from caf_pipeline.store.protocol import StorageCost
@@ -208,7 +209,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         terms = planning.plan_terms(work, snapshot, sizes)
         plan = write_plan(delta.path, files, _as_one(terms))
         account = account_for_files(identified.path, standing, files / OBJECTS_FILE, within=snapshot.keys, filters=filters)
-        statistics = plan_statistics([files], part_bytes=work.settings.packing.part_size)
+        statistics = plan_statistics([files], part_bytes=part_of(work.settings.packing))
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
         return PlanPreview(
@@ -288,5 +289,5 @@ def _storage(work: Workplace, expected_bytes: int, chunks: int) -> tuple[Storage
 def estimate_report(work: Workplace, report: planning.PlanReport) -> PlanEstimate:
     """Return what archiving the plans of a report takes."""
     folders = [Path(plan.folder) for plan in report.plans]
-    statistics = plan_statistics(folders, part_bytes=work.settings.packing.part_size)
+    statistics = plan_statistics(folders, part_bytes=part_of(work.settings.packing))
     return estimate_plan(work, statistics, report.chunks, report.target_bytes, heads=report.comparison.requests)

@@ -8,6 +8,7 @@ from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.inventory import plan as plan_module
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.packing.journal import writer
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import chunk_steps, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
@@ -143,6 +144,16 @@ def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, sou
     estimate = previewed(a_workplace(tmp_path, source, ledger, sources={"src": described})).estimate
     assert (estimate.requests, estimate.request_usd) == (31, pytest.approx(0.155))
     assert estimate.egress_usd == pytest.approx(1_200_000 / (1 << 20))
+
+
+def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(tmp_path, source, ledger, monkeypatch):
+    monkeypatch.setattr(writer, "LARGEST_PART_BYTES", 65_536)
+    source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
+    packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
+    work = a_workplace(tmp_path, source, ledger, packing=packing)
+    found = previewed(work)
+    archive_everything(work)
+    assert found.estimate.requests == len(source.reads) == 31 + 2 + 3
 
 
 class PricedStore(DirectoryStore):

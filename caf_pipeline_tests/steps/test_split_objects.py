@@ -184,6 +184,9 @@ def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
     assert plan(work).plan.object_count == 4
     again = preview_plan(work, planning.take_inventory(work))
     assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
+    for chunk in work.ledger.chunks("src"):
+        archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
+    assert preview.estimate.requests == len(source.reads) == 4 * 2 + 3
 
 
 @pytest.mark.thorough
