@@ -1,6 +1,7 @@
 """S3 Inventory's reports on a real server: what is taken of them, and which are refused. Written by pyarrow, in each format."""
 
 import gzip
+import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -133,6 +134,21 @@ def test_storage_classes_encryption_and_uploads_in_parts_are_counted(new_bucket,
     assert [obj.storage_class for obj in objects] == ["STANDARD", "GLACIER"]
     assert (counts.storage_classes, counts.encryption) == ({"STANDARD": 1, "GLACIER": 1}, {"SSE-S3": 1, "SSE-C": 1})
     assert counts.multipart == 1
+
+
+def test_a_file_that_a_manifest_names_twice_counts_once(new_bucket, destination, tmp_path):
+    new_bucket.keep_versions()
+    for body in (b"1", b"22"):
+        new_bucket.put("a", body)
+    reports = writer(new_bucket, destination)
+    body = WRITERS["Parquet"](listed_rows(new_bucket.client, new_bucket.name), SCHEMA.names)
+    key, md5 = f"{reports.prefix}data/1.parquet", hashlib.md5(body, usedforsecurity=False).hexdigest()
+    reports.put(key, body)
+    reports.write_files([], files=[{"key": key, "size": len(body), "MD5checksum": md5}] * 2)
+    source = new_bucket.source(inventory=reports.folder)
+    objects, counts = taken(source, tmp_path)
+    assert (len(objects), counts.storage_classes, counts.left_out.older) == (1, {"STANDARD": 1}, 1)
+    assert (source.open_report().file_count, source.open_report().size_bytes) == (1, len(body))
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -139,7 +139,7 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
         described = json.loads(raw)
         format_name, schema = _text(described, "fileFormat"), _text(described, "fileSchema")
         moment = datetime.fromtimestamp(int(described["creationTimestamp"]) / 1000, UTC)
-        files = [_file(entry) for entry in described["files"]]
+        files = list(dict.fromkeys(map(_file, described["files"])))  # what is counted of a file counts once
         source_bucket = _text(described, "sourceBucket")
     except KeyError as error:
         raise _malformed(url, f"it has no {error.args[0]}") from error
