@@ -110,7 +110,7 @@ class Listing:
         extra: parameters of every request, e.g. who pays.
         page_keys: in a page.
         all_versions: whether the settings ask for every version, so that a bucket without versions is refused.
-        rate: of the requests for pages, those that are asked again included.
+        rate: of all requests, those that are sent again included.
     """
 
     client: "S3Client"
@@ -216,8 +216,14 @@ class Listing:
 
     def _versioning(self) -> S3Answer:
         """Return the answer to GetBucketVersioning, also where that is one that says no."""
+
+        def asked() -> S3Answer:
+            self.rate.wait()
+            said: S3Answer = self.client.get_bucket_versioning(Bucket=self.at.bucket)
+            return said
+
         try:
-            answer: S3Answer = self.asking.attempt(lambda: self.client.get_bucket_versioning(Bucket=self.at.bucket))
+            answer = self.asking.attempt(asked)
         except ClientError as error:
             if is_transient(error) or concerns_all(error, self.at):
                 raise source_error(error, self.at) from error

@@ -46,8 +46,8 @@ class S3Source:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
         The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
-        the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second for
-        pages, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
+        the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second of
+        a listing, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
         With `all_versions` a bucket that keeps no versions is refused; with `needs_storage_class` a report that lacks it.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
