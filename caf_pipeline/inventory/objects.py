@@ -11,6 +11,9 @@ from caf_pipeline.system.quantities import counted
 MAX_KEY_BYTES: Final = 1024
 """S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
+MAX_SIZE_BYTES: Final = 1 << 53
+"""A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as doubles round what is larger."""
+
 
 class SkipReason(StrEnum):
     """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""

@@ -198,8 +198,12 @@ def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
         (page("a%zz"), "not percent-encoded"),
         (page("a", ETag=None), "without its ETag"),
         (page("a", Size=None), "without its Size"),
+        (page("a", Size="-1"), "impossible Size, -1"),
+        (page("a", Size=str(2**53 + 1)), "impossible Size, 9007199254740993"),
+        (page("a", Size=str(2**64)), "impossible Size"),
         (page("a", LastModified=None), "without its LastModified"),
         (listing("<Contents><Size>1</Size></Contents>"), "without its Key"),
+        (page(""), "without its Key"),
         (listing("", truncated=True), "where it continues"),
         (ScriptedAnswer(200, b"<html>Please log in</html>"), "not a listing"),
         (ScriptedAnswer(200, b""), "not a listing"),
@@ -217,6 +221,10 @@ def test_a_listing_that_ignores_the_prefix_is_refused(scripted_s3):
     script(scripted_s3, page("p/a", "q/a"))
     with pytest.raises(ListingRefused, match="prefix 'p/'"):
         listed(scripted_s3.source("p/"))
+
+
+def test_an_empty_storage_class_is_the_usual_one_as_in_a_report(scripted_s3):
+    assert [obj.storage_class for obj in listed(script(scripted_s3, page("a", StorageClass="")))] == ["STANDARD"]
 
 
 @pytest.mark.parametrize("marker", ["<NextKeyMarker>%FF</NextKeyMarker>", "<NextKeyMarker>%z</NextKeyMarker>", ""])

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused, ListingUnordered, SettingsError
 from caf_pipeline.inventory.key_split import text_of
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ PAGE_KEYS: Final = 1000
 
 _ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})?")
 
-_MARKER: Final = {"ETag": "", "Size": 0, "StorageClass": ""}
+_MARKER: Final = {"ETag": "", "Size": 0}
 """What a delete marker has not."""
 
 REFUSED: Final = 400  # and above: an answer's status where it says no (RFC 9110, 15.5)
@@ -279,7 +279,7 @@ class Listing:
                 etag=etag[1:-1] if len(etag) > 1 and etag[0] == etag[-1] == '"' else etag,
                 size_bytes=entry["Size"],
                 last_modified=entry["LastModified"].astimezone(UTC),
-                storage_class=entry.get("StorageClass", "STANDARD"),
+                storage_class="" if is_marker else entry.get("StorageClass") or "STANDARD",
                 checksum=_checksum(entry),
                 is_latest=entry.get("IsLatest", True),
                 is_delete_marker=is_marker,
@@ -287,13 +287,20 @@ class Listing:
         except Undecodable as error:
             raise ListingRefused(f"the listing of {self.at} has a key that is not percent-encoded: {entry['Key']!r}") from error
         except KeyError as error:
-            raise ListingRefused(
-                f"the listing of {self.at} has an object without its {error.args[0]}: {entry.get('Key', '?')!r}",
-                hint="without key, ETag, size and time nothing can be told apart later",
-            ) from error
+            raise self._without(str(error.args[0]), entry) from error
+        if not key:
+            raise self._without("Key", entry)
+        if not 0 <= obj.size_bytes <= MAX_SIZE_BYTES:
+            raise ListingRefused(f"the listing of {self.at} has an object with an impossible Size, {obj.size_bytes}: {key!r}")
         if not key.startswith(self.prefix.encode()):
             raise ListingRefused(f"the listing of {self.at} was asked for prefix '{self.prefix}' and has {key!r}")
         return obj
+
+    def _without(self, name: str, entry: S3Answer) -> ListingRefused:
+        return ListingRefused(
+            f"the listing of {self.at} has an object without its {name}: {entry.get('Key', '?')!r}",
+            hint="without key, ETag, size and time nothing can be told apart later",
+        )
 
 
 def _checksum(entry: S3Answer) -> str:

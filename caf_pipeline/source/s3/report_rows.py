@@ -18,6 +18,7 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import ReportRefused, first_line
+from caf_pipeline.inventory.objects import MAX_SIZE_BYTES
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, versions_beside
 from caf_pipeline.source.protocol import ReportCounts
 from caf_pipeline.source.s3.report_manifest import AGAIN, COLUMNS, Manifest, ReportFile, ReportFormat
@@ -26,9 +27,6 @@ BLOCK_BYTES: Final = 4 << 20
 """Of unpacked CSV, which pyarrow reads at once. A row must fit; one with an encoded key of 1,024 bytes has some KiB."""
 
 ROWS: Final = 65_536  # of a batch: as a row group of a snapshot
-
-MAX_SIZE_BYTES: Final = 1 << 53
-"""A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as doubles round what is larger."""
 
 UNKNOWN: Final = "unknown"
 """How objects are encrypted, where the report does not tell."""
