@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import MnemonicRefused, StoreError
+from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import MAX_CHUNKS, OBJECTS_FILE, PlanTerms, WaitingTail, write_plan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
@@ -20,6 +20,7 @@ from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
+from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
@@ -128,7 +129,7 @@ class PlanPreview:
         to_compare: objects that were written again with the same bytes. They count as planned here; those whose headers turn out
             to be the same are not archived again.
         plans: how many plans it would be.
-        warning: as of `PlanReport`.
+        warning: as of `PlanReport`; and that the plan would be refused, since the store may have the source already.
         previous: the source's last plan.
     """
 
@@ -221,10 +222,21 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             waiting=_waiting(work.source_settings, tail),
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
-            warning=warning,
+            warning="; ".join(filter(None, [warning, _refusal(work) if snapshot.object_count else ""])),
             estimate=estimate_plan(work, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
             previous=next(iter(work.ledger.plans(work.source, limit=1)), None),
         )
+
+
+def _refusal(work: Workplace) -> str:
+    """Say why a plan would be refused; "" where it would not, or the store cannot be asked."""
+    try:
+        refuse_second_copy(work)
+    except StoredAlready as error:
+        return f"this plan would be refused: {error}; {error.hint}"
+    except (StoreError, MnemonicRefused):  # an estimate without it is better than none
+        pass
+    return ""
 
 
 def _as_one(terms: PlanTerms) -> PlanTerms:

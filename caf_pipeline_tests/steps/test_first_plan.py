@@ -11,6 +11,7 @@ from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreUnreachable
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
+from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal.messages import archive_note
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
@@ -59,6 +60,13 @@ def emptied(archived, new_ledger):  # noqa: F811
 def registered(work):
     work.ledger.register_source(work.source, work.archive_id, work.address)
     return work
+
+
+def test_a_preview_says_that_its_plan_would_be_refused(archived, emptied):
+    assert preview_plan(archived, planning.take_inventory(archived)).warning == ""
+    found = preview_plan(emptied, planning.take_inventory(emptied))
+    assert "this plan would be refused: the ledger has no chunk of 'src'" in found.warning
+    assert "'caf rebuild src' restores them" in found.as_json()["warning"]
 
 
 def test_an_empty_ledger_plans_nothing_of_what_the_store_has_and_says_both_ways_on(emptied):
