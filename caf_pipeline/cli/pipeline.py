@@ -114,7 +114,8 @@ def get(  # noqa: PLR0917 - the command line's options
 
     It takes one look-up and one range read, and its SHA-256 is compared. Nothing is given out before the whole object was read
     and verified: neither FILE nor a byte on standard output. A provider that gives wrong bytes is left for the next one that
-    has the object; where one breaks off, the next goes on at the same byte.
+    has the object; where one breaks off, the next goes on at the same byte. A FILE that is there is replaced; where it is a
+    link, what it leads to. A pipe or a device is written to, as standard output is.
 
     What is given is what S3 had at the last inventory. Where that is gone, under way or skipped, the content archived last is
     given, and a line on standard error says so. Of a key that is not archived it says why: a chunk under way has it, it was

@@ -5,6 +5,9 @@
 Source: promise 5 in docs/design.md.
 """
 
+import errno
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -206,14 +209,27 @@ def save(found: Found, path: Path) -> None:
 
 
 def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write a file, which appears at `path` only when it is whole.
+    """Let `fill` write a file, which appears at `path` only when it is whole; where a link is, what it leads to is written.
+
+    What is no regular file, as a pipe or /dev/null, is given the bytes when they are whole, and stays what it is.
 
     Raises:
-        As `fill`; nothing was written. UsageError: the path cannot be written.
+        As `fill`; nothing was written. UsageError: the path cannot be written. BrokenPipeError: the reader of a pipe left.
     """
     try:
-        with WholeFile(path) as whole:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as spool:
+                fill(spool)
+                spool.seek(0)
+                with path.open("wb") as file:
+                    shutil.copyfileobj(spool, file)
+            return
+        with WholeFile(Path(os.path.realpath(path))) as whole:
             fill(whole.file)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that exists, where there is room"

@@ -4,6 +4,7 @@ Source: fsync(2), which does not speak for the folder that a file is in; rename(
 """
 
 import contextlib
+import errno
 import io
 import os
 import secrets
@@ -50,7 +51,9 @@ class WholeFile:
     """
 
     def __init__(self, path: Path, temporary: Path | None = None) -> None:
-        """Open the temporary file; raises OSError where the folder cannot be written."""
+        """Open the temporary file; raises OSError where the folder cannot be written, or `path` is a pipe, a device or such."""
+        if path.exists() and not (path.is_file() or path.is_dir()):  # root may replace /dev/null
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         self.path = path
         self.temporary = temporary or path.with_name(f".caf-{secrets.token_hex(8)}.partial")
         # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.

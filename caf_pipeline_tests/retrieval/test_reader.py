@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,40 @@ def test_a_file_is_saved_from_the_next_holder_and_holds_nothing_of_the_first(sto
     corrupt(store.file("anna", posting), at=1_500_000)
     save(found(store, posting), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CHUNK[1000:2_000_000]
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_path):
+    for name in ("there", "missing"):
+        (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
+    (tmp_path / "there").write_bytes(b"older")
+    for name in ("there", "missing"):
+        save(found(store, posting), tmp_path / f"to-{name}")
+        assert (tmp_path / name).read_bytes() == CHUNK[1000:2_000_000]
+        assert (tmp_path / f"to-{name}").is_symlink()
+
+
+def test_a_pipe_is_given_the_bytes_and_stays_a_pipe(store, posting, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit((tmp_path / "pipe").read_bytes)
+        save(found(store, posting), tmp_path / "pipe")
+        assert read.result() == CHUNK[1000:2_000_000]
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_pipe_is_given_no_byte_of_a_wrong_object(store, posting, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(IntegrityError):  # and the pipe, which nobody reads, is not even opened
+        save(found(store, posting, sha256=b"\0" * 32), tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("path", ["", "/", "folder"])
+def test_a_folder_in_the_place_of_the_file_is_said_before_anything_is_read(store, posting, tmp_path, path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    store.forget(posting)
+    with pytest.raises(UsageError, match="Is a directory"):
+        save(found(store, posting), Path(path))
 
 
 def test_an_empty_object_needs_no_holder(store, posting):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,11 @@ def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by
     assert (tmp_path / "file").read_bytes() == body
     assert [start for start, _ in told] == [0, told[0][1]]
     assert sum(size for _, size in told) >= 4 * WRITE_BYTES
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(OSError, match="no regular file"):
+            WholeFile(path, tmp_path / "temporary")
+    assert os.listdir(tmp_path) == ["pipe"]
