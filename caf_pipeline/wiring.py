@@ -5,13 +5,14 @@ starts at once.
 """
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from caf_pipeline.errors import LedgerError, SettingsError
+from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.database import describe_database, open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -130,8 +131,16 @@ def open_restore(
         UsageError, SettingsError: it names no place. StagingError: the folder cannot be written. HeldByOther: another process
         restores into it.
     """
+    if not destination:
+        raise UsageError("what to restore to is empty", hint="give a folder ('.' is this one), or s3://BUCKET/PREFIX")
     with contextlib.ExitStack() as stack:
         if not destination.startswith(BUCKET_SCHEME):
+            # More likely a slip of the hand than a folder of that name.
+            if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", destination):
+                raise UsageError(
+                    f"{destination!r} begins as an address, and of these only s3:// is known",
+                    hint=f"give s3://BUCKET/PREFIX, or './{address[0]}…' for a folder of that name",
+                )
             from caf_pipeline.retrieval.restore_folder import RestoreFolder  # noqa: PLC0415 - only one of the two is needed
             from caf_pipeline.system.files_below import FilesBelow  # noqa: PLC0415
 

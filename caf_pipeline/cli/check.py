@@ -83,8 +83,8 @@ def check(  # noqa: PLR0917 - the command line's options
             advance(one.location.size_bytes)
 
         ended = take_all(check_objects(sampled(listed, share), store), take)
-    if not sums.listed:
-        raise nothing_listed(source, prefix, current)
+        if not sums.listed:
+            raise nothing_listed(ledger, source, prefix, current)
     _print_sums(source, sums, json)
     if sums.wrong:
         if ended:

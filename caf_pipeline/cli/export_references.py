@@ -50,7 +50,7 @@ def export_references(
         listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
         first = next(listed, None)
         if first is None:
-            raise nothing_listed(source, prefix, current)
+            raise nothing_listed(ledger, source, prefix, current)
         sums = write_references(chain([first], listed), store, output)
     written = counted(sums.objects - sums.in_parts, "object")
     note(f"{source}: references to {written} in {counted(sums.chunks, 'chunk')} are in {str(output)!r}")

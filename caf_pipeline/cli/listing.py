@@ -78,8 +78,8 @@ def ls(  # noqa: PLR0917 - the command line's options
         for entry in listed(ledger, source, prefix, wanted=wanted_status(current), as_of=moment):
             empty = False
             _print_entry(entry, long, json)
-    if empty:
-        raise nothing_listed(source, prefix, current, moment)
+        if empty:
+            raise nothing_listed(ledger, source, prefix, current, moment)
 
 
 def find(  # noqa: PLR0917 - the command line's options
@@ -170,8 +170,8 @@ def du(  # noqa: PLR0917 - the command line's options
             total_objects, total_bytes = total_objects + objects, total_bytes + size_bytes
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
-    if not total_objects:
-        raise nothing_listed(source, prefix, current, moment)
+        if not total_objects:
+            raise nothing_listed(ledger, source, prefix, current, moment)
     _print_sum(prefix, total_objects, total_bytes, json)
 
 
@@ -191,8 +191,12 @@ def wanted_status(current: bool) -> "Callable[[Location], bool]":
     return is_current if current else every
 
 
-def nothing_listed(source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
-    """Return the error of a listing that has nothing."""
+def nothing_listed(ledger: "Ledger", source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
+    """Return the error of a listing that has nothing; where the prefix is a key, it says why that is not archived."""
+    if prefix and not current and not as_of and ledger.not_archived(source, prefix):
+        from caf_pipeline.retrieval.reader import not_located  # noqa: PLC0415  loaded by the commands that use it
+
+        return not_located(ledger, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
     what = "is current and" if current else f"is archived{then} and"
     if not prefix:

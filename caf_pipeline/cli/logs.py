@@ -70,8 +70,8 @@ def search(  # noqa: PLR0917 - the command line's options
         for log in searching.search(ledger, store, source, prefix):
             searched += 1
             failed += not _print_matches(log, json)
-    if not searching.listed:
-        raise nothing_listed(source, prefix, current=False)
+        if not searching.listed:
+            raise nothing_listed(ledger, source, prefix, current=False)
     unknown = f"; {counted(searching.not_recorded, 'header')} read, of objects with no record" if searching.not_recorded else ""
     note(f"{source}: {counted(searched, 'log')} of {counted(searching.listed, 'object')} searched{unknown}")
     if failed:

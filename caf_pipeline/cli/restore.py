@@ -96,8 +96,8 @@ def restore(  # noqa: PLR0917 - the command line's options
 
         listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
         ended = take_all(restore_objects(listed, target), take)
-    if not sums.listed:
-        raise nothing_listed(source, prefix, current)
+        if not sums.listed:
+            raise nothing_listed(ledger, source, prefix, current)
     _print_sums(sums, source, destination, dry_run, json)
     failure = sums.failure(ended)
     if ended and failure is not ended:

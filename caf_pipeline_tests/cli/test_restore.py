@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.settings import load_settings
 from caf_pipeline.wiring import open_workplace
@@ -40,10 +41,11 @@ BODIES = {
 def archived(tmp_path_factory):
     caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS)
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
+    source = MemorySource(BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)})
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES)))
+            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=source))
     return caf
 
 
@@ -184,3 +186,22 @@ def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
     one_sentence(archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'")
     one_sentence(archived("restore", "src", "a", "b", "c"), 2, "more arguments")
     assert not Path(tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("slip", ["", "s3:/bucket/x", "S3://bucket", "file:///srv/x"])
+def test_what_is_more_likely_a_slip_than_a_folder_is_not_written_to(archived, slip):
+    before = sorted(archived.folder.iterdir())
+    one_sentence(archived("restore", "src", "a", slip), 2, "s3://BUCKET/PREFIX")
+    assert sorted(archived.folder.iterdir()) == before
+    if slip.startswith("s3"):
+        assert archived("restore", "src", "a-b", f"./{slip}").status == 0
+        assert (archived.folder / slip / "a-b").read_bytes() == BODIES["a-b"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["du"], ["check"], ["restore"], ["export-references", "-o", "skipped.json"]])
+def test_a_key_that_was_skipped_is_said_to_be_where_it_is_all_that_is_asked_for(archived, command):
+    name, *options = command
+    to = ["out"] if name == "restore" else []
+    one_sentence(
+        archived(name, "src", "skipped/key", *to, *options), 11, "'skipped/key' of source src", "skipped as cold_storage"
+    )

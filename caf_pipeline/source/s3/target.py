@@ -312,7 +312,8 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
         settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
     except ValidationError as error:
         raise UsageError(
-            f"{address!r} cannot be restored to: {error.errors()[0]['msg']}", hint="give s3://BUCKET or s3://BUCKET/PREFIX"
+            f"{address!r} cannot be restored to: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
+            hint="give s3://BUCKET or s3://BUCKET/PREFIX",
         ) from error
     return BucketTarget(build_client(settings), bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
 
