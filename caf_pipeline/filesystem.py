@@ -28,10 +28,39 @@ from fsspec.utils import isfilelike
 from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
+from caf_pipeline.retrieval.object_file import BLOCK_BYTES
+from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.wiring import open_archive
 
 Info = dict[str, Any]
+
+
+class OpenedFile(io.BufferedReader):
+    """An archived object that is open, with what fsspec's own code asks of its files: `read_block`, and the cache of blocks.
+
+    That cache is not filled: what is read is asked for from providers. `simplecache` and `filecache` keep whole files.
+    """
+
+    def __init__(self, path: str, found: Found) -> None:
+        """Prepare to read; nothing is asked for yet."""
+        super().__init__(found.open(), BLOCK_BYTES)
+        self.path = path
+        self.size = found.location.size_bytes
+        self.blocksize = BLOCK_BYTES
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed; the cache of blocks says so, too, once it has closed it."""
+        return super().closed
+
+    @closed.setter
+    def closed(self, is_closed: bool) -> None:
+        pass
+
+    def _fetch_range(self, start_byte: int, end_byte: int) -> bytes:
+        self.seek(start_byte)
+        return self.read(end_byte - start_byte)
 
 
 class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -169,9 +198,11 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """Open a file: `object_version` names one version, `as_of` a time. What is compared when is as `Archive.open` says."""
         if mode != "rb":
             self._refuse(path)
+        path, as_of = self._strip_protocol(path), options.get("as_of")
+        if not isinstance(as_of, datetime | None):
+            raise TypeError(f"as_of is a datetime that has a zone, and not {as_of!r}")
         with _not_found(path):
-            source, key = _split(self._strip_protocol(path))
-            return self.archive.open(source, key, options.get("object_version"), as_of=options.get("as_of"))
+            return OpenedFile(path, self.archive.find(*_split(path), options.get("object_version"), as_of=as_of))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
         """Return a file's bytes, or a slice of them."""
@@ -263,7 +294,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             os.makedirs(lpath, exist_ok=True)
         else:
             Path(lpath).parent.mkdir(parents=True, exist_ok=True)
-            with _not_found(rpath):
+            with _not_found(rpath), _not_written():
                 self.archive.save(*_split(self._strip_protocol(rpath)), Path(lpath))
 
     # --- what is refused -------------------------------------------------------------------------------------------------
@@ -316,3 +347,14 @@ def _not_found(path: str) -> Iterator[None]:
         yield
     except NotLocated as error:
         raise FileNotFoundError(errno.ENOENT, f"{error}{f' ({error.hint})' if error.hint else ''}", path) from error
+
+
+@contextmanager
+def _not_written() -> Iterator[None]:
+    """Say it in Python's own error where a local file cannot be written."""
+    try:
+        yield
+    except UsageError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise

@@ -1,6 +1,7 @@
 """`caf://`: fsspec's own tests of reading, and the libraries that people read with."""
 
 import errno
+import gc
 import io
 import os
 from datetime import UTC, datetime
@@ -156,6 +157,8 @@ def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken
                 call()
     with pytest.raises(UsageError, match="has no time zone"):
         filled.open("src/a/b", as_of=datetime(2000, 1, 1))  # noqa: DTZ001 - a time that may mean any
+    with pytest.raises(TypeError, match="as_of is a datetime that has a zone"):
+        filled.open("src/a/b", as_of="2000-01-01")
 
 
 def test_ranges_are_read_by_few_requests(fs):
@@ -174,6 +177,38 @@ def test_ranges_are_read_by_few_requests(fs):
         fs.cat_ranges(paths, starts, ends, on_error="raise")
     with pytest.raises(ValueError, match="as many"):
         fs.cat_ranges(paths, [0], ends)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # fsspec leaves the files of blockcache open
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("protocol", ["simplecache", "filecache", "blockcache"])
+def test_behind_fsspecs_caches_files_are_the_same(fs, tmp_path, protocol):
+    bodies = {"small": os.urandom(5000), "large": os.urandom(9 << 20)}
+    for key, body in bodies.items():
+        fs.pipe_file(key, body)
+    cached = fsspec.filesystem(protocol, fs=fs, cache_storage=str(tmp_path / "cache"), skip_instance_cache=True)
+    for key, body in [*bodies.items(), *bodies.items()]:
+        with cached.open(f"src/{key}") as file:
+            file.seek(4000)
+            assert file.read(100) == body[4000:4100]
+        with cached.open(f"src/{key}") as file:
+            assert file.read() == body
+    with pytest.raises(FileNotFoundError):
+        cached.open("src/none")
+    del file
+    gc.collect()  # here, and not in another test
+
+
+def test_a_block_of_lines_is_read(fs):
+    fs.pipe_file("lines", b"one\ntwo\nthree\n")
+    assert fs.read_block("src/lines", 1, 5, b"\n") == b"two\n"
+    assert fs.read_block("src/lines", 4, None) == b"two\nthree\n"
+
+
+def test_a_local_file_that_cannot_be_written_is_pythons_own_error(filled, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        filled.get_file("src/a", str(tmp_path / "folder"))
 
 
 def test_nothing_is_written(tmp_path):
