@@ -6,13 +6,17 @@ Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's
 """
 
 import contextlib
+import select
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
@@ -22,6 +26,7 @@ from caf_pipeline.settings import Settings
 POOL_SIZE: Final = 2  # a step's statement and the renewal of its lease
 MAX_OVERFLOW: Final = 8  # steps in threads
 CONNECT_SECONDS: Final = 10
+UNASKED_SECONDS: Final = 1.0  # for which an idle connection is taken to live, unless it has something to say
 
 STILL_SECONDS: Final = 30  # as long as a lease
 """After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
@@ -104,11 +109,12 @@ class Database:
                 url,
                 pool_size=POOL_SIZE,
                 max_overflow=MAX_OVERFLOW,
-                pool_pre_ping=True,
                 hide_parameters=True,  # keys of objects do not belong in errors and logs
                 connect_args={key: value for key, value in _CONNECT.items() if key not in url.query}
                 | {"prepare_threshold": None},
             )
+        event.listen(self.engine, "checkin", _note_time)
+        event.listen(self.engine, "checkout", self._require_alive)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -134,23 +140,40 @@ class Database:
 
         Raises: as `transaction`.
         """
-        with self._translated(), self.engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
+        with self._translated(), contextlib.closing(self.engine.raw_connection()) as pooled:
+            connection = pooled.driver_connection
+            assert isinstance(connection, psycopg.Connection)
             try:
-                yield driver_connection(connection)
+                connection.autocommit = True
+                yield connection
+                connection.autocommit = False
             except BaseException:  # the pool does not see what the driver raises, and would reset a connection that is broken
-                connection.invalidate()
+                pooled.invalidate()
                 raise
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return the names of the migrations that were applied."""
-        with self._translated(), self.engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            return migrate(driver_connection(connection))
+        with self.reading() as connection:
+            return migrate(connection)
 
     def close(self) -> None:
         """Close the idle connections."""
         self.engine.dispose()
+
+    def _require_alive(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: PoolProxiedConnection) -> None:
+        """Have the pool open another connection where this one broke while it was idle.
+
+        The end of a connection, and a server's last words, wait to be read, which is seen without asking. Of a server that went
+        away without a word nothing is seen: a connection that was idle for longer than a moment is asked.
+        """
+        idle_since = entry.info.get(_IDLE_SINCE)
+        if idle_since is None:  # it was opened just now
+            return
+        try:
+            if time.monotonic() - idle_since > UNASKED_SECONDS or _has_something_to_read(connection):
+                self.engine.dialect.do_ping(connection)
+        except psycopg.Error as error:
+            raise sqlalchemy.exc.InvalidatePoolError from error  # then no idle one is taken again
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -187,6 +210,19 @@ class Database:
                 hint="check that it runs and can be reached from here",
             )
         return LedgerError(f"{self.description} refused a statement: {said}")
+
+
+_IDLE_SINCE: Final = "idle since"
+
+
+def _note_time(_: object, entry: ConnectionPoolEntry) -> None:
+    entry.info[_IDLE_SINCE] = time.monotonic()
+
+
+def _has_something_to_read(connection: DBAPIConnection) -> bool:
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class LedgerPart:

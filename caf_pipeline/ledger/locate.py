@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -21,11 +22,13 @@ from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
 from caf_pipeline.store.protocol import Posting
 
-_LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b)"
+_GOOD: Final = f"'{{{','.join(GOOD)}}}'"
+_LOOK_UP: Final = f"SELECT * FROM look_up(%(source)s, %(keys)b, {_GOOD})"
+_LOOK_UP_ONE: Final = f"SELECT * FROM look_up(%(source)s, ARRAY[%(key)s], {_GOOD})"
 # The same, with what inventories up to a time stated in place of what the last one did, and what the next one did. LATERAL with
 # LIMIT keeps the planner to one look-up a key.
-_LOOK_UP_AS_OF: Final = """
-    SELECT * FROM look_up(%(source)s, %(keys)b, %(good)b) WHERE told <> 'exception'
+_LOOK_UP_AS_OF: Final = f"""
+    {_LOOK_UP} WHERE told <> 'exception'
     UNION ALL
     SELECT said.told, asked.key, said.object_version, said.stated_at, NULL, NULL, said.inventory, NULL, NULL, NULL, NULL, NULL,
         NULL, NULL, NULL, NULL, NULL
@@ -114,7 +117,7 @@ class ObjectLookups(LedgerPart):
                 told[one.told][one.key].append(one)
             for key, versions in told["location"].items():
                 given_out, in_force = _choose(versions, told["exception"].get(key, ()), told["next"].get(key, ()))
-                currency = replace(_currency(given_out, in_force, told["pending"].get(key, ())), as_of=as_of)
+                currency = _currency(given_out, in_force, told["pending"].get(key, ()), as_of)
                 if last_seen and in_force and currency.gone_at:
                     currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
                 located[key] = _location(given_out, currency)
@@ -134,14 +137,18 @@ def _look_up(
     Then what was stated first after it comes, too ('next').
     """
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
-    values = {"source": source, "keys": keys, "good": GOOD}
     if as_of is None:
-        return cursor.execute(_LOOK_UP, values).fetchall()
+        if len(keys) == 1:
+            return cursor.execute(_LOOK_UP_ONE, {"source": source, "key": keys[0]}).fetchall()
+        return cursor.execute(_LOOK_UP, {"source": source, "keys": keys}).fetchall()
     if as_of.tzinfo is None:
         raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
-    known = cursor.execute(_LOOK_UP_AS_OF, values | {"as_of": as_of}).fetchall()
+    known = cursor.execute(_LOOK_UP_AS_OF, {"source": source, "keys": keys, "as_of": as_of}).fetchall()
     # Of a claim that 0.3.0 wrote the LastModified is not known (None).
     return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]
+
+
+_posting: Final = lru_cache(64)(Posting)  # objects that are asked for together are in few chunks
 
 
 def _location(one: _Known, currency: Currency | None = None) -> Location:
@@ -149,7 +156,7 @@ def _location(one: _Known, currency: Currency | None = None) -> Location:
     row = LocationRow(
         one.key, one.object_version, one.version_id, one.start_byte, one.end_byte, one.etag, last_modified, one.sha256
     )
-    posting = Posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes)
+    posting = _posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes)
     return Location(row, one.chunk, posting, currency, [_part(part) for part in one.parts or ()])
 
 
@@ -165,6 +172,8 @@ def _choose(
     versions: Sequence[_Known], exceptions: Sequence[_Known], stated_next: Sequence[_Known]
 ) -> tuple[_Known, _Known | None]:
     """Return which of a key's locations is given out, and the exception that is in force."""
+    if len(versions) == 1 and not exceptions:  # as nearly all keys have it
+        return versions[0], None
     latest = max(one.moment for one in versions)
     in_force = next((one for one in exceptions if one.moment >= latest), None)
     named = in_force and in_force.object_version
@@ -179,18 +188,23 @@ def _choose(
     return max(versions, key=order), in_force
 
 
-def _currency(given_out: _Known, in_force: _Known | None, pending: Sequence[_Known]) -> Currency:
+_CURRENT: Final = Currency(is_current=True)
+
+
+def _currency(given_out: _Known, in_force: _Known | None, pending: Sequence[_Known], as_of: datetime | None) -> Currency:
     """Return what is known of the current content of a key, beside the location that is given out for it."""
+    if not in_force and not pending:
+        return Currency(is_current=True, as_of=as_of) if as_of else _CURRENT
     since = (in_force or given_out).moment.astimezone(UTC)
     for other in pending:
         if other.object_version == given_out.object_version:
             continue
         is_newer = other.chunk is not None if other.moment is None else other.moment > since
         if is_newer or (in_force and other.object_version == in_force.object_version):
-            return Currency(is_current=False, chunk=other.chunk, state=other.state)
+            return Currency(is_current=False, chunk=other.chunk, state=other.state, as_of=as_of)
     if in_force is None or in_force.object_version == given_out.object_version:
-        return Currency(is_current=True)
-    return Currency(is_current=False, gone_at=since if in_force.object_version is None else None)
+        return Currency(is_current=True, as_of=as_of)
+    return Currency(is_current=False, gone_at=since if in_force.object_version is None else None, as_of=as_of)
 
 
 def _last_seen(connection: psycopg.Connection[Any], source: str, given_out: _Known, gone: _Known) -> datetime | None:

@@ -70,14 +70,57 @@ def test_no_statement_is_prepared(database):
         assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
 
 
-def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgres_url):
+def answers(database):
+    """Whether the database answers in a transaction, and a question."""
     with database.transaction() as connection:
-        connection.exec_driver_sql("SELECT 1")
-    with psycopg.connect(postgres_url, autocommit=True) as admin:
-        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
-        admin.execute(query, (database.url.database,))
+        in_transaction = connection.exec_driver_sql("SELECT 1").scalar_one()
+    return (in_transaction, asked(database)) == (1, 1)
+
+
+def asked(database):
+    with database.reading() as connection:
+        return connection.execute("SELECT 1").fetchone()[0]
+
+
+def end_connections(database, admin_url):
+    """End the server's side of all connections to the database, as its restart does; return when they are gone."""
+    of_database = "FROM pg_stat_activity WHERE datname = %s"
+    with psycopg.connect(admin_url, autocommit=True) as admin:
+        admin.execute(f"SELECT pg_terminate_backend(pid) {of_database}", [database.url.database])
+        while admin.execute(f"SELECT count(*) {of_database}", [database.url.database]).fetchone() != (0,):
+            pass
+
+
+@pytest.mark.parametrize("again", [answers, asked])
+def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgres_url, again):
+    assert answers(database)
+    end_connections(database, postgres_url)
+    assert again(database)
+
+
+def test_connections_that_all_broke_while_idle_are_replaced_unseen(database, postgres_url):
+    with database.reading(), database.reading(), database.reading():
+        pass
+    end_connections(database, postgres_url)
+    with database.reading() as one, database.reading() as other:
+        assert one.execute("SELECT 1").fetchone() == other.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_server_that_went_away_without_a_word_is_noticed_by_a_connection_that_was_idle_for_long(
+    database, postgres_url, monkeypatch
+):
+    assert answers(database)
+    end_connections(database, postgres_url)
+    monkeypatch.setattr("caf_pipeline.ledger.database._has_something_to_read", lambda connection: False)
+    monkeypatch.setattr("caf_pipeline.ledger.database.UNASKED_SECONDS", 0)
+    assert asked(database) == 1
+
+
+def test_a_connection_is_given_back_as_it_was(database):
+    with database.reading() as connection:
+        assert connection.autocommit
     with database.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+        assert not driver_connection(connection).autocommit
 
 
 # --- errors ---

@@ -1,9 +1,13 @@
 """The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
 
 import os
+import re
+import shutil
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC
+from pathlib import Path
 
 import psycopg
 import pyarrow as pa
@@ -17,9 +21,11 @@ from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, S
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.copy import copy_location_batches
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url, open_database, parse_url
+from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import CopyCheck, LocationRow
+from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
     SOURCE,
@@ -42,6 +48,7 @@ from caf_pipeline_tests.contracts.ledger import (
     standing,
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
+from caf_pipeline_tests.ledger.test_database import end_connections
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 
@@ -253,6 +260,33 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
     assert caplog.records == []
 
 
+@pytest.mark.thorough
+def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
+    home = Path(tempfile.mkdtemp(prefix="caf-pg-"))  # short: that of pytest's own folders would be too long for a socket
+    try:
+        database = open_database(Settings(home=home))
+        ledger = Ledger(database)
+        chunk = archive(ledger, ["a"])
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+        embedded_server(home / "postgres").close()
+        embedded_url(Settings(home=home))
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+        database.close()
+    finally:
+        embedded_server(home / "postgres").close()
+        shutil.rmtree(home)
+
+
+def test_a_look_up_is_one_round_trip(ledger, database, tmp_path):
+    archive(ledger, ["a", "b"])
+    sent = tmp_path / "sent"
+    with sent.open("w") as file, database.reading() as connection:
+        connection.pgconn.trace(os.dup(file.fileno()))
+    assert ledger.locate(SOURCE, "a")
+    assert len(ledger.locate_many(SOURCE, ["a", "b"])) == 2
+    assert [kind for kind in re.findall(r"\tF\t\d+\t(\w+)", sent.read_text()) if kind in {"Sync", "Query"}] == ["Sync"] * 2
+
+
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
     with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
         connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
@@ -285,12 +319,27 @@ def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when
 
 
 @pytest.fixture
-def pooled_ledger(database_url):
-    """A ledger whose statements share two server connections with those of others."""
+def pooler(database_url):
+    """A pooler of two connections to the server."""
     with running_pooler(database_url) as pooler:
-        database = Database(parse_url(pooler.url))
-        yield Ledger(database, lease_seconds=1.0)
-        database.close()
+        yield pooler
+
+
+@pytest.fixture
+def pooled_ledger(pooler):
+    """A ledger whose statements share the pooler's connections with those of others."""
+    database = Database(parse_url(pooler.url))
+    yield Ledger(database, lease_seconds=1.0)
+    database.close()
+
+
+def test_behind_a_pooler_neither_its_restart_nor_the_servers_is_seen(pooled_ledger, pooler, postgres_url, database):
+    chunk = archive(pooled_ledger, ["a"])
+    pooler.kill()
+    pooler.start()
+    assert pooled_ledger.locate(SOURCE, "a").chunk == chunk
+    end_connections(database, postgres_url)
+    assert pooled_ledger.locate(SOURCE, "a").chunk == chunk
 
 
 def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
