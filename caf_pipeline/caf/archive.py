@@ -9,6 +9,7 @@ Source: docs/format.md.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -105,8 +106,7 @@ class CafWriter:
             raise MemberRefused(f"The key {key!r} is in the archive already.")
         start_byte, end_byte = self._position, self._position + size_bytes
         index_size_bytes = self._index.size_with(key, start_byte, end_byte)
-        total_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
-        if reason := self._limits.reason_against(self._index.member_count + 1, index_size_bytes, total_bytes):
+        if reason := self._reason_against(1, index_size_bytes, end_byte):
             raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
         try:
             self._write_body(key, size_bytes, chunks)
@@ -117,6 +117,29 @@ class CafWriter:
         self._index.add(key, start_byte, end_byte)
         self._position = end_byte
         return start_byte, end_byte
+
+    def add_neighbours(self, keys: Sequence[str], sizes: Sequence[int], bodies: "memoryview[int]") -> None:
+        """Append members whose bodies lie back to back: as `add` does it one after the other, but checked and written at once.
+
+        Args:
+            keys: as of `add`; at least one.
+            sizes: of the bodies, in bytes.
+            bodies: exactly these bytes.
+
+        Raises:
+            As `add`; the members before the one that is refused are in the archive.
+        """
+        bounds = [*accumulate(sizes, initial=self._position)]
+        members = self._index.with_neighbours(keys, bounds)
+        if members is None or self._reason_against(len(keys), members.index_size_bytes, bounds[-1]):
+            for key, size_bytes, (start_byte, end_byte) in zip(keys, sizes, pairwise(bounds), strict=True):
+                self.add(key, size_bytes, (bodies[start_byte - bounds[0] : end_byte - bounds[0]],))
+            return
+        if len(bodies) != bounds[-1] - bounds[0]:
+            raise MemberRefused(f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes and have {len(bodies)}.")
+        self._file.write(bodies)
+        self._index.add_neighbours(members)
+        self._position = bounds[-1]
 
     def seal(self) -> None:
         """Write index and footer and make them durable, still under the temporary name. Nothing can be added after."""
@@ -138,6 +161,11 @@ class CafWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.abort()
+
+    def _reason_against(self, more_members: int, index_size_bytes: int, end_byte: int) -> str:
+        """Say which limit the archive would pass with so many more members, such an index and such an end of the bodies."""
+        size_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
+        return self._limits.reason_against(self._index.member_count + more_members, index_size_bytes, size_bytes)
 
     def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> None:
         written = 0

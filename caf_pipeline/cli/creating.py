@@ -5,13 +5,17 @@ import hashlib
 import os
 import re
 import stat
+from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
@@ -26,8 +30,11 @@ READERS: Final = 2
 """Threads that read files: while one waits for the disk, the other one hashes."""
 
 
-class InputFile(NamedTuple):
-    """A file as it was found: it must still be so when it is read."""
+class InputFile(msgspec.Struct, frozen=True, gc=False):
+    """A file as it was found: it must still be so when it is read.
+
+    A Struct that Python's garbage collector passes over, since there may be a million of them.
+    """
 
     path: str
     key: str
@@ -291,7 +298,7 @@ def write_archives(
 
 
 def _write_archive(
-    archive: CafWriter, files: Iterable[InputFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
+    archive: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
 ) -> Written:
     """Write one archive, which is sealed then, and a line of the sums for each member."""
     from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  numpy, where nothing is compiled
@@ -304,34 +311,33 @@ def _write_archive(
             if roots:
                 roots.follow()
 
-        for key, digest in _add_files(archive, files, added, hashed=sums is not None):
+        for keys, digests in _add_files(archive, files, added, hashed=sums is not None):
             if sums:
-                sums.file.write(_sum_line(key, digest))
+                sums.file.write(_sum_lines(keys, digests))
         archive.seal()
         return Written(archive, roots.finish()[0] if roots else b"")
 
 
 def _add_files(
-    writer: CafWriter, files: Iterable[InputFile], advance: Callable[[int], None], *, hashed: bool
-) -> Iterator[tuple[str, bytes]]:
-    """Add files to an archive; yield the key of each with its SHA-256, or nothing in its place where it is not `hashed`."""
+    writer: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], *, hashed: bool
+) -> Iterator[tuple[Sequence[str], Sequence[bytes]]]:
+    """Add files to an archive; yield keys as they come, with the SHA-256 of each where `hashed`."""
     with ThreadPoolExecutor(READERS, "reader") as readers, ThreadPoolExecutor(1, "hasher") as hasher:
         for group, bodies, (count, digests) in _read_ahead(files, readers, hashed=hashed):
-            end_byte = 0
-            for number, file in enumerate(group):
-                if number < count:
-                    start_byte, end_byte = end_byte, end_byte + file.size_bytes
-                    writer.add(file.key, file.size_bytes, (bodies[start_byte:end_byte],))
-                    yield file.key, digests[number] if hashed else b""
-                else:
-                    sha256 = hashlib.sha256() if hashed else None
-                    writer.add(file.key, file.size_bytes, _stream(file, advance, sha256, hasher))
-                    yield file.key, sha256.digest() if sha256 else b""
-            advance(end_byte)
+            if count:
+                keys, sizes = [file.key for file in group[:count]], [file.size_bytes for file in group[:count]]
+                size_bytes = sum(sizes)
+                writer.add_neighbours(keys, sizes, bodies[:size_bytes])
+                yield keys, digests
+                advance(size_bytes)
+            for file in group[count:]:
+                sha256 = hashlib.sha256() if hashed else None
+                writer.add(file.key, file.size_bytes, _stream(file, advance, sha256, hasher))
+                yield [file.key], [sha256.digest()] if sha256 else []
 
 
 def _read_ahead(
-    files: Iterable[InputFile], readers: Executor, *, hashed: bool
+    files: Sequence[InputFile], readers: Executor, *, hashed: bool
 ) -> Iterator[tuple[Sequence[InputFile], memoryview, tuple[int, list[bytes]]]]:
     """Yield small files in groups, with their bodies and what `read_files` says of them; each large one alone, and not read.
 
@@ -342,7 +348,8 @@ def _read_ahead(
     groups = _groups(files)
     while True:
         for group in islice(groups, len(unused)):
-            paths, _, sizes, modified_ns = zip(*group, strict=True)
+            paths, sizes = [file.path for file in group], [file.size_bytes for file in group]
+            modified_ns = [file.modified_ns for file in group]
             buffer = unused.pop()
             reading.append((group, buffer, readers.submit(read_files, buffer, paths, sizes, modified_ns, hashed)))
         if not reading:
@@ -352,18 +359,14 @@ def _read_ahead(
         unused.append(buffer)
 
 
-def _groups(files: Iterable[InputFile]) -> Iterator[Sequence[InputFile]]:
+def _groups(files: Sequence[InputFile]) -> Iterator[Sequence[InputFile]]:
     """Cut files into groups that fit into one piece together, or of one file."""
-    group: list[InputFile] = []
-    size_bytes = 0
-    for file in files:
-        if group and size_bytes + file.size_bytes > PIECE_BYTES:
-            yield group
-            group, size_bytes = [], 0
-        group.append(file)
-        size_bytes += file.size_bytes
-    if group:
-        yield group
+    ends = array("Q", accumulate(file.size_bytes for file in files))
+    first = end_byte = 0
+    while first < len(files):
+        last = max(first + 1, bisect_right(ends, end_byte + PIECE_BYTES))
+        yield files[first:last]
+        first, end_byte = last, ends[last - 1]
 
 
 def _stream(file: InputFile, advance: Callable[[int], None], sha256: "hashlib._Hash | None", hasher: Executor) -> Iterator[bytes]:
@@ -402,6 +405,14 @@ def _read(file: InputFile) -> Iterator[bytes]:
 
 # Of coreutils' sha256sum: a line with escapes begins with a backslash.
 _SUM_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+def _sum_lines(keys: Sequence[str], digests: Sequence[bytes]) -> bytes:
+    """Return a line for each member, as `sha256sum --check` reads it."""
+    together = "".join(keys)
+    if together.translate(_SUM_ESCAPES) == together:
+        return "".join([f"{digest.hex()}  {key}\n" for key, digest in zip(keys, digests, strict=True)]).encode()
+    return b"".join(map(_sum_line, keys, digests))
 
 
 def _sum_line(key: str, digest: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -97,6 +98,57 @@ def test_a_refused_key_is_refused_before_a_byte_is_asked_for(tmp_path, key):
         writer.add("twice", 0, [])
         with pytest.raises(MemberRefused):
             writer.add(key, 1, untouchable())
+
+
+def finished(writer) -> bytes:
+    writer.seal()
+    writer.publish()
+    return writer.path.read_bytes()
+
+
+@given(st.dictionaries(KEYS, st.binary(max_size=40), min_size=1, max_size=12), st.data())
+def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singly(tmp_path_factory, bodies, data):
+    folder, keys = tmp_path_factory.mktemp("archives"), data.draw(st.permutations(list(bodies)))
+    cuts = sorted({0, len(keys), *data.draw(st.lists(st.integers(0, len(keys)), max_size=3))})
+    with CafWriter(folder / "singly.caf") as singly, CafWriter(folder / "at once.caf") as at_once:
+        for key in keys:
+            singly.add(key, len(bodies[key]), [bodies[key]])
+        for first, last in pairwise(cuts):
+            together = [bodies[key] for key in keys[first:last]]
+            at_once.add_neighbours(keys[first:last], [*map(len, together)], memoryview(b"".join(together)))
+        assert (at_once.size_bytes, at_once.member_count) == (singly.size_bytes, singly.member_count)
+        assert finished(at_once) == finished(singly)
+
+
+def add_singly(writer, keys):
+    for key in keys:
+        writer.add(key, 2, [b"22"])
+
+
+def add_at_once(writer, keys):
+    writer.add_neighbours(keys, [2] * len(keys), memoryview(b"22" * len(keys)))
+
+
+@pytest.mark.parametrize("keys", [["b", "there"], ["b", "b"], ["b", "lone \ud800"], ["b", "c", "over the limit"]])
+def test_neighbours_are_refused_as_they_are_singly(tmp_path, keys):
+    told = []
+    for add in (add_singly, add_at_once):
+        with CafWriter(tmp_path / "a.caf", limits=Limits(max_members=3)) as writer:
+            writer.add("there", 1, [b"x"])
+            with pytest.raises((MemberRefused, ArchiveLimitReached)) as refused:
+                add(writer, keys)
+            told.append((refused.type, str(refused.value), finished(writer)))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("bodies", [b"1", b"1223"])
+def test_bodies_that_are_not_as_long_as_declared_leave_the_archive_as_it_was(tmp_path, bodies):
+    with CafWriter(tmp_path / "a.caf") as writer:
+        before = writer.size_bytes
+        with pytest.raises(MemberRefused):
+            writer.add_neighbours(["a", "b"], [1, 2], memoryview(bodies))
+        assert writer.size_bytes == before
+        assert len(CafReader.open(MemoryRanges(finished(writer)))) == 0
 
 
 def exact_limits(**changed) -> Limits:
