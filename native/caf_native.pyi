@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+def list_folder(path: str, /) -> list[tuple[str, int, int]] | None: ...
 def read_files(
     buffer: bytearray, paths: Sequence[str], sizes: Sequence[int], modified_ns: Sequence[int], hashed: bool, /
 ) -> tuple[int, list[bytes]]: ...

@@ -8,7 +8,7 @@ import stat
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
@@ -22,7 +22,7 @@ from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, in
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.small_files import read_files
+from caf_pipeline.system.small_files import list_folder, read_files
 
 _PIECES_BEHIND: Final = 8  # of a MiB, that wait to be hashed
 
@@ -31,7 +31,7 @@ READERS: Final = 2
 
 
 class InputFile(msgspec.Struct, frozen=True, gc=False):
-    """A file as it was found: it must still be so when it is read.
+    """A file as it was found: it must still be so when it is read. Its size is -1 until it was looked at.
 
     A Struct that Python's garbage collector passes over, since there may be a million of them.
     """
@@ -59,16 +59,18 @@ def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None
         CafError: a path that is missing, unreadable, or neither file nor folder.
     """
     own = _own_files(out, sums)
+    files = [file for path in paths for file in _walk(os.path.join(folder, path), _key_below(folder, path), own)]
+    if len({file.key for file in files}) < len(files):
+        raise _key_twice(files)
+    return files
+
+
+def _key_twice(files: Iterable[InputFile]) -> MemberRefused:
     found: dict[str, InputFile] = {}
-    for path in paths:
-        for file in _walk(os.path.join(folder, path), _key_below(folder, path), own):
-            if earlier := found.get(file.key):
-                raise MemberRefused(
-                    f"{earlier.path!r} and {file.path!r} would both have the key {file.key!r}.",
-                    hint="Name each file or folder once.",
-                )
-            found[file.key] = file
-    return list(found.values())
+    earlier, file = next((found[file.key], file) for file in files if found.setdefault(file.key, file) is not file)
+    return MemberRefused(
+        f"{earlier.path!r} and {file.path!r} would both have the key {file.key!r}.", hint="Name each file or folder once."
+    )
 
 
 def _key_below(folder: Path, path: Path) -> str:
@@ -108,10 +110,15 @@ def _own_files(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
 
 def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Iterator[InputFile]:
     """Yield the files at and below `root`. Links are followed, but not to a folder that is being walked already."""
-    waiting: list[tuple[Iterator[tuple[str, str]], tuple[tuple[int, int], ...]]] = [(iter([(root, root_key)]), ())]
+    own_names = {os.path.basename(path) for path in own.values()}
+    waiting: list[tuple[Iterator[InputFile], tuple[tuple[int, int], ...]]] = [(iter([InputFile(root, root_key, -1, 0)]), ())]
     while waiting:
         entries, above = waiting[-1]
-        for path, key in entries:
+        for file in entries:
+            if file.size_bytes >= 0:
+                yield file
+                continue
+            path = file.path
             try:
                 status = os.stat(path)
                 if stat.S_ISDIR(status.st_mode):
@@ -119,7 +126,7 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
                     if folder in above:
                         note(f"left out: {path!r} leads back to a folder above it")
                         continue
-                    waiting.append((iter(_entries_in_key_order(path, key)), (*above, folder)))
+                    waiting.append((_in_folder(path, file.key, own_names), (*above, folder)))
                     break
             except OSError as error:
                 raise _unreadable(path, error) from error
@@ -128,26 +135,19 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
             if (is_own := own.get((status.st_dev, status.st_ino))) and is_own == os.path.realpath(path):
                 note(f"left out: {path!r} is to be written")
                 continue
-            _check_name(path, key)
-            yield InputFile(path, key, status.st_size, status.st_mtime_ns)
+            _check_name(path, file.key)
+            yield InputFile(path, file.key, status.st_size, status.st_mtime_ns)
         else:
             waiting.pop()
 
 
-def _entries_in_key_order(path: str, key: str) -> list[tuple[str, str]]:
-    """Return path and key of all in a folder, so that the keys of all below come in byte order: `a.b` before what is in `a`."""
+def _in_folder(path: str, key: str, own_names: Set[str]) -> Iterator[InputFile]:
+    """Yield all in a folder, in the order of keys, as far as a look at the folder tells; raise OSError at once."""
     before = f"{key}/" if key else ""
-    with os.scandir(path) as entries:
-        named = [(os.fsencode(entry.name) + (b"/" if _is_folder(entry) else b""), entry.name) for entry in entries]
-    named.sort()
-    return [(f"{path}/{name}", before + name) for _, name in named]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, which is told when its own turn comes
-        return False
+    return (
+        InputFile(f"{path}/{name}", before + name, -1 if name in own_names else size_bytes, modified_ns)
+        for name, size_bytes, modified_ns in list_folder(path)
+    )
 
 
 def _check_name(path: str, key: str) -> None:

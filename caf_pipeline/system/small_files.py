@@ -1,4 +1,4 @@
-"""Many small files read at once: by the compiled module where it is installed (`native/`), else in Python.
+"""Many small files found and read at once: by the compiled module where it is installed (`native/`), else in Python.
 
 Source: `native/src/files.rs`, which does the same without the interpreter's lock.
 """
@@ -7,7 +7,44 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-__all__ = ["read_files", "read_files_reference"]
+__all__ = ["list_folder", "list_folder_reference", "read_files", "read_files_reference"]
+
+
+def list_folder(path: str) -> list[tuple[str, int, int]]:
+    """See `list_folder_reference`, which says why a folder cannot be listed."""
+    found = _list_folder(path)
+    return list_folder_reference(path) if found is None else found
+
+
+def list_folder_reference(path: str) -> list[tuple[str, int, int]]:
+    """Return name, size in bytes, and time of modification in ns of the epoch of all in a folder; raise OSError.
+
+    The size is -1 of what is not plainly a file, and has to be looked at singly: a folder, a link, a pipe, what is gone by now,
+    a name that is not UTF-8, a time behind 2262, which 64 bits do not hold. All come in the byte order of the paths below them:
+    `a.b` before what is in the folder `a`.
+    """
+    with os.scandir(path) as entries:
+        found = [(os.fsencode(entry.name) + b"/" * _is_folder(entry), entry.name, *_size_and_time(entry)) for entry in entries]
+    return [(name, size_bytes, modified_ns) for _, name, size_bytes, modified_ns in sorted(found)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
+    try:
+        entry.name.encode()
+        if entry.is_file(follow_symlinks=False):
+            status = entry.stat(follow_symlinks=False)
+            if status.st_mtime_ns < 1 << 63:
+                return status.st_size, status.st_mtime_ns
+    except (OSError, UnicodeEncodeError):
+        pass
+    return -1, 0
 
 
 def read_files_reference(
@@ -34,19 +71,25 @@ def read_files_reference(
 
 def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
     """Read a file; tell whether it has exactly one byte less than `room`, and was last modified when it was found."""
-    taken = 0
+    size_bytes, taken = len(room) - 1, 0
     try:
         # Something else may be there by now: a pipe must not be waited for.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-            while size_bytes := file.readinto(room[taken:]):
-                taken += size_bytes
-            found = os.fstat(file.fileno())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while more := os.readv(descriptor, [room[taken:]]):
+                taken += more
+                if taken >= size_bytes:  # nothing is behind it where the file has this size
+                    break
+            found = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError:
         return False
-    return taken + 1 == len(room) and found.st_mtime_ns == modified_ns
+    return taken == found.st_size == size_bytes and found.st_mtime_ns == modified_ns
 
 
 try:
+    from caf_native import list_folder as _list_folder
     from caf_native import read_files
 except ImportError:  # not built: `make setup` does it where cargo is
-    read_files = read_files_reference
+    _list_folder, read_files = list_folder_reference, read_files_reference

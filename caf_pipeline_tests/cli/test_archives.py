@@ -123,6 +123,14 @@ def test_an_archive_in_the_tree_does_not_hold_itself(here):
     assert keys_of(here / "d" / "o.caf") == ["d/Z", "d/a.b", "d/a/x", "d/ü"]
 
 
+def test_a_link_to_the_archive_is_left_out_and_what_only_has_its_name_is_packed(here):
+    (here / "d" / "a" / "o.caf").write_bytes(b"another")
+    (here / "d" / "link").symlink_to("o.caf")
+    (here / "d" / "o.caf").write_bytes(b"older")
+    assert main(["create", "d/o.caf", "d"]) == 0
+    assert keys_of(here / "d" / "o.caf") == ["d/Z", "d/a.b", "d/a/o.caf", "d/a/x", "d/ü"]
+
+
 def test_a_file_that_grows_while_it_is_packed_is_an_error(here):
     files = creating.find_files([here / "d"], here, here / "o.caf")
     (here / "d" / "Z").write_bytes(b"z" * 1001)

@@ -1,4 +1,4 @@
-"""Small files read at once: the compiled way beside the one in Python."""
+"""Small files found and read at once: the compiled way beside the one in Python."""
 
 import hashlib
 import os
@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.system.small_files import read_files, read_files_reference
+from caf_pipeline.system.small_files import list_folder, list_folder_reference, read_files, read_files_reference
 
 SOME_BODIES = st.lists(st.binary(max_size=40), max_size=8)
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5).filter(
+    lambda name: name not in (".", "..")
+)
+LISTERS = pytest.mark.parametrize("list_in", [list_folder, list_folder_reference])
 READERS = pytest.mark.parametrize("read", [read_files, read_files_reference])
 
 
@@ -81,3 +85,62 @@ def test_a_time_that_a_file_system_holds_is_one_that_can_be_compared(tmp_path, r
     held = os.stat(paths[0]).st_mtime_ns  # a file system that ends earlier may hold another one
     assert read(bytearray(5), paths, sizes, [held], False) == (1, [])
     assert read(bytearray(5), paths, sizes, [held + 1], False) == (0, [])
+
+
+@LISTERS
+@settings(max_examples=60)
+@given(entries=st.dictionaries(NAMES, st.none() | st.binary(max_size=40), max_size=8))
+def test_all_in_a_folder_comes_in_the_order_of_the_paths_below_with_size_and_time_of_files(tmp_path_factory, list_in, entries):
+    folder = tmp_path_factory.mktemp("files")
+    for name, body in entries.items():
+        if body is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(body)
+    in_order = sorted(entries, key=lambda name: name.encode() + b"/" * (entries[name] is None))
+    status = {name: os.stat(folder / name) for name in entries}
+    plain = {name: entries[name] is not None for name in entries}
+    assert list_in(str(folder)) == [
+        (name, status[name].st_size, status[name].st_mtime_ns) if plain[name] else (name, -1, 0) for name in in_order
+    ]
+
+
+@LISTERS
+def test_what_is_not_plainly_a_file_has_no_size(tmp_path, list_in):
+    (tmp_path / "file").write_bytes(b"body")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, target in {"broken": "nowhere", "loop": "loop", "to a file": "file", "to a folder": "folder"}.items():
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "to a folder.x").write_bytes(b"")
+    open(os.fsencode(tmp_path) + b"/\xff", "wb").close()
+    sizes = {name: size_bytes for name, size_bytes, _ in list_in(str(tmp_path))}
+    assert {name for name, size_bytes in sizes.items() if size_bytes >= 0} == {"file", "to a folder.x"}
+    in_order = ["broken", "file", "folder", "loop", "pipe", "to a file", "to a folder.x", "to a folder", "\udcff"]
+    assert list(sizes) == in_order
+
+
+@LISTERS
+@pytest.mark.parametrize("modified_ns", [-(10**18), 2**63 + 10**9], ids=["1938", "2262"])
+def test_a_time_is_the_one_that_the_file_system_holds_or_the_file_is_looked_at_singly(tmp_path, list_in, modified_ns):
+    (tmp_path / "file").write_bytes(b"")
+    os.utime(tmp_path / "file", ns=(0, modified_ns))
+    held = os.stat(tmp_path / "file").st_mtime_ns
+    assert list_in(str(tmp_path)) == [("file", 0, held) if held < 2**63 else ("file", -1, 0)]
+
+
+@LISTERS
+def test_a_folder_of_many_files_is_listed_whole_and_in_order(tmp_path, list_in):
+    names = sorted(f"{number:04}" for number in range(1001))
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode() * int(name))
+    assert [(name, size_bytes) for name, size_bytes, _ in list_in(str(tmp_path))] == [(name, 4 * int(name)) for name in names]
+
+
+@LISTERS
+@pytest.mark.parametrize(("name", "error"), [("missing", FileNotFoundError), ("file", NotADirectoryError)])
+def test_why_a_folder_cannot_be_listed_is_said_in_the_words_of_the_system(tmp_path, list_in, name, error):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(error) as refused:
+        list_in(str(tmp_path / name))
+    assert refused.value.strerror == os.strerror(refused.value.errno)

@@ -1,4 +1,4 @@
-//! What Python is too slow for: the Merkle root, and reading small files. `caf_pipeline/caf/merkle_reference.py` and
+//! What Python is too slow for: the Merkle root, and finding and reading small files. `caf_pipeline/caf/merkle_reference.py` and
 //! `caf_pipeline/system/small_files.py` are the same in Python.
 
 mod files;
@@ -39,6 +39,12 @@ fn subtree_root<'py>(py: Python<'py>, data: PyBuffer<u8>, first_number: u64, pro
     }
 }
 
+/// Returns name, size and time of modification of all in a folder; None where it cannot be listed.
+#[pyfunction]
+fn list_folder(py: Python<'_>, path: PathBuf) -> Option<Vec<files::Entry>> {
+    py.detach(|| files::list(&path))
+}
+
 /// Puts the bodies of the first files into a buffer; returns how many files they are, and SHA-256 of each where it is wanted.
 #[pyfunction]
 fn read_files<'py>(
@@ -61,6 +67,7 @@ fn read_files<'py>(
 
 #[pymodule]
 fn caf_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(list_folder, module)?)?;
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
     module.add_function(wrap_pyfunction!(subtree_root, module)?)
 }
