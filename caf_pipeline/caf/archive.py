@@ -7,6 +7,7 @@
 Source: docs/format.md.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -108,12 +109,8 @@ class CafWriter:
         index_size_bytes = self._index.size_with(key, start_byte, end_byte)
         if reason := self._reason_against(1, index_size_bytes, end_byte):
             raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
-        try:
+        with self._nothing_half_written():
             self._write_body(key, size_bytes, chunks)
-        except BaseException:
-            self._file.seek(start_byte)
-            self._file.truncate()
-            raise
         self._index.add(key, start_byte, end_byte)
         self._position = end_byte
         return start_byte, end_byte
@@ -137,7 +134,8 @@ class CafWriter:
             return
         if len(bodies) != bounds[-1] - bounds[0]:
             raise MemberRefused(f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes and have {len(bodies)}.")
-        self._file.write(bodies)
+        with self._nothing_half_written():
+            self._file.write(bodies)
         self._index.add_neighbours(members)
         self._position = bounds[-1]
 
@@ -166,6 +164,16 @@ class CafWriter:
         """Say which limit the archive would pass with so many more members, such an index and such an end of the bodies."""
         size_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
         return self._limits.reason_against(self._index.member_count + more_members, index_size_bytes, size_bytes)
+
+    @contextlib.contextmanager
+    def _nothing_half_written(self) -> Iterator[None]:
+        """Take back what was written in the context where it is left by an exception."""
+        try:
+            yield
+        except BaseException:
+            self._file.seek(self._position)
+            self._file.truncate()
+            raise
 
     def _write_body(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> None:
         written = 0

@@ -107,7 +107,7 @@ class LaunchLook:
             return SkipReason(paused)
         backfills = unfinished_backfills(self.context.instance)
         give_up_lost_retries(self.context.instance, backfills)
-        end_unsubmitted_runs(self.context.instance)
+        end_unsubmitted_runs(self.context.instance, self.settings.sources)
         cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)

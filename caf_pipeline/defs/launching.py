@@ -6,7 +6,7 @@ takes a page of each source's chunks, and of Dagster only what is known of these
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -30,6 +30,7 @@ from caf_pipeline.defs.naming import (
     PARKED_TAG,
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
+    SOURCE_TAG,
     asset_key,
     job_name,
     old_launch_sensor,
@@ -225,13 +226,14 @@ def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[Partitio
                 instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
 
 
-def end_unsubmitted_runs(instance: DagsterInstance) -> None:
-    """Let runs fail that were created and never submitted, since daemon or webserver were killed just then.
+def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:
+    """Let runs of these sources fail that were created and never submitted, since daemon or webserver were killed just then.
 
     Dagster leaves them as they are, and a source whose plan is such a run would never be planned again.
     """
     long_ago = datetime.now(UTC) - timedelta(seconds=UNSUBMITTED_SECONDS)
-    for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.NOT_STARTED], created_before=long_ago), limit=PAGE):
+    lost = RunsFilter(statuses=[DagsterRunStatus.NOT_STARTED], tags={SOURCE_TAG: list(sources)}, created_before=long_ago)
+    for run in instance.get_runs(lost, limit=PAGE):
         instance.report_run_failed(run, message="The run was created and never submitted: what created it was killed.")
 
 

@@ -16,6 +16,7 @@ from caf_pipeline.defs.dagster_private import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
@@ -120,14 +121,18 @@ def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, st
 
 def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(pipeline, tick, monkeypatch):
     pipeline.put(1)
-    run_id = start_run(pipeline, "plan_my_source", DagsterRunStatus.NOT_STARTED)
-    status = lambda: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
+    plan = "plan_my_source"
+    run_id = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: SOURCE})
+    of_others = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: "of-another-project"})
+    status = lambda run_id=run_id: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
     tick("launch_chunks")
     assert status() is DagsterRunStatus.NOT_STARTED  # the daemon may still go on with the tick that created it
     assert tick("new_objects_my_source")[0] == []
     monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
     tick("launch_chunks")
     assert status() is DagsterRunStatus.FAILURE
+    assert status(of_others) is DagsterRunStatus.NOT_STARTED
+    pipeline.instance.delete_run(of_others)  # it has the job's name, as no other project's has
     assert len(tick("new_objects_my_source")[0]) == 1
 
 
