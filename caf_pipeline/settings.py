@@ -277,7 +277,8 @@ class AlertSettings(_Section):
         smtp_security: `starttls`, `tls` from the first byte on, or `none` for a server on this machine.
         smtp_user: with `smtp_password`, from the environment only (`CAF_ALERTS__SMTP_PASSWORD`); no login where empty.
         stalled_after: seconds without any change of a chunk, while chunks are under way.
-        late_after: seconds beyond `max_wait` since a chunk was planned, and since the last whole inventory.
+        late_after: seconds beyond `max_wait` since a chunk was planned, and since the last whole inventory and the last look at
+            a stored chunk.
         skipped_share: of a source's objects that may be skipped.
         repeat_after: seconds after which an alert that goes on is sent again; 0: never.
     """

@@ -29,9 +29,9 @@ def metrics(
     Prometheus reads them, and whatever reads its format.
 
     Chunks, objects and bytes by state, skipped objects, copies, suspected chunks, attempts, the oldest chunk under way, the last
-    change, the last whole inventory, the last whole pass through the chain's lists, keys that events named, a pause. The ledger
-    is asked for each number when it is shown, so that it is right also after a crash, and the same on every machine.
-    deploy/grafana has a dashboard.
+    change, the last whole inventory, the last look at a stored chunk, the last whole pass through the chain's lists, keys that
+    events named, a pause. The ledger is asked for each number when it is shown, so that it is right also after a crash, and the
+    same on every machine. deploy/grafana has a dashboard.
 
     With --serve a scrape while the database is away is answered with status 503. Everybody who reaches HOST:PORT can read the
     names of the sources and these numbers; nothing else is shown.
@@ -114,6 +114,8 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
     suspected = "Located chunks of which the chain's lists say something amiss, and that were not looked at since."
     yield gauge("caf_suspected_chunks", suspected, lambda one: one.suspected_chunks)
     said = "When the last pass began that went through all of the store's lists; absent where none ever did."
+    looked = "When the proof watch last looked at a located chunk; absent where it never did."
+    yield gauge("caf_last_look_timestamp_seconds", looked, lambda one: one.looked_at)
     looks = GaugeMetricFamily("caf_last_whole_bulk_look_timestamp_seconds", said, labels=["store"])
     for store, at in sorted(ledger.whole_bulk_looks().items()):
         looks.add_metric([store], at.timestamp())

@@ -82,6 +82,7 @@ CHECKS: Final = {
         ConditionKind.LATE,
         ConditionKind.NO_INVENTORY,
         ConditionKind.UNLISTED_EVENTS,
+        ConditionKind.UNWATCHED,
         ConditionKind.MESSAGES_SET_APART,
     ),
     FEW_OBJECTS_ARE_SKIPPED: (ConditionKind.SKIPPED,),
@@ -134,8 +135,10 @@ def is_paused(ledger: Ledger) -> bool:
 
 def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:
     """Return what is wrong with each source."""
+    on_jackal = settings.store.kind == "jackal"
     return {
-        one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused)) for one in progress
+        one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused, on_jackal=on_jackal))
+        for one in progress
     }
 
 

@@ -61,8 +61,8 @@ SAID_OF_CONDITIONS: Final = {
     ),
     SOURCE_KEEPS_UP: (
         "Chunks under way move on (`alerts.stalled_after`), none was planned longer ago than `max_wait` and `alerts.late_after`, "
-        "and the last whole inventory is not older than `alerts.late_after`. A warning where it is late, an error where nothing "
-        "moves."
+        "and the last whole inventory is not older than `alerts.late_after`; on Jackal, nor is the last look at a stored chunk. "
+        "A warning where it is late, an error where nothing moves."
     ),
     FEW_OBJECTS_ARE_SKIPPED: "Of the source's objects no more than `alerts.skipped_share` are skipped. A warning otherwise.",
 }

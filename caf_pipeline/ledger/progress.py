@@ -21,7 +21,9 @@ _STATES: Final = text(
     SELECT sources.name AS source, state, count(*) AS chunks,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
-        max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts
+        max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts,
+        max(checked_at) FILTER (WHERE state = 'located') AS looked_at,
+        min(located_at) FILTER (WHERE state = 'located') AS located_at
     FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(:sources) GROUP BY sources.name, state
     """
 )
@@ -89,12 +91,15 @@ class Progress(LedgerPart):
         """
         states: defaultdict[str, dict[ChunkState, ChunkSums]] = defaultdict(dict)
         moved: dict[str, datetime] = {}
+        looks: dict[str, tuple[datetime | None, datetime | None]] = {}
         attempts: Counter[str] = Counter()
         with self._database.transaction() as connection:
             at = connection.execute(text("SELECT now()")).scalar_one()
             for row in connection.execute(_STATES, {"sources": list(sources)}):
                 states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
                 attempts[row.source] += int(row.attempts)
+                if row.located_at:
+                    looks[row.source] = row.looked_at, row.located_at
                 if row.moved_at:
                     moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             facts = {"sources": list(sources), "window": WINDOW_SECONDS}
@@ -111,6 +116,8 @@ class Progress(LedgerPart):
                 else ChunkSums(),
                 moved_at=moved.get(source),
                 attempts=attempts[source],
+                looked_at=looks.get(source, (None, None))[0],
+                located_at=looks.get(source, (None, None))[1],
                 **known.get(source, _UNKNOWN),
             )
             for source in sources

@@ -590,6 +590,8 @@ class SourceProgress:
         registered_at: when the ledger learnt of the source; None where it does not have it.
         inventory_at: when the latest whole inventory that is planned was taken.
         noticed_at: since when the first of `noticed_keys` waits to be listed.
+        looked_at: when the proof watch last looked at a chunk that is located now; None where it never did.
+        located_at: when the first of the chunks was located that are located now; None where none is.
         suspected_chunks: located chunks of which the store's lists say something amiss, and that were not looked at since.
     """
 
@@ -608,6 +610,8 @@ class SourceProgress:
     noticed_keys: int
     messages_set_apart: int
     suspected_chunks: int
+    looked_at: datetime | None
+    located_at: datetime | None
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""

@@ -25,6 +25,7 @@ class ConditionKind(StrEnum):
     LATE = "late"
     NO_INVENTORY = "no_inventory"
     UNLISTED_EVENTS = "unlisted_events"
+    UNWATCHED = "unwatched"
     MESSAGES_SET_APART = "messages_set_apart"
     SKIPPED = "skipped"
     SPACE_ENDS = "space_ends"
@@ -32,7 +33,15 @@ class ConditionKind(StrEnum):
     LEDGER_AWAY = "ledger_away"
 
 
-DELAYS: Final = frozenset({ConditionKind.STALLED, ConditionKind.LATE, ConditionKind.NO_INVENTORY, ConditionKind.UNLISTED_EVENTS})
+DELAYS: Final = frozenset(
+    {
+        ConditionKind.STALLED,
+        ConditionKind.LATE,
+        ConditionKind.NO_INVENTORY,
+        ConditionKind.UNLISTED_EVENTS,
+        ConditionKind.UNWATCHED,
+    }
+)
 """What a pause explains."""
 
 
@@ -58,9 +67,12 @@ class Condition:
 
 
 def find_conditions(
-    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool
+    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool, on_jackal: bool
 ) -> Iterator[Condition]:
-    """Yield the conditions of a source. While everything is paused, delays are left out: the pause explains them."""
+    """Yield the conditions of a source. While everything is paused, delays are left out: the pause explains them.
+
+    `on_jackal`: stored chunks are to be looked at all the time.
+    """
     name, late = progress.source, timedelta(seconds=alerts.late_after)
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
         hint = f"`caf jackal repair {name}`, or its repair job, stores them again from what is left"
@@ -75,6 +87,11 @@ def find_conditions(
         said = f"{keys} of {name} named by events and not listed since, the first {_ago(progress.noticed_at, progress)}"
         hint = f"see the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
         yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
+    looked_at = progress.looked_at or progress.located_at
+    if on_jackal and looked_at and progress.at - looked_at > late and not paused:
+        said = f"no stored chunk of {name} was looked at since {_ago(looked_at, progress)}"
+        hint = f"`caf runs {name}` shows why runs of its proof watch failed; see its hourly schedule, and that the chain answers"
+        yield Condition(ConditionKind.UNWATCHED, False, said, hint)
     if progress.messages_set_apart:
         said = f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart"
         yield Condition(ConditionKind.MESSAGES_SET_APART, False, said, f"`caf queue {name}` shows why")

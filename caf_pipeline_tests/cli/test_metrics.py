@@ -41,7 +41,8 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
         first = "(SELECT min(caf_file_id) FROM caf_files)"
         connection.execute(text(f"UPDATE caf_files SET state = 'packing', attempts = 4 WHERE caf_file_id = {first}"))
         last = "(SELECT max(caf_file_id) FROM caf_files)"
-        connection.execute(text(f"UPDATE caf_files SET suspected_at = now() WHERE caf_file_id = {last}"))
+        looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
+        connection.execute(text(f"UPDATE caf_files SET {looked_at} WHERE caf_file_id = {last}"))
         connection.execute(text("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)"))
     ledger.controls().order("paused", "a test")
     found = samples(caf("metrics").out.decode())
@@ -57,6 +58,7 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(progress.inventory_at.timestamp())
     assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
     assert found["caf_suspected_chunks", "src"] == 1
+    assert found["caf_last_look_timestamp_seconds", "src"] == 2000
     assert {name: value for name, value in found.items() if "bulk_look" in name[0]} == {
         ("caf_last_whole_bulk_look_timestamp_seconds", "jackal"): 1000
     }
@@ -92,7 +94,11 @@ def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, w
 
 
 def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledger):
-    absent = {"caf_oldest_pending_timestamp_seconds", "caf_last_whole_bulk_look_timestamp_seconds"}
+    absent = {
+        "caf_oldest_pending_timestamp_seconds",
+        "caf_last_look_timestamp_seconds",
+        "caf_last_whole_bulk_look_timestamp_seconds",
+    }
     there = {name[0] for name in samples(render(ledger).decode())} | absent
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]

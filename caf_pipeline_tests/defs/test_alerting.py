@@ -19,6 +19,7 @@ from caf_pipeline.defs.alerting import due_alerts
 from caf_pipeline.defs.metadata import progress_metadata
 from caf_pipeline.errors import AlertNotSent
 from caf_pipeline.ledger.records import ChunkSums
+from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import AlertSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps
@@ -260,10 +261,11 @@ def evaluation_of(pipeline):
     return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
 
 
-def kinds(pipeline, *, paused: bool = False, **changes) -> set[str]:
+def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes) -> set[str]:
     its = pipeline.settings.sources[SOURCE]
     alerts = AlertSettings(**changes)
-    return {one.kind.value for one in find_conditions(pipeline.ledger.progress([SOURCE])[0], its, alerts, paused=paused)}
+    (progress,) = pipeline.ledger.progress([SOURCE])
+    return {one.kind.value for one in find_conditions(progress, its, alerts, paused=paused, on_jackal=on_jackal)}
 
 
 @pytest.mark.thorough
@@ -295,6 +297,22 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     assert "skipped" in kinds(pipeline)
     assert "skipped" not in kinds(pipeline, skipped_share=0.5)
     assert "late" not in kinds(pipeline)
+
+
+def test_stored_chunks_that_nothing_looks_at_are_told_of_on_jackal(pipeline):
+    pipeline.put(12)
+    chunk, other = pipeline.plan()
+    for name in (chunk, other):
+        archive_chunk(pipeline.workplace(), name)
+    assert "unwatched" not in kinds(pipeline, on_jackal=True)
+    age(pipeline, caf_files=f"located_at = now() - interval '3 days' WHERE name = '{chunk}'")
+    assert "unwatched" in kinds(pipeline, on_jackal=True)  # though new ones are located
+    assert "unwatched" not in kinds(pipeline, on_jackal=True, paused=True)
+    assert "unwatched" not in kinds(pipeline)  # in a folder nothing is to be proven
+    assert prove_chunk(pipeline.workplace(), chunk).proven
+    assert "unwatched" not in kinds(pipeline, on_jackal=True)
+    age(pipeline, caf_files="checked_at = checked_at - interval '3 days'")
+    assert "unwatched" in kinds(pipeline, on_jackal=True)
 
 
 def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
