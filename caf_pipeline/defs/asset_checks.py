@@ -15,6 +15,7 @@ from dagster import (
     AssetChecksDefinition,
     AssetCheckSeverity,
     AssetKey,
+    MetadataValue,
     PreviewWarning,
     asset_check,
 )
@@ -254,5 +255,5 @@ def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
         passed=not warning,
         severity=warn,
         description=warning or None,
-        metadata=metadata.forecast_metadata(plan, forecast, waiting),
+        metadata={"looked_at": MetadataValue.timestamp(now), **metadata.forecast_metadata(plan, forecast, waiting)},
     )

@@ -202,6 +202,7 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     assert (check.check_name, check.passed) == ("storage_plan_lasts", True)
     assert check.metadata["free_bytes"].value > 0
     assert check.metadata["days_left"].value > 300
+    assert check.metadata["looked_at"].value > 0  # shown again of later plans, it says of when it is
 
 
 def test_space_that_ends_soon_is_a_warning(on_jackal, network):
