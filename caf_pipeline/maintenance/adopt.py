@@ -50,7 +50,7 @@ from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
 from caf_pipeline.steps.planning import export_standing, latest_snapshot
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
-from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.system.folder_lock import reading, writing_into
 from caf_pipeline.system.parquet import write_whole
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalFile
@@ -174,7 +174,7 @@ def _adopter(work: Workplace, terms: Terms) -> Iterator["_Adopter"]:
             hint=f"'caf plan {work.source} --dry-run' takes one, and plans nothing",
         )
     staging = work.staging()
-    with work.lease(plan_lease(work.source)) as lease, writing_into(staging):
+    with work.lease(plan_lease(work.source)) as lease, writing_into(staging), reading(snapshot.path):
         try:
             folder = tempfile.TemporaryDirectory(dir=staging, prefix=TEMPORARY)
         except OSError as error:

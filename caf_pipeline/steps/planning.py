@@ -320,7 +320,7 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
 
 
 def _prune(work: Workplace) -> None:
-    """Remove all snapshots but the latest, and those that a plan, its accounts or a preview read: these may take hours."""
+    """Remove all snapshots but the latest, and those that a process reads: plans, adoptions and deletions may take hours."""
     paths = sorted(work.inventories().glob("*.parquet"))
     whole = [path for path in paths if _is_whole(path)]
     partial = [path for path in paths if path not in whole]

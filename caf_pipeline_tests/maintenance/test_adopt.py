@@ -1,5 +1,6 @@
 """CAF files of other programs, taken over: what becomes of each member, and what all else says of such a chunk."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -104,6 +105,16 @@ def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_work, ve
     assert all(
         row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest() for row in rows_of(work.ledger)["file_locations"]
     )
+
+
+def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(open_work, tmp_path):
+    work = open_work({"a": b"1", "b": b"2"})
+    files = [post(work, write(tmp_path / key, {key: body})) for key, body in (("a", b"1"), ("b", b"2"))]
+    with contextlib.closing(adopt_files(work, files, Terms())) as adopting:
+        assert next(adopting).rows == 1
+        for _ in range(planning.WHOLE_KEPT):
+            planning.take_inventory(work)
+        assert next(adopting).rows == 1
 
 
 @pytest.mark.thorough

@@ -32,7 +32,7 @@ from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.steps.test_current_content import next_second
@@ -145,6 +145,19 @@ def test_everything_is_safe_once_it_is_proven_twice_and_read_back(work, tmp_path
     assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (True, sum(map(len, BODIES.values())))
     assert answer.found.read_back[0] == len(proven)
     assert all(work.ledger.chunk(name).read_back_at for name in proven)
+
+
+@pytest.mark.thorough
+def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(work, tmp_path, proven, monkeypatch):
+    recheck = deletion.recheck
+
+    def recheck_slowly(*args):
+        for _ in range(planning.WHOLE_KEPT):
+            planning.take_inventory(work)
+        return recheck(*args)
+
+    monkeypatch.setattr(deletion, "recheck", recheck_slowly)
+    assert Answer(work, tmp_path).found.safe_objects == len(BODIES)
 
 
 @pytest.mark.thorough

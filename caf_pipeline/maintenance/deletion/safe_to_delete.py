@@ -31,6 +31,7 @@ from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, Progress
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.steps.planning import state_current, take_inventory
+from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5
 """Objects that are named for each reason."""
@@ -116,29 +117,30 @@ def find_deletable(
         assessments = chunks.assess()
         chunks.reporter.tell(f"listing '{work.source}' again")
         snapshot = take_inventory(work, resume=False)
-        with work.lease(plan_lease(work.source)) as planning:
-            current = state_current(work, planning, snapshot, _made(folder / "current"))
-        said = list(recheck(work, assessments))
-        decisions = Decisions(current.identified, chunks.located, current.standing, said)
-        with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
-            for batch in decisions.batches(examples=EXAMPLES):
-                lists.take(batch)
-            lists.require_all_of(snapshot)
-            if list(recheck(work, assessments)) != said:
-                raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
-            lease.check()
-            lists.publish()
-        return DeletionReport(
-            snapshot=snapshot,
-            safe_objects=lists.safe[0],
-            safe_bytes=lists.safe[1],
-            manifest=manifest if lists.safe[0] else None,
-            columns=("Bucket", "Key", "VersionId") if _has_versions(snapshot) else ("Bucket", "Key"),
-            not_safe=lists.not_safe(),
-            gone=decisions.gone_count,
-            gone_examples=[key.decode(errors="replace") for key in decisions.gone_examples],
-            read_back=read,
-        )
+        with reading(snapshot.path):
+            with work.lease(plan_lease(work.source)) as planning:
+                current = state_current(work, planning, snapshot, _made(folder / "current"))
+            said = list(recheck(work, assessments))
+            decisions = Decisions(current.identified, chunks.located, current.standing, said)
+            with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
+                for batch in decisions.batches(examples=EXAMPLES):
+                    lists.take(batch)
+                lists.require_all_of(snapshot)
+                if list(recheck(work, assessments)) != said:
+                    raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
+                lease.check()
+                lists.publish()
+            return DeletionReport(
+                snapshot=snapshot,
+                safe_objects=lists.safe[0],
+                safe_bytes=lists.safe[1],
+                manifest=manifest if lists.safe[0] else None,
+                columns=("Bucket", "Key", "VersionId") if _has_versions(snapshot) else ("Bucket", "Key"),
+                not_safe=lists.not_safe(),
+                gone=decisions.gone_count,
+                gone_examples=[key.decode(errors="replace") for key in decisions.gone_examples],
+                read_back=read,
+            )
 
 
 def _require_proofs(work: Workplace) -> None:
