@@ -436,6 +436,47 @@ def test_a_provider_that_breaks_off_after_each_byte_is_given_up(monkeypatch):
     assert len(script.requests) == 3
 
 
+@pytest.mark.parametrize("given_bytes", [0, 100])  # it answers nothing, or begins to
+def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_bytes):
+    for name in ("ANSWER_SECONDS", "STALL_SECONDS"):
+        monkeypatch.setattr(provider_module, name, 0.3)
+    given = answer(206, b"x" * given_bytes, 3_000_000, Content_Range="bytes 0-2999999/3000000") if given_bytes else b""
+    with (
+        scripted(_then_silent(given)) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+        pytest.raises(StoreUnreachable, match="does not answer in time"),
+    ):
+        b"".join(client.download(POSTING, 0, 3_000_000))
+    assert len(script.requests) == 1
+
+
+def test_a_provider_that_falls_silent_behind_much_is_asked_for_the_rest(monkeypatch):
+    monkeypatch.setattr(provider_module, "STALL_SECONDS", 2.0)
+    begun = answer(206, b"x" * 2_000_000, 3_000_000, Content_Range="bytes 0-2999999/3000000")
+
+    def rest(request, sock):
+        start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
+        assert start > 0
+        sock.sendall(answer(206, b"x" * (3_000_000 - start), Content_Range=f"bytes {start}-2999999/3000000"))
+
+    with (
+        scripted(_then_silent(begun), rest) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+    ):
+        assert b"".join(client.download(POSTING, 0, 3_000_000)) == b"x" * 3_000_000
+    assert len(script.requests) == 2
+
+
+def _then_silent(given):
+    """Return an answer of these bytes, and no end until the client leaves."""
+
+    def reply(_, sock):
+        sock.sendall(given)
+        sock.recv(1)
+
+    return reply
+
+
 def test_more_bytes_than_asked_for_are_not_taken():
     reply = answer(206, b"x" * 1000, Content_Range="bytes 10-1009/3000000")
     with scripted(reply) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:

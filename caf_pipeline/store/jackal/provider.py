@@ -377,7 +377,8 @@ class ProviderClient:
     def download(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
-        What breaks off, also without an error, goes on where it broke.
+        What breaks off, also without an error, goes on where it broke. A provider that let a time limit pass without bytes is
+        not asked again: another one is sooner.
 
         Raises:
             StoredChunkMissing: it does not have the root. IntegrityError: its file has another size.
@@ -389,9 +390,9 @@ class ProviderClient:
                 for piece in self._range(posting, position, end_byte, check):
                     position += len(piece)
                     yield piece
-            except StoreUnreachable:
+            except StoreUnreachable as error:
                 in_vain = in_vain + 1 if position - before < LEAST_RESUMED_BYTES else 0
-                if in_vain >= MAX_RESUMED:
+                if in_vain >= MAX_RESUMED or (in_vain and isinstance(error.__cause__, httpcore.TimeoutException)):
                     raise
                 time.sleep(RESUME_SECONDS[in_vain])
                 check()
@@ -403,11 +404,15 @@ class ProviderClient:
         with exchange(self._pool, self.address, _download_path(posting), limit, headers=headers) as response:
             left, skipped = self._promised(response, posting, start_byte, end_byte)
             pieces = _body_of(response, skipped + left, limit)
+            was_late = False
             while left:
                 limit.renew(STALL_SECONDS)
                 piece = _gathered(pieces, min(GATHERED_BYTES, skipped + left))
+                if not piece and was_late:
+                    raise httpcore.ReadTimeout("it took too long")  # which ended the piece before
                 if not piece:
                     raise StoreUnreachable(f"provider {self.address} broke off {left} bytes before the end of a download")
+                was_late = limit.is_over
                 wanted = piece[skipped : skipped + left]
                 skipped = max(0, skipped - len(piece))
                 left -= len(wanted)
