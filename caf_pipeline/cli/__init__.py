@@ -27,6 +27,7 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; the arguments are the process's own where none are given."""
+    _stand_in_for_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a key may hold what the terminal's encoding lacks
@@ -41,10 +42,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if own:
             _leave()
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output left. What Python still holds back must not fail a second time at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output left
         return BROKEN_PIPE
+    finally:
+        _drop_unwritten()
+
+
+def _drop_unwritten() -> None:
+    """Drop the output that could not be written: Python would try again at exit, and end with a status of its own, 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stand_in_for_closed_streams() -> None:
+    """Let what is printed fail where our starter closed stdout, and be lost where it closed stderr.
+
+    Else no bytes of an object would be a success, and notes would go to stdout, among an object's bytes.
+    """
+    streams = sys.stdout, sys.stderr
+    if streams[0] is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if streams[1] is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911 - one for each way to end

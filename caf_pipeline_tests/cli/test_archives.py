@@ -400,12 +400,32 @@ def test_ctrl_c_ends_the_command_with_130_and_leaves_nothing(here):
     assert os.listdir(here) == ["d"]
 
 
-def test_a_full_device_is_one_sentence(here):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_device_is_one_sentence(here, unbuffered):
     path = write_archive(here / "o.caf", {"a": b"1"})
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
-        run = subprocess.run([*CAF, "list", path], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        run = subprocess.run([*CAF, "list", path], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert run.returncode == 8
     assert run.stderr == "caf: error: No space left on device.\n"
+
+
+def run_by_shell(redirected, *arguments):
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", *CAF, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_output_that_is_closed_is_one_sentence(here):
+    path = write_archive(here / "o.caf", {"a": b"1"})
+    run = run_by_shell(">&-", "list", path)
+    assert (run.returncode, run.stderr) == (1, "caf: error: Bad file descriptor.\n")
+
+
+def test_what_is_said_on_a_closed_stderr_does_not_go_to_stdout(here):
+    path = write_archive(here / "o.caf", {"a": b"1"})
+    run = run_by_shell("2>&-", "cat", path, "b")
+    assert (run.returncode, run.stdout) == (4, "")
 
 
 def test_listing_loads_nothing_heavy(here):
