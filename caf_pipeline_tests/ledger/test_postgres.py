@@ -1,5 +1,6 @@
 """The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
 
+import math
 import os
 import re
 import shutil
@@ -277,13 +278,16 @@ def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
         shutil.rmtree(home)
 
 
-def test_a_look_up_is_one_round_trip(ledger, database, tmp_path):
+def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
+    monkeypatch.setattr("caf_pipeline.ledger.database.UNASKED_SECONDS", math.inf)
+    database = Database(parse_url(database_url))  # one connection, where that of the other has a second one for its leases
     sent = tmp_path / "sent"
     with sent.open("w") as file, database.reading() as connection:
         connection.pgconn.trace(os.dup(file.fileno()))
-    assert ledger.locate(SOURCE, "a")
-    assert len(ledger.locate_many(SOURCE, ["a", "b"])) == 2
+    assert Ledger(database).locate(SOURCE, "a")
+    assert len(Ledger(database).locate_many(SOURCE, ["a", "b"])) == 2
+    database.close()
     assert [kind for kind in re.findall(r"\tF\t\d+\t(\w+)", sent.read_text()) if kind in {"Sync", "Query"}] == ["Sync"] * 2
 
 
