@@ -1,5 +1,6 @@
 """Commands on what is archived, as the ledger has it: ls, find, du. Neither S3 nor the store is asked."""
 
+import fnmatch
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -112,12 +113,12 @@ def find(  # noqa: PLR0917 - the command line's options
     Exit status: 0, also where nothing is found; 2 SIZE is not a size, or TIME not a time; 3 a setting is wrong or there is no
     such source; 6 the database failed; 11 nothing of the source is archived.
     """
-    from caf_pipeline.inventory.filters import regex_of  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
+    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
 
     least, most = (parse_size(one) if one else None for one in (larger, smaller))
     after, before = (parse_time(one) if one else None for one in (newer, older))
-    matches = re.compile(regex_of((pattern,))).fullmatch
+    # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character like others.
+    matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, is_wanted = _moment(as_of, current), wanted_status(current)
 
     def wanted(one: "Location") -> bool:
@@ -209,9 +210,9 @@ def parse_time(text: str) -> datetime:
     """Read a date, or a date and a time, in UTC where it names no zone."""
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
         raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _moment(as_of: str, current: bool) -> datetime | None:

@@ -132,6 +132,13 @@ def test_a_source_of_which_nothing_is_archived_is_said(caf, command):
 def test_what_is_no_size_and_no_time_is_said(caf):
     one_sentence(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
     one_sentence(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
+    one_sentence(caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time")  # a year before the first
+
+
+def test_a_pattern_of_many_stars_comes_to_an_end(caf):
+    assert lines(caf("find", "src", "*" * 40 + "d" + "*" * 40 + "x")) == []
+    assert lines(caf("find", "src", "*" * 40 + ".typed")) == ["packages/rich/py.typed"]
+    assert lines(caf("find", "src", "[lp]*")) == []
 
 
 def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
