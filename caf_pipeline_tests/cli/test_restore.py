@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -205,3 +206,20 @@ def test_a_key_that_was_skipped_is_said_to_be_where_it_is_all_that_is_asked_for(
     one_sentence(
         archived(name, "src", "skipped/key", *to, *options), 11, "'skipped/key' of source src", "skipped as cold_storage"
     )
+
+
+def test_the_fields_of_json_are_those_of_the_page(archived, folder):
+    page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
+    rows = page.partition("### As JSON")[2].partition("## One object")[0].splitlines()
+    named = [re.sub(r"\([^)]*\)", "", row.split("|")[3]) for row in rows if row.startswith("| ") and "`" in row]
+    an_object, level, total, written, sums, _, checked = [set(re.findall(r"`(\w+)`", row)) for row in named]
+
+    def printed(*arguments):
+        return [set(json.loads(line)) for line in archived(*arguments, "--json").out.splitlines()]
+
+    assert printed("find", "src", "a") == [an_object]
+    assert printed("ls", "src", "a") == [an_object, an_object, level]
+    assert printed("du", "src", "some/") == [total]
+    assert printed("restore", "src", "a-b", str(folder), "--dry-run") == [written, sums - {"restored"}]
+    assert printed("restore", "src", "a-b", str(folder)) == [written, sums - {"would_restore"}]
+    assert printed("check", "src", "a-b", "--full") == [checked]
