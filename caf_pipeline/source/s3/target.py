@@ -120,6 +120,7 @@ class BucketTarget:
                 if isinstance(error, ClientError) and status_of(error) in _NOT_TOLD and not concerns_all(error, self._at):
                     return None
                 self._refuse(error, first, "read")
+            self._has_bucket = True
             for key in (one["Key"] for one in page.get("Contents", ())):
                 if key.encode() <= after.encode():
                     return None
@@ -208,7 +209,11 @@ class BucketTarget:
             self._refuse(error, key, "written")
 
     def _refuse(self, error: Exception, key: str, done: str) -> NoReturn:
-        raise _translated(error, self._at, (self._prefix + key).encode(), done) from error
+        named = (self._prefix + key).encode()
+        if self._has_bucket and isinstance(error, ClientError) and status_of(error) == 404 and not concerns_all(error, self._at):
+            # Of this key alone, as from a server that does not take a line feed in it.
+            raise NotRestored(f"{self._at.of(named)} was not {done}: the server answers {code_of(error)}") from error
+        raise _translated(error, self._at, named, done) from error
 
 
 @dataclass(frozen=True, slots=True)
