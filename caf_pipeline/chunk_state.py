@@ -1,7 +1,7 @@
 """The states of a chunk and the legal moves between them; nothing else knows which move is legal.
 
     the flow     planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
-    back         sealed ─▶ packing    posting ─▶ sealed    damaged ─▶ located
+    back         sealed ─▶ packing    posting ─▶ sealed    verified ─▶ uploading    damaged ─▶ located
     an end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
                  posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
     found later  located ─▶ damaged
@@ -72,7 +72,7 @@ _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
     _S.POSTING: frozenset({_S.POSTING, _S.POSTED, _S.SEALED, _S.PARKED}),
     _S.POSTED: frozenset({_S.UPLOADING, _S.ABANDONED, _S.PARKED}),
     _S.UPLOADING: frozenset({_S.UPLOADING, _S.VERIFIED, _S.ABANDONED, _S.PARKED}),
-    _S.VERIFIED: frozenset({_S.LOCATED, _S.PARKED}),
+    _S.VERIFIED: frozenset({_S.LOCATED, _S.UPLOADING, _S.PARKED}),
     _S.LOCATED: frozenset({_S.DAMAGED, _S.EXPIRED}),
     _S.DAMAGED: frozenset({_S.LOCATED, _S.EXPIRED, _S.WITHDRAWN}),
     _S.PARKED: frozenset({*UNDER_WAY, _S.WITHDRAWN, _S.ABANDONED}),
