@@ -7,7 +7,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, STANDING_SCHEMA, SnapshotWriter
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 100_000

@@ -81,7 +81,7 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
 def plan(inventory: str, folder: str) -> dict[str, Any]:
     """Cut a large inventory into chunks, half of it known to the ledger already."""
     from caf_pipeline.inventory.plan import PlanTerms, write_plan
-    from caf_pipeline.inventory.snapshot import not_yet_archived
+    from caf_pipeline.inventory.remaining import not_yet_archived
 
     place = Path(folder)
     (place / "plan").mkdir(parents=True)

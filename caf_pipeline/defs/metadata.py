@@ -10,10 +10,11 @@ import pyarrow as pa
 from dagster import MetadataValue, TableColumn, TableColumnConstraints, TableRecord, TableSchema
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
+from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import SizeStep, histogram_svg
-from caf_pipeline.inventory.snapshot import Accounting, Snapshot
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import Chunk, PlanRow, SourceAccount, SourceProgress
 from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.key_windows import KeyWindow, bounded
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.snapshot import KeyWindow, bounded, inventory_query, show_snapshot
+from caf_pipeline.inventory.snapshot import inventory_query, show_snapshot
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, sum_of, translate_errors, write_whole
 
 

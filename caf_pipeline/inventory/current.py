@@ -21,17 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
+from caf_pipeline.inventory.key_windows import KeyWindow, bounded, key_windows
+from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
-from caf_pipeline.inventory.snapshot import (
-    EXCEPTION_SCHEMA,
-    SNAPSHOT_SCHEMA,
-    KeyWindow,
-    Snapshot,
-    bounded,
-    inventory_query,
-    key_windows,
-    show_snapshot,
-)
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, inventory_query, show_snapshot
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, translate_errors, write_whole
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]

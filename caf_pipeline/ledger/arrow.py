@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
-from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
 CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")

@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
-from caf_pipeline.inventory.snapshot import SORT_BUDGET, STANDING_SCHEMA, inventory_query, sorted_by_key
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.snapshot import SORT_BUDGET, inventory_query, sorted_by_key
 from caf_pipeline.system.atomic_files import rename_durably
 from caf_pipeline.system.parquet import Query, WholeParquet, translate_errors
 

@@ -40,9 +40,10 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, Adoption, LeftOut, decide
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.snapshot import STANDING_SCHEMA, Snapshot
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of

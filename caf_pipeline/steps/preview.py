@@ -11,11 +11,12 @@ from typing import Final, Protocol
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError
+from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import MAX_CHUNKS, OBJECTS_FILE, PlanTerms, WaitingTail, write_plan
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
-from caf_pipeline.inventory.snapshot import Snapshot, not_yet_archived, require_whole
-from caf_pipeline.inventory.snapshot import account_for as account_for_files
+from caf_pipeline.inventory.remaining import not_yet_archived
+from caf_pipeline.inventory.snapshot import Snapshot, require_whole
 from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings

@@ -30,10 +30,10 @@ from caf_pipeline.errors import (
     StagingError,
     UsageError,
 )
+from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,

@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 
 from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, STANDING_SCHEMA, snapshot_batch
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 from caf_pipeline.system.parquet import write_whole
 from caf_pipeline_tests.support.plans import MOMENT
 

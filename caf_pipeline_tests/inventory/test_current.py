@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.current import identify
+from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.inventory.snapshot import EXCEPTION_SCHEMA, STANDING_SCHEMA, SnapshotWriter, not_yet_archived, read_objects
-from caf_pipeline.system import parquet
+from caf_pipeline.inventory.remaining import not_yet_archived
+from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
+from caf_pipeline_tests.support.snapshots import use_small_windows
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
 EARLIER = MOMENT - timedelta(days=1)
@@ -124,8 +125,7 @@ some_known = st.fixed_dictionaries(
 def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_a_plan_takes_none_of_them(objects, known, all_located):
     """`known`: files of a standing, in no order. `all_located`: a third has every object as it is listed."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parquet, "ROWS_PER_GROUP", 2)
-        patched.setattr(inventory, "WINDOW_ROWS", 4)
+        use_small_windows(patched)
         folder = Path(name)
         with SnapshotWriter(folder / "s.parquet", source="src", listed_at=MOMENT, all_versions=True) as writer:
             writer.add(objects)

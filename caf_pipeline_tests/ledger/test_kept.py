@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.snapshot import STANDING_SCHEMA
 from caf_pipeline.ledger.kept import open_kept
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query

@@ -14,15 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
-from caf_pipeline.inventory import snapshot as inventory
+from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.maintenance.full_read import RangeCheck
-from caf_pipeline.system import parquet
-from caf_pipeline_tests.inventory.test_snapshot import MOMENT, Known, thing, write_snapshot, write_standing
+from caf_pipeline_tests.support.snapshots import MOMENT, Known, thing, use_small_windows, write_snapshot, write_standing
 
 GOOD, BAD = 1, 2
 ASSESSMENTS = [
@@ -314,8 +312,7 @@ def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_pa
     listed, located, known, assessments = world
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "ROWS_PER_GROUP", 2)
-        patch.setattr(inventory, "WINDOW_ROWS", 4)
+        use_small_windows(patch)
         decided = decide(folder, listed, located, known, assessments)
     batch = as_batch(decided)
     with_versions = any(obj.version_id for obj in listed)

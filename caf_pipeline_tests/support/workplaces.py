@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.context import Workplace
-from caf_pipeline.inventory.snapshot import Accounting
+from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder

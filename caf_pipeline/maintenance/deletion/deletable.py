@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory.snapshot import LOCATED_SCHEMA, SNAPSHOT_SCHEMA, STANDING_SCHEMA, inventory_query, key_windows
+from caf_pipeline.inventory.key_windows import key_windows
+from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
 
 

@@ -1,0 +1,124 @@
+"""Where each object of a snapshot has ended, against a few lines of plain Python."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caf_pipeline.inventory.accounting import account_for_files
+from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.remaining import not_yet_archived
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, read_objects
+from caf_pipeline_tests.support.snapshots import (
+    Known,
+    recorded_key,
+    rows_about,
+    sources,
+    thing,
+    use_small_windows,
+    write_snapshot,
+    write_standing,
+)
+
+
+def place_of(obj: S3Object, rows: list[Known], planned: set[tuple[bytes, str]]) -> str:
+    standings = {row.standing for row in rows_about(obj, rows)}
+    if "located" in standings:
+        return "located"
+    if "claimed" in standings or (obj.key, obj.object_version) in planned:
+        return "claimed"
+    reasons = sorted(row.reason for row in rows_about(obj, rows) if row.reason)
+    return reasons[-1] if reasons else "unaccounted"
+
+
+def write_plan(path: Path, identities: list[tuple[bytes, str]]) -> Path:
+    schema = pa.schema([SNAPSHOT_SCHEMA.field("key"), SNAPSHOT_SCHEMA.field("object_version")])
+    keys, object_versions = [key for key, _ in identities], [version for _, version in identities]
+    pq.write_table(pa.table({"key": keys, "object_version": object_versions}, schema=schema), path)
+    return path
+
+
+@pytest.mark.thorough
+@given(sources(), st.data())
+@settings(max_examples=60)
+def test_each_object_is_in_exactly_one_place(source, data):
+    objects, rows = source
+    identities = [(obj.key, obj.object_version) for obj in objects if is_supported(obj.key)]
+    planned = data.draw(st.lists(st.sampled_from(identities), max_size=6) if identities else st.just([]))
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = write_snapshot(Path(folder) / "s.parquet", objects).path
+        standing = write_standing(Path(folder) / "k.parquet", rows)
+        account = account_for_files(snapshot, standing, write_plan(Path(folder) / "p.parquet", planned))
+    places = Counter(place_of(obj, rows, set(planned)) for obj in objects)
+    assert (
+        account.objects == len(objects) == account.located + account.claimed + sum(account.skipped.values()) + account.unaccounted
+    )
+    assert (account.located, account.claimed) == (places.pop("located", 0), places.pop("claimed", 0))
+    assert account.unaccounted == places.pop("unaccounted", 0)
+    assert dict(account.skipped) == places
+    assert account.planned_twice == sum(count > 1 for count in Counter(planned).values())
+    assert account.planned_unlisted == 0
+
+
+@pytest.mark.thorough
+@given(sources())
+@settings(max_examples=40)
+def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_object(source):
+    objects, rows = source
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        snapshot = write_snapshot(path / "s.parquet", objects).path
+        delta = not_yet_archived(snapshot, write_standing(path / "k.parquet", rows), path / "out.parquet")
+        skips = [
+            Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key") for obj in read_objects(delta.unsupported)
+        ]
+        account = account_for_files(snapshot, write_standing(path / "k2.parquet", rows + skips), delta.path)
+    both = sum({"located", "claimed"} <= {row.standing for row in rows_about(obj, rows)} for obj in objects)
+    assert (account.unaccounted, account.in_two_places, account.planned_twice, account.planned_unlisted) == (0, both, 0, 0)
+    assert account.holds == (both == 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "planned", "field"),
+    [
+        ([], [], "unaccounted"),
+        ([Known(b"a", "etag:e:1", "located"), Known(b"a", "etag:e:1", "claimed")], [], "in_two_places"),
+        ([Known(b"a", "etag:e:1", "located")], [(b"a", "etag:e:1")], "in_two_places"),
+        ([], [(b"a", "etag:e:1")] * 2, "planned_twice"),
+        ([], [(b"a", "etag:e:1"), (b"b", "etag:e:1")], "planned_unlisted"),
+        ([Known(b"a", "etag:e:1", "claimed")], [(b"a", "etag:e:2")], "planned_unlisted"),
+        ([Known(b"a", "etag:f:1", "located")], [], "unaccounted"),
+    ],
+)
+def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, field):
+    snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path
+    standing = write_standing(tmp_path / "k.parquet", rows)
+    account = account_for_files(snapshot, standing, write_plan(tmp_path / "p.parquet", planned))
+    assert not account.holds
+    assert getattr(account, field) == 1
+
+
+def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):
+    snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"%03d" % number) for number in range(30)] + [thing(b"\xff")]).path
+    account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", []))
+    assert account.unaccounted == 31
+    assert account.examples == ["%FF", *(f"{number:03d}" for number in range(9))]
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    use_small_windows(monkeypatch)
+
+
+def test_windows_of_keys_account_for_each_object_once(tmp_path, small_windows):
+    things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff")]
+    snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
+    known = [Known(each.key, each.object_version, "claimed", None, False) for each in things[:25:5]]
+    known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
+    account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", known))
+    assert (account.objects, account.claimed, account.located, account.unaccounted) == (26, 5, 0, 21)

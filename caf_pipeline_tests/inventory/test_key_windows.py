@@ -1,0 +1,28 @@
+"""Windows of keys."""
+
+import pytest
+
+from caf_pipeline.inventory.key_windows import key_windows
+from caf_pipeline.inventory.snapshot import SnapshotWriter
+from caf_pipeline_tests.support.snapshots import MOMENT, thing, use_small_windows
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "expected"),
+    [
+        (b"", b"03", [(None, b"03")]),
+        (b"02", None, [(b"02", b"06"), (b"06", b"10"), (b"10", None)]),
+        (b"02", b"09", [(b"02", b"06"), (b"06", b"09")]),
+        (b"02", b"06", [(b"02", b"06")]),
+        (b"50", b"60", [(b"50", b"60")]),
+    ],
+)
+def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(tmp_path, monkeypatch, after, until, expected):
+    use_small_windows(monkeypatch)
+    keys = [key for key in (b"%02d" % number for number in range(13)) if key > after and (until is None or key <= until)]
+    path = tmp_path / "s.parquet"
+    with SnapshotWriter(path, source="src", listed_at=MOMENT, after=after, until=until) as writer:
+        for key in keys:
+            writer.add([thing(key)])
+        snapshot = writer.finish()
+    assert list(key_windows(path, snapshot.keys)) == expected

@@ -1,0 +1,114 @@
+"""Snapshots and what the ledger tells of their objects, as files, made of a few lines."""
+
+import resource
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote_from_bytes
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import strategies as st
+
+from caf_pipeline.inventory import key_windows, remaining
+from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
+from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter
+from caf_pipeline.system import parquet
+
+MOMENT = datetime(2026, 11, 1, 12, 30, 15, 123456, UTC)
+
+ODD_KEYS = [
+    b"\xff", b"%FF", b"a\xffb", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf5", b"\xe2\x82", b"a\0b", b"\0",
+    b"x" * 1024, b"x" * 1025, "é".encode() * 512, "é".encode() * 513, "\U0001f600".encode(), b"\xef\xbf\xbf",
+    b"'", b"\\", b"\\xff", b"\\x41", b'"', b"`", b"$$", b";--", b"\n", b" ", b"%", b"%25", b"a/", b"/", b"..", b"NULL",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """A row of a standing."""
+
+    key: bytes
+    object_version: str
+    standing: str
+    reason: str | None = None
+    due: bool = False
+    last_modified: datetime | None = MOMENT
+
+
+def thing(key: bytes, *, etag: str = "e", size: int = 1, version: str | None = None, minute: int = 0) -> S3Object:
+    return S3Object(key, version, etag, size, MOMENT + timedelta(minutes=minute))
+
+
+def write_standing(path: Path, rows: list[Known]) -> Path:
+    columns = {name: [getattr(row, name) for row in rows] for name in STANDING_SCHEMA.names}
+    pq.write_table(pa.table(columns, schema=STANDING_SCHEMA), path)
+    return path
+
+
+def write_snapshot(path: Path, *pages: list[S3Object], **bounds: bytes) -> Snapshot:
+    with SnapshotWriter(path, source="demo", listed_at=MOMENT, **bounds) as writer:
+        for page in pages:
+            writer.add(page)
+        return writer.finish()
+
+
+def recorded_key(obj: S3Object) -> bytes:
+    return obj.key if is_supported(obj.key) else quote_from_bytes(obj.key).encode()
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int):
+    """Make writing more than that fail, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def use_small_windows(patch: pytest.MonkeyPatch) -> None:
+    """Let row groups have two rows and windows four, so that a short snapshot has several."""
+    patch.setattr(parquet, "ROWS_PER_GROUP", 2)
+    for module in (key_windows, remaining):
+        patch.setattr(module, "WINDOW_ROWS", 4)
+
+
+some_keys = st.one_of(st.sampled_from(ODD_KEYS), st.binary(min_size=1, max_size=4))
+versions = st.sampled_from([None, "v1", "v'2"])
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[Known]]:
+    """Objects of a snapshot, each once, and rows of a standing about some of them and about others."""
+    keys = draw(st.lists(some_keys, max_size=10, unique=True))
+    objects = [thing(key, version=draw(versions), size=draw(st.integers(0, 3))) for key in sorted(keys)]
+    rows = []
+    for obj in [*objects, thing(b"elsewhere")]:
+        for standing in draw(
+            st.lists(st.sampled_from(["located", "claimed", "skipped", "skipped due", "other version"]), max_size=2)
+        ):
+            if not is_supported(obj.key):
+                rows.append(Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key"))
+            elif standing == "other version":
+                rows.append(Known(obj.key, "v9", "located"))
+            elif standing.startswith("skipped"):
+                reason = draw(st.sampled_from(["deleted", "cold_storage", "too_large"]))
+                rows.append(Known(obj.key, obj.object_version, "skipped", reason, due=standing == "skipped due"))
+            else:
+                rows.append(Known(obj.key, obj.object_version, standing))
+    return objects, rows
+
+
+def rows_about(obj: S3Object, rows: list[Known]) -> list[Known]:
+    encoded = not is_supported(obj.key)
+    return [
+        row
+        for row in rows
+        if (row.key, row.object_version) == (recorded_key(obj), obj.object_version)
+        and (row.reason == SkipReason.UNSUPPORTED_KEY) == encoded
+    ]
