@@ -22,8 +22,9 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
     none but the last.
     """
     from benchmarks.server import BUCKET, KEY
+    from caf_pipeline.inventory.cutting import write_plan
     from caf_pipeline.inventory.manifest import ChunkIdentity
-    from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects, write_plan
+    from caf_pipeline.inventory.plan import PlanTerms, read_chunk_objects
     from caf_pipeline.inventory.snapshot import SnapshotWriter
     from caf_pipeline.packing.journal.format import Journal
     from caf_pipeline.packing.journal.writer import CheckpointPace
@@ -80,7 +81,8 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
 
 def plan(inventory: str, folder: str) -> dict[str, Any]:
     """Cut a large inventory into chunks, half of it known to the ledger already."""
-    from caf_pipeline.inventory.plan import PlanTerms, write_plan
+    from caf_pipeline.inventory.cutting import write_plan
+    from caf_pipeline.inventory.plan import PlanTerms
     from caf_pipeline.inventory.remaining import not_yet_archived
 
     place = Path(folder)

@@ -29,6 +29,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.manifest import (
     FORMATS,
     HEAD_SIZE_BYTES,
@@ -39,7 +40,6 @@ from caf_pipeline.inventory.manifest import (
     row_identity,
 )
 from caf_pipeline.inventory.objects import PartRange, SkipReason, is_supported, object_version, rewritten_version
-from caf_pipeline.inventory.plan import MAX_CHUNKS
 from caf_pipeline.ledger.records import StoredChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of

@@ -21,19 +21,11 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
+from caf_pipeline.inventory.cutting import write_plan
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
-from caf_pipeline.inventory.plan import (
-    TOO_LARGE_FILE,
-    Plan,
-    PlanTerms,
-    WaitingTail,
-    read_identities,
-    read_parts,
-    read_waiting,
-    write_plan,
-)
+from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_objects, read_snapshot, require_whole
 from caf_pipeline.ledger.records import (

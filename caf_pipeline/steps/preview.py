@@ -12,8 +12,9 @@ from typing import Final, Protocol
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError
 from caf_pipeline.inventory.accounting import account_for_files
+from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import MAX_CHUNKS, OBJECTS_FILE, PlanTerms, WaitingTail, write_plan
+from caf_pipeline.inventory.plan import OBJECTS_FILE, PlanTerms, WaitingTail
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, require_whole

@@ -8,7 +8,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError
-from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
@@ -44,14 +44,14 @@ def workplace(tmp_path, source, ledger):
 def waiting_keys(work):
     path = work.plans() / "standing.parquet"
     work.ledger.export_standing("src", path)
-    rows = plan_module.pq.read_table(path).to_pylist()
+    rows = cutting.pq.read_table(path).to_pylist()
     path.unlink()
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
 
 
 @pytest.mark.thorough
 def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, source, monkeypatch):
-    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 2)
+    monkeypatch.setattr(cutting, "MAX_CHUNKS", 2)
     work = workplace(target_size=100_000)
     report = plan(work)
     assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]

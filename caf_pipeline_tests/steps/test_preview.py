@@ -5,7 +5,7 @@ import os
 import pytest
 
 from caf_pipeline.errors import StoreUnreachable
-from caf_pipeline.inventory import plan as plan_module
+from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.journal import writer
@@ -93,7 +93,7 @@ def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_i
 
 def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source, monkeypatch):
     monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
-    monkeypatch.setattr(plan_module, "MAX_CHUNKS", 1)
+    monkeypatch.setattr(cutting, "MAX_CHUNKS", 1)
     found = previewed(work)
     made = plan(work)
     assert found.plans == len(made.plans) == found.estimate.chunks == 2

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
+from caf_pipeline.inventory.cutting import write_plan
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.plan import CHUNKS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects, write_plan
+from caf_pipeline.inventory.plan import CHUNKS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
