@@ -41,9 +41,9 @@ from caf_pipeline.inventory.plan import (
     CHUNKS_FILE,
     CHUNKS_SCHEMA,
     LOGS_TERM,
-    METADATA_KEY,
+    PLAN_METADATA_KEY,
     OBJECTS_FILE,
-    PART_COLUMNS,
+    PLAN_PART_COLUMNS,
     PARTS_FILE,
     PARTS_SCHEMA,
     PLAN_SCHEMA,
@@ -170,7 +170,7 @@ class _Cutter:
         for part in ranges:
             chunk, member = _chunk_of_part(obj, part, self._number)
             self.chunks.append(chunk)
-            rows.append({"chunk_number": self._number, "member": member} | dict(zip(PART_COLUMNS, astuple(part), strict=True)))
+            rows.append({"chunk_number": self._number, "member": member} | dict(zip(PLAN_PART_COLUMNS, astuple(part), strict=True)))
             self._number += 1
         self.part_count += len(ranges)
         return rows
@@ -285,7 +285,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     that are split, are listed in memory.
     """
     cutter = _Cutter(terms)
-    metadata = {METADATA_KEY: json.dumps(_described(terms)).encode()}
+    metadata = {PLAN_METADATA_KEY: json.dumps(_described(terms)).encode()}
     with (
         pq.ParquetFile(delta) as file,
         pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN) as objects,
@@ -298,7 +298,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     tail = _waiting_tail(cutter, folder, terms)
     content_sha256 = cutter.digest()
     described = _described(terms) | {"content_sha256": content_sha256.hex()}
-    metadata = {METADATA_KEY: json.dumps(described).encode()}
+    metadata = {PLAN_METADATA_KEY: json.dumps(described).encode()}
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
     pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
     counts = cutter.too_large_count, cutter.leftover_count

@@ -60,7 +60,7 @@ PARTS_SCHEMA: Final = pa.schema(
 )
 """The parts of objects that are split, each with all that is known of its object."""
 
-PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
+PLAN_PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
 """The fields of a PartRange, in their order."""
 
 CHUNKS_SCHEMA: Final = pa.schema(
@@ -78,7 +78,7 @@ LOGS_TERM: Final = "logs"
 """Of which logs the manifests of a plan's chunks tell the times. Plans of earlier versions do not say it, and their chunks tell
 none: one that was posted may have to be packed once more, byte for byte."""
 
-METADATA_KEY: Final = b"caf-pipeline"
+PLAN_METADATA_KEY: Final = b"caf-pipeline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def read_terms(folder: Path) -> dict[str, str]:
         CafError: there is no readable plan in `folder`.
     """
     with _opened(folder / CHUNKS_FILE) as file:
-        described: dict[str, str] = json.loads(file.schema_arrow.metadata[METADATA_KEY])
+        described: dict[str, str] = json.loads(file.schema_arrow.metadata[PLAN_METADATA_KEY])
     return described
 
 
@@ -365,5 +365,5 @@ def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
 def _planned_object(row: dict[str, Any]) -> PlannedObject:
     row.pop("chunk_number")
     member = row.pop("member")
-    part = PartRange(*(row.pop(name) for name in PART_COLUMNS)) if "part" in row else None
+    part = PartRange(*(row.pop(name) for name in PLAN_PART_COLUMNS)) if "part" in row else None
     return PlannedObject(s3_object(row), member, part)
