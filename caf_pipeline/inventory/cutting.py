@@ -41,11 +41,11 @@ from caf_pipeline.inventory.plan import (
     CHUNKS_FILE,
     CHUNKS_SCHEMA,
     LOGS_TERM,
-    PLAN_METADATA_KEY,
     OBJECTS_FILE,
-    PLAN_PART_COLUMNS,
+    PART_FIELDS,
     PARTS_FILE,
     PARTS_SCHEMA,
+    PLAN_METADATA_KEY,
     PLAN_SCHEMA,
     ROWS_PER_BATCH,
     TOO_LARGE_FILE,
@@ -170,7 +170,7 @@ class _Cutter:
         for part in ranges:
             chunk, member = _chunk_of_part(obj, part, self._number)
             self.chunks.append(chunk)
-            rows.append({"chunk_number": self._number, "member": member} | dict(zip(PLAN_PART_COLUMNS, astuple(part), strict=True)))
+            rows.append({"chunk_number": self._number, "member": member} | dict(zip(PART_FIELDS, astuple(part), strict=True)))
             self._number += 1
         self.part_count += len(ranges)
         return rows

@@ -60,7 +60,7 @@ PARTS_SCHEMA: Final = pa.schema(
 )
 """The parts of objects that are split, each with all that is known of its object."""
 
-PLAN_PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
+PART_FIELDS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
 """The fields of a PartRange, in their order."""
 
 CHUNKS_SCHEMA: Final = pa.schema(
@@ -365,5 +365,5 @@ def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
 def _planned_object(row: dict[str, Any]) -> PlannedObject:
     row.pop("chunk_number")
     member = row.pop("member")
-    part = PartRange(*(row.pop(name) for name in PLAN_PART_COLUMNS)) if "part" in row else None
+    part = PartRange(*(row.pop(name) for name in PART_FIELDS)) if "part" in row else None
     return PlannedObject(s3_object(row), member, part)
