@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from types import FrameType
 
 _INTERRUPTED = 130  # `errors.INTERRUPTED`: while that module is loaded, or `typing`, Ctrl-C would still leave a traceback
@@ -12,10 +11,12 @@ _SENTENCE = b"caf: interrupted; the same command goes on where it stopped\n"
 def main() -> int:
     """Run the command of this process's arguments; return its exit status."""
     signal.signal(signal.SIGINT, _leave)
-    sys.modules["httpx._main"] = None  # type: ignore[assignment]  # its command line, which costs a tenth of a second and has no use here
     # Else pydantic reads the metadata of all installed packages, in search of plugins: a twentieth of a second.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from caf_pipeline.cli import main as command  # noqa: PLC0415  loading it is what may be interrupted
+    from caf_pipeline.system.left_out import leave_out_unused  # noqa: PLC0415  loading is what may be interrupted
+
+    leave_out_unused()
+    from caf_pipeline.cli import main as command  # noqa: PLC0415
     from caf_pipeline.system.garbage import look_rarely  # noqa: PLC0415
 
     look_rarely()

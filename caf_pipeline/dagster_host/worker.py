@@ -15,6 +15,7 @@ from typing import Final, cast
 from caf_pipeline.errors import INTERRUPTED, CafError
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.garbage import look_rarely
+from caf_pipeline.system.left_out import leave_out_unused
 from caf_pipeline.waits import Wait, Waits
 
 READY: Final = "ready"  # to begin, and to be interrupted
@@ -97,6 +98,7 @@ def main(descriptor: int, command: int) -> int:
         command: the process id of the command that listens at the other.
     """
     look_rarely()
+    leave_out_unused()
     threading.Thread(target=_die_with, args=(command,), daemon=True).start()
     connection: Connection[object, object] = Connection(descriptor)
     teller = _Teller(connection)

@@ -128,6 +128,9 @@ def _perform(order: Order, moments: Moments) -> None:
 
 def _warm_up() -> None:
     """Import what every run needs, once: a fork has it at once."""
+    from caf_pipeline.system.left_out import leave_out_unused
+
+    leave_out_unused()
     import caf_pipeline.source.s3.source
     import caf_pipeline.steps.chunk_steps
     import caf_pipeline.steps.planning
