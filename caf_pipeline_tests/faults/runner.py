@@ -131,6 +131,9 @@ def _warm_up() -> None:
     from caf_pipeline.system.left_out import leave_out_unused
 
     leave_out_unused()
+    import sqlalchemy.dialects.postgresql  # noqa: F401 - which the name in a URL loads
+    from mnemonic import Mnemonic
+
     import caf_pipeline.source.s3.source
     import caf_pipeline.steps.chunk_steps
     import caf_pipeline.steps.planning
@@ -138,6 +141,9 @@ def _warm_up() -> None:
     import caf_pipeline.store.jackal.store
     import caf_pipeline.wiring  # noqa: F401
     import caf_pipeline_tests.support.workplaces  # noqa: F401
+    from caf_pipeline.store.jackal.wallet import Wallet
+
+    Wallet(Mnemonic("english").generate())  # loads what derives keys
 
 
 def _begin(path: str) -> int:
