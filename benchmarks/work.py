@@ -11,6 +11,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from caf_pipeline.system.left_out import leave_out_unused
+
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30
 
@@ -226,6 +228,7 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 def main() -> None:
     """Do the work that the arguments name; print what came of it."""
+    leave_out_unused()
     what, *arguments = sys.argv[1:]
     print(json.dumps(WORK[what](*arguments)))
 
