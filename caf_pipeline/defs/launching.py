@@ -116,9 +116,9 @@ def choose_chunks(
         if len(choice.launch) >= room:
             return choice
         failed = failed_runs(of_chunk)
-        if chunk.state in UNDER_WAY and len(attempts := [run for run in failed if not _by_outage(run)]) >= settings.attempts:
+        if chunk.state in UNDER_WAY and len(attempts := [run for run in failed if not by_outage(run)]) >= settings.attempts:
             choice.give_up.append((chunk, attempts[0]))
-        elif _waits(failed):
+        elif waits(failed):
             choice.waiting += 1
         else:
             choice.launch.append(chunk)
@@ -157,12 +157,12 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
     return failed
 
 
-def _by_outage(record: RunRecord) -> bool:
+def by_outage(record: RunRecord) -> bool:
     """Tell whether a run failed since a server that all chunks need gave no answer, or since no worker was there to begin it."""
     return record.start_time is None or record.dagster_run.tags.get(OUTAGE_TAG) == record.dagster_run.run_id
 
 
-def _waits(failed: Sequence[RunRecord]) -> bool:
+def waits(failed: Sequence[RunRecord]) -> bool:
     """Tell whether it is too soon to launch a chunk again that has these failed runs."""
     if not failed:
         return False

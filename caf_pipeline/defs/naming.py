@@ -27,6 +27,7 @@ RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 
 SOURCE_TAG: Final = "caf/source"
 HELD_TAG: Final = "caf/held_by"
+REPORT_TAG: Final = "caf/report"
 COMMAND_TAG: Final = "caf/command"
 COMMAND: Final = "caf run"
 

@@ -1,4 +1,4 @@
-"""One look of a sensor for new objects: round the bucket part by part, or where events of the source's queue say."""
+"""One look of a sensor for new objects: at inventory reports, then round the bucket part by part, or where events say."""
 
 import json
 from collections.abc import Callable
@@ -11,18 +11,25 @@ from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResul
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
-from caf_pipeline.defs.launching import UNFINISHED
-from caf_pipeline.defs.naming import job_name, op_name
+from caf_pipeline.defs.launching import UNFINISHED, by_outage, waits
+from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.defs.resources import ask_in_time, open_work
+from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import notices, planning
-from caf_pipeline.system.deadline import Deadline
+from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.wiring import open_queue
 
 ENOUGH_FOR_EVENTS: Final = 0.2
 """As `ENOUGH`, of a look that has asked the queue before the bucket."""
+
+REPORT_SHARE: Final = 0.3
+"""Of what is left of the deadline, for the question whether there is a new inventory report: the look goes on without it."""
+
+RUNS_OF_REPORT: Final = 100
+"""Of one report's plan, the latest that a look reads."""
 
 T = TypeVar("T")
 
@@ -36,7 +43,7 @@ class NewObjectsLook:
         settings: all.
         source: its name.
         deadline: for all questions to servers.
-        notes: sentences on the queue.
+        notes: sentences on the queue and the inventory reports.
     """
 
     context: SensorEvaluationContext
@@ -49,7 +56,8 @@ class NewObjectsLook:
         """Ask for a plan of what is new.
 
         Raises:
-            Overdue: the ledger, the queue or the bucket did not answer in time.
+            Overdue: the ledger, the queue or the bucket did not answer in time. Where the bucket of the reports does not, the
+                look goes on.
         """
         database = describe_database(self.settings)
         if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
@@ -59,6 +67,8 @@ class NewObjectsLook:
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
         if busy := self.context.instance.get_runs(planning_runs, limit=1):
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
+        if self._its.inventory and (request := self._new_report()):
+            return SensorResult([request], cursor=self.context.cursor)
         after = _read_cursor(self.context.cursor)
         return self._where_events_say(after) if self._its.queue else self._round(after)
 
@@ -79,6 +89,39 @@ class NewObjectsLook:
     def _said(self, sentence: str) -> str:
         return " ".join([sentence, *self.notes])
 
+    def _log_notes(self) -> None:
+        for note in self.notes:
+            self.context.log.warning(note)
+
+    def _new_report(self) -> RunRequest | None:
+        """Ask for a plan of the newest inventory report, where it is newer than what is planned, which the ledger tells.
+
+        A plan of it that has run did not come so far: the next one waits, longer each time, and after some it is left to the
+        daily schedule.
+        """
+        whom = f"the folder of inventory reports {self._its.inventory}, or the ledger,"
+        deadline = Deadline(self.deadline.left() * REPORT_SHARE)
+        try:
+            name = ask_in_time(
+                self.context, deadline, whom, lambda: planning.find_new_report(open_work(self.context, self.source))
+            )
+        except (CafError, Overdue) as error:
+            hint = f" ({error.hint})" if isinstance(error, CafError) and error.hint else ""
+            self.notes.append(f"No inventory report is taken: {error}{hint}.")
+            return None
+        if not name:
+            return None
+        of_it = RunsFilter(job_name=job_name(self.source, "plan"), tags={REPORT_TAG: name})
+        runs = self.context.instance.get_run_records(of_it, limit=RUNS_OF_REPORT)
+        if sum(not by_outage(run) for run in runs) >= self.settings.runs.attempts:
+            self.notes.append(f"Runs did not plan the inventory report {name}: it is left to the daily schedule.")
+        elif waits(runs):
+            self.notes.append(f"Run {runs[0].dagster_run.run_id} did not plan the inventory report {name}: the next one waits.")
+        else:
+            config = {"ops": {op_name(self.source, "s3_inventory"): {"config": {"report": name}}}}
+            return RunRequest(run_config=config, tags={REPORT_TAG: name})
+        return None
+
     def _round(self, after: bytes) -> Tick:
         look = partial(
             planning.look_for_new, after=after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
@@ -86,7 +129,8 @@ class NewObjectsLook:
         seen = self._ask_bucket(look)
         cursor = _cursor(seen.next_after or b"")  # None: again from the start
         if not seen.new_objects:
-            return SensorResult(skip_reason=f"Nothing new after '{quote_from_bytes(after)}'.", cursor=cursor)
+            return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(after)}'."), cursor=cursor)
+        self._log_notes()
         return SensorResult([RunRequest(run_config=self._window(after, seen.next_after))], cursor=cursor)
 
     def _where_events_say(self, after: bytes) -> Tick:
@@ -99,8 +143,7 @@ class NewObjectsLook:
                 return SensorResult(skip_reason=self._said("Nothing new: no event names a key that is to be looked for."))
             after = seen.until or b""
             if seen.to_plan:
-                for note in self.notes:
-                    self.context.log.warning(note)
+                self._log_notes()
                 return SensorResult([RunRequest(run_config=self._window(seen.after, seen.until))], cursor=_cursor(after))
         return SensorResult(skip_reason=self._said("Nothing new so far; the next look goes on."), cursor=_cursor(after))
 

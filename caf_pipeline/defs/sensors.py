@@ -18,6 +18,7 @@ from caf_pipeline.defs.resources import EVERY_STEP
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.deadline import Deadline, Overdue
+from caf_pipeline.system.quantities import counted
 
 LAUNCH_SECONDS: Final = 30
 """Between two looks at the ledger, as often as Dagster's daemon asks a sensor by default; a look is a few queries."""
@@ -65,16 +66,26 @@ def new_objects_sensor(settings: Settings, source: str, tick_seconds: float = TI
 
 
 def _described(its: SourceSettings) -> str:
+    reports = (
+        f"Asks first whether there is a complete inventory report in {its.inventory} that is newer than what is planned, and "
+        "plans it. Where there is none, it looks for what was written since. "
+        if its.inventory
+        else ""
+    )
     if its.queue:
-        return (
+        return reports + (
             f"Takes event notifications from the queue {its.queue} and keeps the keys that they name in the ledger, then lists "
-            f"the part of the bucket that has the first of them, {its.watch_pages:,} pages of 1,000 keys at most, and plans it "
+            f"the part of the bucket that has the first of them, {_pages(its)} at most, and plans it "
             "where it has objects which no chunk has. A message is deleted once the ledger has its keys."
         )
-    return (
-        f"Lists at most {its.watch_pages:,} pages of 1,000 keys at a time, going round the bucket, and plans the part "
-        "of it that has objects which no chunk has."
+    return reports + (
+        f"Lists at most {_pages(its)} at a time, going round the bucket, and plans the part of it that has objects which no "
+        "chunk has."
     )
+
+
+def _pages(its: SourceSettings) -> str:
+    return f"{counted(its.watch_pages, 'page')} of 1,000 keys"
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Source: "Which objects are to be archived" in docs/design.md.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Final
 
 from sqlalchemy import Connection, text
@@ -29,6 +30,7 @@ _NEW_INVENTORY = text(
 _LATER = text(
     "SELECT after_key, until_key FROM inventories WHERE source_id = :source_id AND (taken_at, name) > (:taken_at, :name)"
 )
+_LAST_WHOLE = text("SELECT max(taken_at) FROM inventories WHERE source_id = :source_id AND after_key = '' AND until_key IS NULL")
 # A later statement of the same moment stands for both. That headers were compared stays said as long as the identity is the same.
 _TAKE_EXCEPTIONS = text(
     """
@@ -118,6 +120,12 @@ class CurrentContent(LedgerPart):
             values = {"source_id": source_id, "name": inventory.name, "taken_at": inventory.taken_at}
             rows = connection.execute(_LATER, values).all()
         return [(row.after_key, row.until_key) for row in rows]
+
+    def last_inventory(self, source: str) -> datetime | None:
+        """Return when the latest whole inventory that is planned was taken; None where none was."""
+        with self._of_source(source) as (connection, source_id):
+            found: datetime | None = connection.execute(_LAST_WHOLE, {"source_id": source_id}).scalar()
+        return found
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
         """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""

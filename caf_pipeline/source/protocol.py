@@ -146,6 +146,16 @@ class ObjectSource(Protocol):
         """
         ...
 
+    def find_reports(self, since: datetime | None) -> Sequence[str]:
+        """Return the names of complete inventory reports that are named after a later minute than this, the newest first.
+
+        A name is a label: what a report's time is, `open_report` tells.
+
+        Raises:
+            What a listing raises.
+        """
+        ...
+
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
@@ -325,4 +335,4 @@ class UnaskedObjects:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SourceUnreachable(self._why)
 
-    list_pages = open_report = read = begin = full_object_checksum = read_headers = clock = _refuse
+    list_pages = open_report = find_reports = read = begin = full_object_checksum = read_headers = clock = _refuse

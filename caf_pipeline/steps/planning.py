@@ -58,6 +58,9 @@ PARTIAL_KEPT: Final = 20
 MAX_REPORT_AGE: Final = timedelta(days=9)
 """A week between two reports, and 48 hours, the longest that S3 says a report takes."""
 
+REPORTS_LOOKED_AT: Final = 3
+"""Of those that look new: a folder may be named after another time than its report has."""
+
 SHORT_NAME: Final = 8  # hex digits of a plan's hash in the ids of its chunks
 LONG_NAME: Final = 12  # where another plan of the source has those
 
@@ -221,6 +224,22 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
         snapshot = writer.finish()
     _prune(work)
     return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
+
+
+def find_new_report(work: Workplace) -> str:
+    """Return the name of the newest complete inventory report, where it is newer than the whole inventories that are planned.
+
+    "" where none is. Of those that are named after a later time, the first whose manifest says so, too, counts.
+
+    Raises:
+        What `ObjectSource.open_report` raises of one that cannot be used.
+    """
+    planned = work.ledger.last_inventory(work.source)
+    for name in work.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
+        taken_at = work.objects.open_report(name).taken_at
+        if planned is None or taken_at > planned:
+            return name
+    return ""
 
 
 def _snapshot_path(work: Workplace, moment: datetime) -> Path:

@@ -43,6 +43,9 @@ class MemorySource:
     def open_report(self, name: str = "") -> InventoryReport:
         raise SettingsError("a memory source has no inventory reports")
 
+    def find_reports(self, since: datetime | None) -> Sequence[str]:
+        return []
+
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         key = obj.key.decode()
         self.reads.append((key, start_byte, end_byte))

@@ -8,11 +8,12 @@ Source: "Locating your inventory list" in the Amazon S3 User Guide.
 import hashlib
 import re
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -39,9 +40,14 @@ MAX_MANIFEST_BYTES: Final = 64 << 20
 
 CHUNK_BYTES: Final = 1 << 20  # read at once while a file is fetched
 
+MOST_PAGES: Final = 10
+"""Of the folders of reports that are looked through for new ones: the daily reports of ten years have seven."""
+
 T = TypeVar("T")
 
 _DATED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
+_PARTS: Final = frozenset({"manifest.json", "manifest.checksum"})
+"""What a complete report has in its folder."""
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
 
 
@@ -98,6 +104,25 @@ class Reports:
             f"there is no complete inventory report{of} in {self.folder}",
             hint=f"S3 writes the first one within 48 hours; check {self.source.setting('inventory')}, or list the bucket",
         )
+
+    def find(self, since: datetime | None) -> Sequence[str]:
+        """See `ObjectSource.find_reports`."""
+        named = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
+        begin = f"{self.prefix}{named}0" if named else self.prefix  # '0' comes behind '/', so that its own folder is left out
+        pages = self.client.get_paginator("list_objects_v2")
+
+        def listed() -> Mapping[str, set[str]]:
+            found: defaultdict[str, set[str]] = defaultdict(set)
+            asked = pages.paginate(Bucket=self.bucket, Prefix=self.prefix, StartAfter=begin, **self.extra)
+            for entry in (entry for page in islice(asked, MOST_PAGES) for entry in page.get("Contents", ())):
+                name, _, file = entry["Key"][len(self.prefix) :].partition("/")
+                if name > ":":  # which comes behind '9': the files of all reports are there, as many as there are
+                    break
+                found[name].add(file)
+            return found
+
+        complete = [name for name, files in self._asked(listed, self.folder).items() if files >= _PARTS]
+        return sorted((name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True)
 
     def _report(self, manifest: Manifest) -> InventoryReport:
         keeps_versions = self.listing.keeps_versions()

@@ -68,6 +68,10 @@ class S3Source:
         """See `ObjectSource.open_report`."""
         return self._reports.open(name)
 
+    def find_reports(self, since: datetime | None) -> Sequence[str]:
+        """See `ObjectSource.find_reports`: by one request, where there are not hundreds."""
+        return self._reports.find(since)
+
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """See `ObjectSource.read`."""
         if not 0 <= start_byte <= end_byte <= obj.size_bytes or (start_byte == end_byte and obj.size_bytes):
