@@ -29,7 +29,8 @@ def export_references(
     chunk is in parts, and not in FILE.json.
 
     A URL is that of one provider, which gave a byte of the chunk when it was asked now: write the file again where providers
-    change. What is read by it is compared with nothing: that is what the SHA-256 is for.
+    change. What is read by it is compared with nothing: that is what the SHA-256 is for. A FILE that is there is replaced;
+    where it is a link, what it leads to.
 
     \b
     Examples:

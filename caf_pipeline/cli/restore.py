@@ -1,5 +1,6 @@
 """The command that writes archived objects below a folder or into a bucket: restore."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums
 
 
@@ -38,9 +40,10 @@ def restore(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Write archived objects to a folder or a bucket.
 
-    What `caf ls --recursive` lists is restored. Each file or object appears when it is whole and its SHA-256 was compared. One
-    that is there and equal is left as it is, so that the same command goes on after it was stopped or killed; one that is there
-    and is not equal is never replaced without --force.
+    What `caf ls --recursive` lists is restored; how many other objects below PREFIX are not archived yet, or were skipped, is
+    said. Each file or object appears when it is whole and its SHA-256 was compared. One that is there and equal is left as it
+    is, so that the same command goes on after it was stopped or killed; one that is there and is not equal is never replaced
+    without --force.
 
     In a folder, a file has the key as its path, and LastModified as its time. Nothing is written outside the folder, and no
     symbolic link in it is followed. Where the key cannot be a path, a part of it begins with .caf~ or .caf+, and the key can be
@@ -62,7 +65,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     some object could not be read; 8 the folder cannot be written; 9 no provider gives some object right; 10 another process
     restores into the folder; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.listing import count_not_archived, list_objects  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.restore import RestoreSums, restore_objects  # noqa: PLC0415
     from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
     from caf_pipeline.wiring import BUCKET_SCHEME, open_restore  # noqa: PLC0415
@@ -79,7 +82,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         open_restore(
             ledger,
             store,
-            destination,
+            _destination(ledger, source, where),
             force=force,
             dry_run=dry_run,
             profile=profile,
@@ -88,6 +91,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         ) as target,
         object_progress(f"restoring {source}") as advance,
     ):
+        not_archived = count_not_archived(ledger, source, prefix)
 
         def take(one: "RestoredObject") -> None:
             sums.add(one)
@@ -98,7 +102,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
             raise nothing_listed(ledger, source, prefix, current)
-    _print_sums(sums, source, destination, dry_run, json)
+    _print_sums(sums, source, destination, not_archived, dry_run=dry_run, json=json)
     failure = sums.failure(ended)
     if ended and failure is not ended:
         note(str(ended))
@@ -106,22 +110,43 @@ def restore(  # noqa: PLR0917 - the command line's options
         raise failure
 
 
+def _destination(ledger: "Ledger", source: str, where: list[str]) -> str:
+    """Return DEST; raises UsageError where it was more likely meant as PREFIX: all of the source would go to a new folder."""
+    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
+
+    only = where[0] if len(where) == 1 else ""
+    if only.endswith("/") and not os.path.exists(only) and any(True for _ in list_objects(ledger, source, only)):
+        raise UsageError(
+            f"{only!r} is no folder, and archived keys of source '{source}' begin with it: DEST is missing.",
+            hint="Give DEST behind it. If it is DEST, make the folder first.",
+        )
+    return where[-1]
+
+
 def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:
+    key = one.location.row.key
+    why = "something else is there" if one.outcome == "different" else str(one.error) if one.error else None
     if one.error:
         note(str(one.error))
-    elif one.outcome == "different":
-        note(f"{one.location.row.key!r} was not written: something else is there.")
-    elif one.outcome == "restored" and json:
-        print_json({"key": one.location.row.key, "path": one.place, "size_bytes": one.location.size_bytes})
-    elif one.outcome == "restored" and dry_run:
+    elif why:
+        note(f"{key!r} was not written: {why}.")
+    if json and one.outcome != "equal":
+        result = "would_restore" if dry_run and one.outcome == "restored" else one.outcome
+        shown = {"key": key, "path": one.place or None, "size_bytes": one.location.size_bytes}
+        print_json(shown | {"result": result, "error": why})
+    elif dry_run and one.outcome == "restored":
         typer.echo(printable(one.place))
 
 
-def _print_sums(sums: "RestoreSums", source: str, destination: str, dry_run: bool, json: bool) -> None:
+def _print_sums(
+    sums: "RestoreSums", source: str, destination: str, not_archived: tuple[int, int], *, dry_run: bool, json: bool
+) -> None:
+    pending, skipped = not_archived
     if json:
         counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
         restored = {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes}
-        print_json(counts | restored | {"without_headers": sums.without_headers})
+        beside = {"without_headers": sums.without_headers, "not_yet_archived": pending, "skipped": skipped}
+        print_json(counts | restored | beside)
         return
     done = "would be written" if dry_run else "written"
     note(
@@ -134,4 +159,9 @@ def _print_sums(sums: "RestoreSums", source: str, destination: str, dry_run: boo
         note(
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no user metadata: an adopted file"
             " does not tell them"
+        )
+    if pending or skipped:
+        note(
+            f"{source}: beside these, {counted(pending, 'object')} not archived yet and {skipped:,} skipped:"
+            f" `caf status {source}` has the reasons, `caf get {source} KEY` that of one"
         )

@@ -32,6 +32,11 @@ _NOT_ARCHIVED: Final = """
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.{of_key} AND state <> ALL(%(good)s)
 """
+_COUNT_NOT_ARCHIVED: Final = """
+    SELECT count(*) FILTER (WHERE pending), count(*) FILTER (WHERE NOT pending) FROM (
+        SELECT true AS pending FROM claims WHERE {below}
+        UNION ALL SELECT reason = 'waiting' FROM skipped_objects WHERE {below}) AS found
+"""
 _OF_KEY: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s"
 
 
@@ -47,6 +52,18 @@ class ArchivedKeys(LedgerPart):
         values = {"source": source, "start": start, "end": end, "limit": limit}
         with self._database.reading() as connection:
             return [key for (key,) in connection.execute(statement, values)]
+
+    def count_not_archived(self, source: str, start: str, end: str | None) -> tuple[int, int]:
+        """Return how many objects with keys in `[start, end)` are still to be archived, and how many were skipped.
+
+        Those of keys that are not UTF-8 are found by what they are recorded as. The bounds are as of `archived_keys`.
+        """
+        below = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path >= %(start)s"
+        below += " AND file_path < %(end)s" if end is not None else ""
+        with self._database.reading() as connection:
+            values = {"source": source, "start": start, "end": end}
+            pending, skipped = connection.execute(_COUNT_NOT_ARCHIVED.format(below=below), values).fetchone() or (0, 0)
+        return pending, skipped
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
         """Return what is known of the identities of a key that are not located: claimed, skipped, or of a chunk that is lost.

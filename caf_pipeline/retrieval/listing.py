@@ -67,6 +67,13 @@ def list_level(
                     pages.skip(group)
 
 
+def count_not_archived(ledger: "Ledger", source: str, prefix: str) -> tuple[int, int]:
+    """Return how many objects below a prefix are still to be archived, and how many were skipped: what no listing has."""
+    if prefix and not is_supported(prefix.encode("utf-8", "surrogatepass")):
+        return 0, 0
+    return ledger.count_not_archived(source, prefix, _behind(prefix))
+
+
 class _Pages:
     """The keys of a source that begin with a prefix, a page at a time."""
 

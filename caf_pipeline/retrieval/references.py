@@ -8,6 +8,7 @@ Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,18 +64,20 @@ class Reference:
 def write_references(locations: Iterable[Location], store: ChunkStore, path: Path) -> ReferenceSums:
     """Write references to a file, JSON or Parquet by its name; it appears when it is whole. Memory does not grow with objects.
 
+    Where a link is, what it leads to is written.
+
     The URL of a chunk is that of the best of its providers that gave a byte of it when it was asked.
 
     Raises:
         StoreUnreachable: no provider gives anything of some chunk now, or none has an address. StagingError: the file cannot be
             written. StoreError. After any of them there is no new file.
     """
-    sums = ReferenceSums()
+    sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
         if path.suffix == ".parquet":
-            write_whole(_batches(_references(locations, store, sums)), path, SCHEMA)
+            write_whole(_batches(_references(locations, store, sums)), file, SCHEMA)
         else:
-            _write_json(_references(locations, store, sums), path, sums)
+            _write_json(_references(locations, store, sums), file, sums)
     return sums
 
 

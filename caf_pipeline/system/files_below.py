@@ -110,13 +110,14 @@ class FilesBelow:
         self._parent_parts: Sequence[bytes] = []
         self._parent = os.dup(self._root)
         self._is_own = False
+        self._above: list[int] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._parent)
-        os.close(self._root)
+        for folder in (*self._above, self._parent, self._root):
+            os.close(folder)
 
     def write(self, key: str, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
         """Write a member below the folder, at its key.
@@ -198,14 +199,14 @@ class FilesBelow:
         """Keep other processes that call this out of the folder, and remove what killed ones left, wherever something is written.
 
         Raises:
-            HeldByOther: another one has it. StagingError: no file can be made in it.
+            HeldByOther: another one has it, or one that it is in, or one in it. StagingError: no file can be made in it.
         """
-        try:
-            fcntl.flock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise HeldByOther(
-                f"another process restores into {str(self._path)!r}", holder="", hint="wait for it to end"
-            ) from error
+        for folder in Path(os.path.realpath(self._path)).parents:
+            with contextlib.suppress(OSError):  # it may not be read, or its file system has no such locks
+                self._above.append(os.open(folder, _FOLDER))
+                if os.fstat(self._above[-1]).st_uid == os.geteuid():  # anybody may lock /tmp
+                    _lock(self._above[-1], fcntl.LOCK_SH, folder)
+        _lock(self._root, fcntl.LOCK_EX, self._path)
         self._is_own = True
         self._sweep(self._root)
         self._is_tracked = self._has_one_file_for_two_names()
@@ -300,6 +301,13 @@ class FilesBelow:
             else:
                 return
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=parent)
+
+
+def _lock(folder: int, kind: int, path: Path) -> None:
+    try:
+        fcntl.flock(folder, kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise HeldByOther(f"another process restores into {str(path)!r}", holder="", hint="wait for it to end") from error
 
 
 def _number(status: os.stat_result) -> int:

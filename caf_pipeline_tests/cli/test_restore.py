@@ -1,5 +1,6 @@
 """`caf restore` into a folder: what is there afterwards, after kills, and what is never done."""
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.settings import load_settings
+from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
@@ -101,6 +104,53 @@ def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folde
     assert mine.read_bytes() == BODIES["some/key-03"]
 
 
+def test_each_object_that_failed_or_is_different_has_a_line_of_json(archived, folder):
+    (folder / "some").mkdir(parents=True)
+    (folder / "some" / "key-03").write_bytes(b"other")
+    with spoilt(archived, "some/key-04"):
+        done = archived("restore", "src", "some/key-0", str(folder), "--json")
+    lines = {one["key"]: one for one in map(json.loads, done.out.splitlines()[:-1])}
+    results = dict.fromkeys((key for key in BODIES if key.startswith("some/key-0")), "restored")
+    assert {key: one["result"] for key, one in lines.items()} == results | {"some/key-03": "different", "some/key-04": "failed"}
+    assert (lines["some/key-03"]["path"], lines["some/key-03"]["error"]) == ("some/key-03", "something else is there")
+    assert lines["some/key-04"]["path"] is None
+    assert "some/key-04" in lines["some/key-04"]["error"]
+    assert lines["some/key-05"]["error"] is None
+    assert (done.status, sums(done)["restored"]) == (9, 8)
+
+
+def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failure(archived, folder):
+    caf = archived
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            source = MemorySource(BODIES | {"some/later-1": b"1", "some/later-2": b"2", "other": b"3"})
+            work = open_workplace(settings, "src", run="run-2", ledger=ledger, objects=source)
+            (chunk,) = planning.cut_plan(work, planning.take_inventory(work, after=b"!", until=b"some/z")).chunks
+            try:
+                done = caf("restore", "src", "some/", str(folder))
+                said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
+                whole = sums(caf("restore", "src", str(folder), "--dry-run", "--json"))
+            finally:
+                chunk_steps.withdraw(work, chunk.name)
+    assert done.status == 0, done.err
+    assert "src: beside these, 2 objects not archived yet and 0 skipped: `caf status src` has the reasons" in done.err
+    assert (said["not_yet_archived"], said["skipped"]) == (2, 0)
+    assert (whole["not_yet_archived"], whole["skipped"]) == (3, 1)
+
+
+def test_a_prefix_in_the_place_of_a_forgotten_destination_is_not_written_to(archived, tmp_path, monkeypatch):
+    before = sorted(archived.folder.iterdir())
+    one_sentence(archived("restore", "src", "some/"), 2, "'some/' is no folder", "DEST is missing")
+    assert sorted(archived.folder.iterdir()) == before
+    (archived.folder / "some").mkdir()
+    try:
+        assert archived("restore", "src", "some/", "--dry-run").status == 0
+        assert archived("restore", "src", f"{tmp_path}/new/").status == 0
+    finally:
+        (archived.folder / "some").rmdir()
+
+
 def test_a_dry_run_writes_nothing(archived, folder):
     done = archived("restore", "src", str(folder), "--dry-run")
     assert (done.status, folder.exists(), len(done.out.splitlines())) == (0, False, len(BODIES))
@@ -146,18 +196,35 @@ def test_two_at_once_do_not_write_into_one_folder(archived, folder):
     assert list(folder.iterdir()) == []
 
 
-def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
+@pytest.mark.parametrize("first", ["", "in/it"], ids=["the outer", "the inner"])
+def test_two_at_once_do_not_write_into_a_folder_and_one_in_it(archived, folder, first):
+    inner = folder / "in" / "it"
+    inner.mkdir(parents=True)
+    with FilesBelow(folder / first, force=False) as files:
+        files.own()
+        one_sentence(archived("restore", "src", str(folder if first else inner)), 10, "another process restores into")
+        assert archived("restore", "src", "a-b", str(folder.parent / "beside")).status == 0
+    assert archived("restore", "src", "a-b", str(inner)).status == 0
+
+
+@contextlib.contextmanager
+def spoilt(archived, *keys):
+    """Let the store have other bytes of these objects."""
     (file,) = archived.folder.glob(".caf/store/chunks/*.caf")
-    data = file.read_bytes()
-    wrong = {"some/key-03", "some/large"}
-    spoilt = data
-    for key in wrong:
-        spoilt = spoilt.replace(BODIES[key], BODIES[key][::-1])
-    file.write_bytes(spoilt)
+    right = wrong = file.read_bytes()
+    for key in keys:
+        wrong = wrong.replace(BODIES[key], BODIES[key][::-1])
+    file.write_bytes(wrong)
     try:
-        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} were not restored")
+        yield
     finally:
-        file.write_bytes(data)
+        file.write_bytes(right)
+
+
+def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
+    wrong = {"some/key-03", "some/large"}
+    with spoilt(archived, *wrong):
+        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} were not restored")
     assert files(folder) == {key: body for key, body in BODIES.items() if key not in wrong}
 
 
@@ -220,6 +287,9 @@ def test_the_fields_of_json_are_those_of_the_page(archived, folder):
     assert printed("find", "src", "a") == [an_object]
     assert printed("ls", "src", "a") == [an_object, an_object, level]
     assert printed("du", "src", "some/") == [total]
+    assert {"result": "would_restore", "error": None}.items() <= json.loads(
+        archived("restore", "src", "a-b", str(folder), "--dry-run", "--json").out.splitlines()[0]
+    ).items()
     assert printed("restore", "src", "a-b", str(folder), "--dry-run") == [written, sums - {"restored"}]
     assert printed("restore", "src", "a-b", str(folder)) == [written, sums - {"would_restore"}]
     assert printed("check", "src", "a-b", "--full") == [checked]

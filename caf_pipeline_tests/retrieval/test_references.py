@@ -39,6 +39,16 @@ def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(
     assert b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows) == CHUNK[START:END]
 
 
+@pytest.mark.parametrize("name", ["refs.json", "refs.parquet"])
+def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_path, name):
+    (target := tmp_path / "of no kind").write_bytes(b"before")
+    (link := tmp_path / name).symlink_to(target)
+    write_references([whole(posting)], store, link)
+    write_references([whole(posting)], store, tmp_path / f"2-{name}")
+    assert link.is_symlink()
+    assert target.read_bytes() == (tmp_path / f"2-{name}").read_bytes()
+
+
 @pytest.mark.thorough
 def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting, tmp_path, small_disk):
     with pytest.raises(StagingError, match="cannot be written"):
