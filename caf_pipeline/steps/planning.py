@@ -9,7 +9,7 @@ two leaves a folder that no plan names, which the next plan removes.
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -165,7 +165,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
                     writer.add(kept)
                     writer.leave_out(left_out)
                 snapshot = writer.finish()
-    _prune(work)
+    _prune(work, snapshot)
     return snapshot
 
 
@@ -222,7 +222,7 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
         writer.add_files(files)
         writer.leave_out(counts.left_out)
         snapshot = writer.finish()
-    _prune(work)
+    _prune(work, snapshot)
     return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
 
 
@@ -297,21 +297,29 @@ def snapshot_to_plan(work: Workplace) -> Snapshot:
 def latest_snapshot(
     work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False
 ) -> Snapshot | None:
-    """Return the latest snapshot of the source, or of the whole source, or that a run took; None where there is none.
+    """Return the snapshot of the source that was made last, or that a run took; None where there is none.
+
+    With `complete` it is the one of the whole source of the latest time by S3's clock, as the ledger tells which is later: names
+    have the time of this machine's, which may have been wrong.
 
     Raises:
-        IntegrityError: one as late, or later, is damaged, and `skip_damaged` is False.
+        IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is False.
     """
+    latest: Snapshot | None = None
     for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
         try:
             snapshot = read_snapshot(path)
         except IntegrityError:
-            if skip_damaged:
+            if skip_damaged or latest:
                 continue
             raise
-        if (snapshot.complete or not complete) and run in (None, snapshot.run):
+        if run not in (None, snapshot.run) or (complete and not snapshot.complete):
+            continue
+        if not complete:
             return snapshot
-    return None
+        if latest is None or snapshot.taken_at > latest.taken_at:
+            latest = snapshot
+    return latest
 
 
 def open_snapshot(work: Workplace, name: str) -> Snapshot:
@@ -322,20 +330,20 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
     return read_snapshot(path)
 
 
-def _prune(work: Workplace) -> None:
-    """Remove all snapshots but the latest, and those that a process reads: plans, adoptions and deletions may take hours."""
-    paths = sorted(work.inventories().glob("*.parquet"))
-    whole = [path for path in paths if _is_whole(path)]
-    partial = [path for path in paths if path not in whole]
-    for path in (*whole[:-WHOLE_KEPT], *partial[:-PARTIAL_KEPT]):
-        remove_unread(path)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        return read_snapshot(path).complete
-    except IntegrityError:
-        return False
+def _prune(work: Workplace, taken: Snapshot) -> None:
+    """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours."""
+    whole, partial = list[tuple[datetime, Path]](), list[tuple[datetime, Path]]()
+    for path in work.inventories().glob("*.parquet"):
+        try:
+            snapshot = read_snapshot(path)
+        except IntegrityError:
+            with suppress(FileNotFoundError):  # another process has removed it
+                partial.append((datetime.fromtimestamp(path.stat().st_mtime, UTC), path))
+        else:
+            (whole if snapshot.complete else partial).append((snapshot.taken_at, path))
+    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT]):
+        if path != taken.path:
+            remove_unread(path)
 
 
 def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:

@@ -13,7 +13,9 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.steps import planning
 from caf_pipeline.steps.chunk_steps import park
+from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -247,6 +249,22 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
     assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
+
+
+@pytest.mark.parametrize("left", ["the one before", "none"])
+def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(pipeline, left):
+    before = planning.take_inventory(pipeline.workplace())
+    if left == "none":
+        before.path.unlink()
+    next_second()
+    pipeline.put(1)
+    elsewhere = pipeline.settings.model_copy(update={"home": pipeline.settings.home / "another machine"})
+    work = replace(pipeline, settings=elsewhere).workplace()
+    planning.cut_plan(work, planning.take_inventory(work))
+    (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    assert not check.passed
+    assert check.description.startswith("The last whole inventory, of 20")
+    assert check.description.endswith(" is not on this machine.")
 
 
 @pytest.mark.thorough

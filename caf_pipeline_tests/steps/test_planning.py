@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 
 import pytest
 
@@ -179,6 +180,32 @@ def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace,
     some[-1].write_bytes(b"damaged")
     some.append(planning.take_inventory(work, until=b"key-001").path)
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
+
+
+def named_in_a_time_to_come(snapshot):
+    """Let a snapshot have the name that it would have had by a clock that was ahead."""
+    return snapshot.path.rename(snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet"))
+
+
+def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(workplace, source, monkeypatch):
+    monkeypatch.setattr(planning, "PARTIAL_KEPT", 2)
+    moments = (MOMENT + timedelta(hours=hours) for hours in count())
+    monkeypatch.setattr(source.__class__, "clock", lambda _: next(moments))
+    work = workplace()
+    for _ in range(planning.WHOLE_KEPT):
+        named_in_a_time_to_come(planning.take_inventory(work))
+        named_in_a_time_to_come(planning.take_inventory(work, until=b"key-001"))
+    source.bodies["new"] = b"new"
+    work = replace(work, holder=this_process("run-2"))
+    part = planning.take_inventory(work, after=b"key")
+    assert planning.snapshot_to_plan(work) == part
+    whole = planning.take_inventory(work)
+    assert part.path.exists()
+    assert planning.latest_snapshot(work, complete=True) == whole
+    for _ in range(planning.WHOLE_KEPT):
+        planning.take_inventory(work)
+        planning.take_inventory(work, until=b"key-001")
+    assert list(work.inventories().glob("*-2099*")) == []
 
 
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
