@@ -28,9 +28,9 @@ def export_references(
     has the file reads the objects from the providers, with no code of ours and without the ledger. An object larger than a
     chunk is in parts, and not in FILE.json.
 
-    A URL is that of one provider, which gave a byte of the chunk when it was asked now: write the file again where providers
-    change. What is read by it is compared with nothing: that is what the SHA-256 is for. A FILE that is there is replaced;
-    where it is a link, what it leads to.
+    A URL is that of one provider, which gave an object of the chunk right when it was asked now, or a byte where that has more
+    than 64 KiB: write the file again where providers change. What is read by it is compared with nothing: that is what the
+    SHA-256 is for. A FILE that is there is replaced; where it is a link, what it leads to.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
@@ -274,9 +274,9 @@ def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) 
 
 
 def _not_archived(ledger: Ledger, source: str, names: Sequence[str]) -> list[Chunk]:
-    """Return those of the chunks that still have work to do, or are parked."""
-    wanted = set(names)
-    return [chunk for chunk in ledger.chunks(source, [*UNDER_WAY, ChunkState.PARKED]) if chunk.name in wanted]
+    """Return those of the chunks that are not archived: they have work to do still, are parked, or were given up meanwhile."""
+    wanted, others = set(names), [state for state in ChunkState if state not in IN_GOOD_STANDING]
+    return [chunk for chunk in ledger.chunks(source, others) if chunk.name in wanted]
 
 
 def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from json import dumps as dump_json
 from pathlib import Path
@@ -30,6 +30,10 @@ RUN_BYTES: Final = 300 << 20
 
 UPLOADS: Final = 4
 """At a time, where nothing else sets a bound: each waits for the network, and more make each slower."""
+
+
+CGROUP: Final = Path("/sys/fs/cgroup")
+"""Where a container sees its own limits (Linux, cgroup v2); a machine has none there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,14 @@ def setup_command(*, settings: Settings, dry_run: bool = False, reset: bool = Fa
 
 
 def this_machine(settings: Settings) -> Machine:
-    """Return what this machine has, of what a run of a chunk needs."""
+    """Return what this machine has, or the container that this is, of what a run of a chunk needs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory_bytes = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # none, or "max"
+        memory_bytes = min(memory_bytes, int((CGROUP / "memory.max").read_text()))
+    with suppress(OSError, ValueError):
+        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
+        cores = min(cores, max(quota // period, 1))
     folder = next(
         one for one in (settings.staging_folder.absolute(), *settings.staging_folder.absolute().parents) if one.is_dir()
     )
@@ -95,7 +105,7 @@ def this_machine(settings: Settings) -> Machine:
         disk = shutil.disk_usage(folder).total
     except OSError as error:
         raise SettingsError(f"the disk of {folder} cannot be asked for its size: {error.strerror}") from error
-    return Machine(cores, psutil.virtual_memory().total, min(settings.packing.staging_limit or disk, disk))
+    return Machine(cores, memory_bytes, min(settings.packing.staging_limit or disk, disk))
 
 
 def computed_limits(machine: Machine, settings: Settings, most_runs: int) -> Mapping[str, tuple[int, str]]:

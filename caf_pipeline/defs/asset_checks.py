@@ -214,8 +214,8 @@ def _chunk_reads_back(work: Workplace, chunk: str) -> AssetCheckResult:
 def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     snapshot, planned = planning.latest_snapshot(work, complete=True), work.ledger.last_inventory(work.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
-        said = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
-        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=said)
+        missing = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
+        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=missing)
     if snapshot is None:
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
     result = planning.account_for(work, snapshot)

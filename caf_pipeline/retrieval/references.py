@@ -7,6 +7,7 @@ that fsspec reads lazily are for Zarr alone: a name in them is the number of an 
 Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,10 @@ SCHEMA: Final = pa.schema(
 )
 
 
+COMPARED_BYTES: Final = 64 << 10
+"""The largest object that is read, and compared, to try a provider: a request takes as long. Of a larger one it is a byte."""
+
+
 @dataclass
 class ReferenceSums:
     """What was written: objects and chunks, and objects in several parts, which JSON has no reference for."""
@@ -66,7 +71,7 @@ def write_references(locations: Iterable[Location], store: ChunkStore, path: Pat
 
     Where a link is, what it leads to is written.
 
-    The URL of a chunk is that of the best of its providers that gave a byte of it when it was asked.
+    The URL of a chunk is that of the best of its providers that gave an object of it right when it was asked.
 
     Raises:
         StoreUnreachable: no provider gives anything of some chunk now, or none has an address. StagingError: the file cannot be
@@ -96,12 +101,17 @@ def _references(locations: Iterable[Location], store: ChunkStore, sums: Referenc
 
 
 def _url(one: LocatedRange, store: ChunkStore) -> str:
-    """Return where a chunk can be read."""
+    """Return where a chunk can be read: at a provider that gives this object of it right now, or a byte of a larger one."""
     failed: dict[str, CafError] = {}
+    size_bytes = one.end_byte - one.start_byte
     for provider, url in store.urls(one.posting).items():
         try:
-            for _ in store.read(one.posting, 0, 1, provider=provider):
-                return url
+            is_compared = 0 < size_bytes <= COMPARED_BYTES
+            read = (one.start_byte, one.end_byte) if is_compared else (0, 1)
+            body = b"".join(store.read(one.posting, *read, provider=provider))
+            if is_compared and hashlib.sha256(body).digest() != one.sha256:
+                raise IntegrityError("it gives other bytes than those that were archived")
+            return url
         except (StoreError, IntegrityError) as error:
             failed[provider] = error
     said = "; ".join(f"{provider}: {error}" for provider, error in failed.items()) or "no provider with an address has it"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
@@ -122,6 +122,11 @@ def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSet
             else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, was ever planned"
         )
         hint = f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
+        yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
+    if inventory and inventory - progress.at > late:
+        to_come = f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        said = f"the last whole inventory of {name} that was planned is of a time to come, {to_come}"
+        hint = "until then it counts as later than all others: set the clock of the S3 server right, or this one's"
         yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, RunsFilter
+from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
@@ -132,6 +133,30 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(p
     assert set(submitted.asset_backfill_data.target_subset.iterate_asset_partitions()) == {
         (key, chunk) for key in submitted.asset_selection for chunk in (failed, parked)
     }
+
+
+def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(planned, monkeypatch, capsys):
+    withdrawn, empty, located, *others = planned.chunks()
+    heartbeat(planned)
+    its = text("SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = :name")
+    with planned.ledger._database.transaction() as connection:
+        claimed = connection.execute(its, {"name": empty}).scalars().all()
+
+    def follow(*_):
+        chunk_steps.withdraw(planned.workplace(), withdrawn, reason="too large")
+        for key in claimed:
+            planned.bucket.delete(key)
+        for chunk in (empty, located, *others):
+            assert planned.execute(ARCHIVE, partition_key=chunk).success
+        return "COMPLETED_SUCCESS"
+
+    monkeypatch.setattr(backfill, "follow", follow)
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={}, json=True) == 12
+    said = capsys.readouterr()
+    assert json.loads(said.out)["left"] == [withdrawn, empty]
+    assert f"{withdrawn} is withdrawn: too large" in said.err
+    assert f"{empty} is empty" in said.err
+    assert "3 of 5 chunks done" in said.err
 
 
 @pytest.mark.thorough

@@ -6,6 +6,7 @@ import pytest
 from dagster import DagsterInstance
 from pydantic import SecretStr
 
+from caf_pipeline.dagster_host import setup
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.setup import Machine, computed_limits, setup_command, this_machine
 from caf_pipeline.dagster_host.source_runs import open_instance
@@ -42,6 +43,21 @@ def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_sett
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"left {dagster_home(settings)} as it is"
     assert said[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
+
+
+@pytest.mark.parametrize(("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is_on(
+    home_settings, tmp_path, monkeypatch, cpu, cores
+):
+    whole = this_machine(home_settings)
+    monkeypatch.setattr(setup, "CGROUP", tmp_path)
+    assert this_machine(home_settings) == whole
+    (tmp_path / "cpu.max").write_text(f"{cpu}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert this_machine(home_settings).memory_bytes == whole.memory_bytes
+    (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
+    found = this_machine(home_settings)
+    assert (found.memory_bytes, found.cores) == (1 << 20, cores or whole.cores)
 
 
 def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_are_reset(instance, home_settings, capsys):

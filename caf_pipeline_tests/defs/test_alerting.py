@@ -336,6 +336,14 @@ def test_a_source_of_which_no_whole_inventory_was_ever_planned_is_told_of(pipeli
     assert kinds(pipeline) == {"no_inventory"}
 
 
+def test_an_inventory_by_a_clock_that_is_ahead_does_not_pass_for_a_fresh_one(pipeline):
+    pipeline.put(1)
+    pipeline.plan()
+    assert kinds(pipeline) == set()
+    age(pipeline, inventories="taken_at = now() + interval '40 days'")
+    assert kinds(pipeline) == {"no_inventory"}
+
+
 def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_an_older_one(parked):
     pipeline, _ = parked
     for _ in range(2):

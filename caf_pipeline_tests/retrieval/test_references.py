@@ -1,5 +1,8 @@
 """References into a folder's chunks, and what a file of them says of objects in parts."""
 
+import json
+from dataclasses import replace
+
 import fsspec
 import pyarrow.parquet as pq
 import pytest
@@ -8,8 +11,9 @@ from caf_pipeline.errors import StagingError, StoreUnreachable
 from caf_pipeline.retrieval.references import write_references
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.contracts import chunk_store
-from caf_pipeline_tests.contracts.chunk_store import staged_file
+from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.retrieval.test_object_file import BODY, CHUNK, END, START, in_parts, whole
+from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 
 @pytest.fixture
@@ -47,6 +51,22 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_
     write_references([whole(posting)], store, tmp_path / f"2-{name}")
     assert link.is_symlink()
     assert target.read_bytes() == (tmp_path / f"2-{name}").read_bytes()
+
+
+def test_a_provider_that_gives_other_bytes_gets_no_reference_and_alone_it_is_told(tmp_path):
+    store = SeveralFolders(tmp_path / "several")
+    posting = chunk_store.stored(store, staged_file(tmp_path, CHUNK))
+    location = whole(posting, CHUNK[START : START + 100])
+    location = replace(location, row=replace(location.row, end_byte=START + 100))
+    first, *others = store.urls(posting)
+    corrupt(store.file(first, posting), START)
+    write_references([location], store, tmp_path / "refs.json")
+    (url, *_) = json.loads((tmp_path / "refs.json").read_text())["refs"]["a/key"]
+    assert url == store.urls(posting)[others[0]]
+    for provider in others:
+        corrupt(store.file(provider, posting), START)
+    with pytest.raises(StoreUnreachable, match="it gives other bytes than those that were archived"):
+        write_references([location], store, tmp_path / "refs.json")
 
 
 @pytest.mark.thorough

@@ -48,6 +48,9 @@ class SeveralFolders:
 
     # --- ChunkStore ---
 
+    def urls(self, posting):
+        return {name: url for name, one in self.folders.items() for url in one.urls(posting).values()}
+
     def admit(self, *, public, stored_size_bytes, waiting_bytes):
         self.admitted.append((stored_size_bytes, waiting_bytes))
         if self.largest is not None and stored_size_bytes > self.largest:
