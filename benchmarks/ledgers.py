@@ -32,7 +32,7 @@ from caf_pipeline.inventory.manifest import (
     open_manifest,
 )
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
-from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows
+from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url, parse_url
 from caf_pipeline.ledger.embedded import embedded_server
@@ -44,7 +44,7 @@ OBJECT_BYTES = 6_000  # five million of them fill a chunk
 BATCH = 1_000  # keys asked for at once
 TEMPLATE = "verified"
 RUN = "run"
-COLUMNS = "source_id, part, caf_file_id, file_path, object_version, version_id, start_byte, end_byte, etag, last_modified, sha256"
+COLUMNS = ", ".join(("source_id", "caf_file_id", *LOCATION))
 
 
 def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
@@ -90,10 +90,10 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
         chunk = _verified(url, manifest, count)
         with lines.open("wb") as file:
             file.write(SIGNATURE)
-            for batch in open_manifest(manifest).locations():
-                file.write(as_rows([(1).to_bytes(4, "big"), bytes(4), (1).to_bytes(8, "big")], batch))
+            for batch in location_batches(open_manifest(manifest).locations()):
+                file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
-        copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
+        copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         script = f"{shlex.quote(psql())} -q {shlex.quote(_database(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
         yield Verified(chunk, manifest, _database(url, RUN), ["sh", "-ec", script], renew)
     finally:
@@ -107,16 +107,15 @@ LOCATED = (
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, part, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    " || substr(file_path, 31), object_version, version_id, start_byte, end_byte, etag, last_modified, sha256"
-    " FROM file_locations WHERE file_path < :end"
+    f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
+    " || substr(file_path, 31), identity, content, start_byte, last_modified, sha256 FROM locations WHERE file_path < :end"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
-            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+            "SELECT * FROM locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
         assert len(found) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
@@ -125,7 +124,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for at in range(0, len(keys), {BATCH}):
         some = keys[at:at + {BATCH}]
         found = connection.execute(
-            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+            "SELECT * FROM locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
         assert len(found) == len(some)"""
 
 
@@ -178,7 +177,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     write_manifest(manifest, count, in_order=True)
     ledger, database, _ = _planned(url, count, ())
     with database.transaction() as connection:
-        copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
+        copy_location_batches(connection, "locations", 1, 1, open_manifest(manifest).locations())
         connection.execute(text(IN_FOLDERS), {"end": key(count // 10)})
         connection.execute(text(LOCATED), {"root": bytes(32)})
     ledger.close()

@@ -47,7 +47,7 @@ _LOCATION_COLUMNS: Final = {
     "file_path": "text",
     "object_version": "text",
     "part": "integer",
-    "caf_file_id": "bigint",
+    "caf_file_id": "integer",
     "start_byte": "bigint",
     "end_byte": "bigint",
     "version_id": "text",
@@ -55,7 +55,7 @@ _LOCATION_COLUMNS: Final = {
     "last_modified": "timestamp with time zone",
     "sha256": "bytea",
 }
-"""Of the table `file_locations`, with the types as Postgres names them."""
+"""Of the view `file_locations`, with the types as Postgres names them."""
 
 
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------

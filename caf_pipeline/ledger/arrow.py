@@ -14,11 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.errors import StagingError
+from caf_pipeline.errors import LedgerError, StagingError
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
 CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
+
+LOCATION: Final = ("file_path", "identity", "content", "start_byte", "last_modified", "sha256")
+"""The columns of `locations` that `location_batches` gives, in its order."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """What COPY's binary form begins with: the signature, no flags, no extension."""
@@ -28,6 +31,12 @@ TRAILER: Final = b"\xff\xff"
 
 _NULL: Final = b"\xff" * 4
 _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, since 1970
+
+# The forms of an identity and the content beside it, as sql/0016 has them.
+_TEXT: Final = b"\x01"
+_WITH_VERSION_ID: Final = 16
+_COMPACT: Final = r"^etag:(?P<etag>[0-9a-f]{32})(?:-(?P<parts>[1-9][0-9]{0,5}))?:(?P<size>0|[1-9][0-9]{0,17})$"
+_DIGITS: Final = np.array([int(chr(byte), 16) if chr(byte) in "0123456789abcdef" else 0 for byte in range(256)], np.uint8)
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -84,6 +93,59 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
             ],
             names=CLAIM,
         )
+
+
+def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object.
+
+    Raises:
+        LedgerError: a version id is another than the object version, which the table cannot hold.
+    """
+    for batch in batches:
+        versions = batch["object_version"]
+        identity = location_identities(versions)
+        content = _contents(versions, batch["version_id"], batch["etag"], pc.subtract(batch["end_byte"], batch["start_byte"]))
+        columns = [batch["key"], identity, content, batch["start_byte"], batch["last_modified"], batch["sha256"]]
+        yield pa.record_batch(columns, names=LOCATION)
+
+
+def location_identities(versions: pa.Array) -> pa.Array:
+    """Return what the database's function location_identity (sql/0016) returns for these object versions and part 0."""
+    found = pc.extract_regex(versions, _COMPACT)
+    etag, parts, size = found.flatten()
+    form = pc.if_else(pc.equal(parts, ""), "02", "03")
+    parts = pc.if_else(pc.equal(parts, ""), "", pc.ascii_lpad(parts, 6, "0"))
+    odd = pc.if_else(pc.equal(pc.bit_wise_and(pc.binary_length(size), 1), 1), "0", "")
+    compact = _unhexed(pc.binary_join_element_wise(form, etag, parts, odd, size, ""))
+    if not found.null_count:
+        return compact
+    return pc.coalesce(compact, pc.binary_join_element_wise(_TEXT, versions.cast(pa.binary()), b""))
+
+
+def _unhexed(digits: pa.Array) -> pa.Array:
+    """Return the bytes that hexadecimal digits stand for, null where they are: of each an even number."""
+    validity, ends, characters = digits.buffers()
+    nibbles = _DIGITS[np.frombuffer(characters or b"", np.uint8)]
+    values = nibbles[0::2] << 4 | nibbles[1::2]
+    halves = np.frombuffer(ends, np.int32)[: len(digits) + 1] // 2
+    return pa.Array.from_buffers(pa.binary(), len(digits), [validity, pa.py_buffer(halves), pa.py_buffer(values)])
+
+
+def _contents(versions: pa.Array, version_ids: pa.Array, etags: pa.Array, sizes: pa.Array) -> pa.Array:
+    """Return what the database's function location_content (sql/0016) returns for these and part 0."""
+    told = pc.binary_join_element_wise("etag", etags, sizes.cast(pa.string()), ":")
+    has_none = version_ids.is_null()
+    is_told = pc.and_(has_none, pc.equal(told, versions))
+    if pc.all(is_told).as_py() is not False:
+        return pa.nulls(len(versions), pa.binary())
+    if pc.any(pc.not_equal(version_ids, versions)).as_py():
+        raise LedgerError("an object's version id is another than its object version", hint="its manifest is none of ours")
+    packed = location_identities(told)
+    values = np.frombuffer(packed.buffers()[2], np.uint8).copy()
+    firsts = np.frombuffer(packed.buffers()[1], np.int32)[:-1]
+    values[firsts[version_ids.is_valid().to_numpy(zero_copy_only=False)]] += _WITH_VERSION_ID
+    flagged = pa.Array.from_buffers(pa.binary(), len(packed), [None, packed.buffers()[1], pa.py_buffer(values)])
+    return pc.if_else(is_told, None, flagged)
 
 
 def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
-_LOCATION: Final = (
-    "file_path",
-    "object_version",
-    "version_id",
-    "start_byte",
-    "end_byte",
-    "etag",
-    "last_modified",
-    "sha256",
-)
-"""The columns of `file_locations` that LOCATION_SCHEMA has, in its order."""
-
 _IDENTITY: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
     **_IDENTITY,
@@ -64,9 +52,14 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
 def copy_location_batches(
     connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
 ) -> int:
-    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA; return how many they were."""
-    same = {"source_id": _int4(source_id), "part": _int4(0), "caf_file_id": caf_file_id.to_bytes(8, "big", signed=True)}
-    return _copy_batches(connection, table, same, _LOCATION, batches)
+    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into `locations` or a table like it.
+
+    Returns how many they were.
+    """
+    from caf_pipeline.ledger.arrow import LOCATION, location_batches  # noqa: PLC0415 - a look-up needs no pyarrow
+
+    same = {"source_id": _int4(source_id), "caf_file_id": _int4(caf_file_id)}
+    return _copy_batches(connection, table, same, LOCATION, location_batches(batches))
 
 
 def _copy_batches(
@@ -74,7 +67,7 @@ def _copy_batches(
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
     count = 0
-    from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - a look-up needs no pyarrow
+    from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - as above
 
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
@@ -102,7 +95,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         _copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
-            f"{_duplicate(error)} is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
+            f"'{_duplicate(error)}' is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
         ) from error
 
 
@@ -114,9 +107,9 @@ _CLAIMED_BUT_LOCATED = text(
     FROM caf_files AS planned
     JOIN claims ON claims.caf_file_id = planned.caf_file_id
     CROSS JOIN LATERAL (
-        SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT caf_files.name FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.object_version = claims.object_version AND known.part = 0 AND caf_files.state = ANY(:good)
+            AND known.identity = location_identity(claims.object_version, 0) AND caf_files.state = ANY(:good)
         LIMIT 1) AS located
     WHERE planned.plan_id = :plan_id
     LIMIT 1
@@ -160,12 +153,12 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, bat
     """
     try:
         if not _has_stale_rows(connection, source_id, caf_file_id):
-            return copy_location_batches(connection, "file_locations", source_id, caf_file_id, batches)
-        connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE file_locations) ON COMMIT DROP"))
+            return copy_location_batches(connection, "locations", source_id, caf_file_id, batches)
+        connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP"))
         count = copy_location_batches(connection, "loading", source_id, caf_file_id, batches)
         written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
     except psycopg.errors.UniqueViolation as error:
-        raise LedgerError(f"{_duplicate(error)} is located in another chunk already", hint=_TWICE) from error
+        raise LedgerError(f"'{_duplicate_key(error)}' is located in another chunk already", hint=_TWICE) from error
     if written != count:
         raise LedgerError(f"{counted(count - written, 'object')} located in other chunks already", hint=_TWICE)
     return count
@@ -179,24 +172,25 @@ _HAS_STALE_CHUNKS = text(
 )
 _HAS_STALE_ROWS = text(
     """
-    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
+    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM locations AS known
             WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-                AND known.object_version = claims.object_version LIMIT 1) AS stale
+                AND known.identity = location_identity(claims.object_version, 0) LIMIT 1) AS stale
         WHERE claims.caf_file_id = :caf_file_id)
     """
 )
 
 
 def replace_stale(table: str) -> TextClause:
-    """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object."""
-    columns = ", ".join(("source_id", "part", "caf_file_id", *_LOCATION))
+    """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object.
+
+    The table is like `locations`.
+    """
     return text(
         f"""
-        INSERT INTO file_locations AS old ({columns}) SELECT {columns} FROM {table}
-        ON CONFLICT (source_id, file_path, object_version, part) DO UPDATE SET
-            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
-            version_id = excluded.version_id, etag = excluded.etag, last_modified = excluded.last_modified,
-            sha256 = excluded.sha256
+        INSERT INTO locations AS old SELECT * FROM {table}
+        ON CONFLICT (source_id, file_path, identity) DO UPDATE SET
+            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, last_modified = excluded.last_modified,
+            content = excluded.content, sha256 = excluded.sha256
         WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(:good))
         """
     )
@@ -340,7 +334,11 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:
-    """Return the key at fault, from a detail that reads `Key (source_id, …)=(1, <key>, …) already exists` in any language."""
-    detail = error.diag.message_detail or ""
-    values = detail.partition(")=(")[2].rpartition(")")[0]
-    return f"'{values.partition(', ')[2] or 'an object'}'"
+    """Return the values of a unique key at fault, without the source's id, as the server lists them."""
+    detail = error.diag.message_detail or ""  # reads `Key (source_id, …)=(1, <key>, …) already exists` in any language
+    return detail.partition(")=(")[2].rpartition(")")[0].partition(", ")[2] or "an object"
+
+
+def _duplicate_key(error: psycopg.errors.UniqueViolation) -> str:
+    """Return the object's key, of locations: the last of the values is the identity, as bytes."""
+    return _duplicate(error).rpartition(", ")[0] or "an object"

@@ -63,9 +63,12 @@ _PARTS: Final = """
         located.end_byte, located.version_id, located.etag, located.sha256, located.last_modified
     FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
         AND own.file_path = whole.file_path AND own.object_version = whole.object_version
-    CROSS JOIN LATERAL (SELECT * FROM file_locations WHERE file_locations.source_id = own.source_id
-        AND file_locations.file_path = own.file_path AND file_locations.object_version = own.object_version
-        AND file_locations.part = own.location_part LIMIT 1) AS located
+    CROSS JOIN LATERAL (
+        SELECT file_path, location_version(identity) AS object_version, caf_file_id, start_byte,
+            start_byte + location_size(identity, content) AS end_byte, location_version_id(identity, content) AS version_id,
+            location_etag(identity, content) AS etag, sha256, last_modified
+        FROM locations WHERE locations.source_id = own.source_id AND locations.file_path = own.file_path
+            AND identity = location_identity(own.object_version, own.location_part) LIMIT 1) AS located
     WHERE whole.source_id = %(source_id)s
 """
 _EXCEPTIONS: Final = """

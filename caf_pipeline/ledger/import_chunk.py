@@ -73,7 +73,7 @@ _CLAIMED: Final = text(
     FROM restoring CROSS JOIN LATERAL (
         SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id
         WHERE claims.source_id = restoring.source_id AND claims.file_path = restoring.file_path
-            AND claims.object_version = restoring.object_version LIMIT 1) AS claimed
+            AND claims.object_version = location_version(restoring.identity) LIMIT 1) AS claimed
     LIMIT 1
     """
 )
@@ -86,7 +86,7 @@ _CLAIMED_PART: Final = text(
 _LOCATE: Final = replace_stale("restoring")
 _END_SKIPS: Final = text(
     "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
-    " AND old.file_path = restoring.file_path AND old.object_version = restoring.object_version"
+    " AND old.file_path = restoring.file_path AND old.object_version = location_version(restoring.identity)"
 )
 _SAME: Final = (
     "old.source_id = :source_id AND old.file_path = skipping.file_path AND old.object_version = skipping.object_version"
@@ -114,9 +114,9 @@ _SKIP_NEW: Final = text(
     SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping WHERE NOT EXISTS (
-        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = :source_id AND known.file_path = skipping.file_path
-            AND known.object_version = skipping.object_version AND part = 0 AND state = ANY(:good))
+            AND known.identity = location_identity(skipping.object_version, 0) AND state = ANY(:good))
     ON CONFLICT DO NOTHING
     """
 )
@@ -170,7 +170,7 @@ class ChunkImport(LedgerPart):
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
-            connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE file_locations) ON COMMIT DROP"))
+            connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE locations) ON COMMIT DROP"))
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, chunk)

@@ -40,7 +40,7 @@ _ROWS_BY_CHUNK = text(
 )
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
 _CHUNK_STATE = text("SELECT state FROM caf_files WHERE caf_file_id = :id FOR NO KEY UPDATE")
-_DROP_LOCATIONS = text("DELETE FROM file_locations WHERE caf_file_id = :id")
+_DROP_LOCATIONS = text("DELETE FROM locations WHERE caf_file_id = :id")
 
 
 class StrayRows(LedgerPart):

@@ -76,10 +76,9 @@ _WITHDRAW_PLANNED: Final = text(
 )
 _LOCATE: Final = text(
     """
-    INSERT INTO file_locations (source_id, file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag,
-        last_modified, sha256)
-    SELECT source_id, file_path, object_version, location_part, caf_file_id, :start_byte, :end_byte, :version_id, :etag,
-        :last_modified, :sha256
+    INSERT INTO locations (source_id, file_path, identity, caf_file_id, start_byte, last_modified, sha256, content)
+    SELECT source_id, file_path, location_identity(object_version, location_part), caf_file_id, :start_byte, :last_modified,
+        :sha256, location_content(object_version, location_part, CAST(:version_id AS text), :etag, :end_byte - :start_byte)
     FROM object_parts WHERE caf_file_id = :id AND file_path = :key AND object_version = :object_version
         AND (part, part_count, start_byte, end_byte, object_bytes)
             = (:number, :count, :first_byte, :last_byte, :object_bytes)

@@ -455,9 +455,9 @@ _CLAIM_SKIPPED_AGAIN = text(
     INSERT INTO claims (source_id, file_path, object_version, caf_file_id, last_modified)
     SELECT source_id, file_path, object_version, caf_file_id, last_modified FROM skipped_objects AS s
     WHERE caf_file_id = :id AND NOT EXISTS (
-        SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
-        WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.object_version = s.object_version
-            AND l.part = 0 AND f.state = ANY(:good))
+        SELECT FROM locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
+        WHERE l.source_id = s.source_id AND l.file_path = s.file_path
+            AND l.identity = location_identity(s.object_version, 0) AND f.state = ANY(:good))
     ON CONFLICT DO NOTHING
     """
 )

@@ -25,8 +25,28 @@ GROUP = "An upgrade with runs in flight"
 OLD = ("0001.ledger", "0002.jackal")
 """The migrations of version 0.2.0."""
 
-NEW_FUNCTIONS = ("look_up",)
+NEW_FUNCTIONS = (
+    "look_up",
+    "location_content",
+    "location_identity",
+    "location_version_id",
+    "location_version",
+    "location_part",
+    "location_etag",
+    "location_size",
+)
 NEW_VIEWS = ("objects_in_parts",)
+LOCATIONS_OF_BEFORE = """
+    ALTER VIEW file_locations RENAME TO locations_now;
+    CREATE TABLE file_locations (source_id integer NOT NULL, file_path text COLLATE "C" NOT NULL,
+        object_version text COLLATE "C" NOT NULL, part integer NOT NULL DEFAULT 0, caf_file_id bigint NOT NULL,
+        start_byte bigint NOT NULL, end_byte bigint NOT NULL, version_id text, etag text NOT NULL,
+        last_modified timestamptz NOT NULL, sha256 bytea NOT NULL, PRIMARY KEY (source_id, file_path, object_version, part));
+    INSERT INTO file_locations SELECT * FROM locations_now;
+    CREATE INDEX file_locations_by_chunk ON file_locations USING brin (caf_file_id);
+    DROP VIEW locations_now;
+    DROP TABLE locations;
+"""
 NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located", "caf_files_suspected")
 NEW_TABLES = (
     "inventories",
@@ -79,10 +99,11 @@ print(migrate(psycopg.connect(sys.argv[1], autocommit=True)))
 def take_back(url):
     """Take a database's schema back to that of version 0.2.0; its rows stay."""
     with psycopg.connect(url, autocommit=True) as connection:
-        for function in NEW_FUNCTIONS:
-            connection.execute(f"DROP FUNCTION {function}")
         for view in NEW_VIEWS:
             connection.execute(f"DROP VIEW {view}")
+        connection.execute(LOCATIONS_OF_BEFORE)
+        for function in NEW_FUNCTIONS:
+            connection.execute(f"DROP FUNCTION {function}")
         for index in NEW_INDEXES:
             connection.execute(f"DROP INDEX {index}")
         for table in NEW_TABLES:

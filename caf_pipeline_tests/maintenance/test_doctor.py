@@ -365,8 +365,8 @@ def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(work, name, t
     archive_chunk(work, name)
     sql(
         database_url,
-        "INSERT INTO file_locations SELECT source_id, 'stray', object_version, part, 999, start_byte, end_byte, version_id,"
-        " etag, last_modified, sha256 FROM file_locations LIMIT 1",
+        "INSERT INTO locations SELECT start_byte, last_modified, source_id, 999, 'stray', identity, sha256, content"
+        " FROM locations LIMIT 1",
     )
     sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'v', 999 FROM sources")
     told_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
@@ -395,7 +395,7 @@ def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(w
 
 def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_url):
     archive_chunk(work, name)
-    sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
+    sql(database_url, "DELETE FROM locations WHERE file_path = 'key-007'")
     (told,) = examined(work)
     assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
     assert told.found == "59 locations of 60 members"
@@ -404,7 +404,8 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_
 def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(work, name, told_then_mended, database_url):
     archive_chunk(work, name)
     assert account_for(work, take_inventory(work)).holds
-    sql(database_url, "UPDATE file_locations SET object_version = 'other' WHERE file_path = 'key-007'")
+    lie = "identity = location_identity('other', 0), content = identity"  # the ETag and the length stay
+    sql(database_url, f"UPDATE locations SET {lie} WHERE file_path = 'key-007'")
     folder = work.kept_locations()
     assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
     assert account_for(work, take_inventory(work)).unaccounted == 1

@@ -115,9 +115,15 @@ def keys_of(work, name) -> set[str]:
     return {key for key in BODIES if (found := work.ledger.locate("src", key)) and found.chunk == name}
 
 
+A_BYTE_LESS = (
+    "content = location_content(location_version(identity), 0, NULL, location_etag(identity, content),"
+    " location_size(identity, content) - 1)"
+)
+
+
 def tamper(database, change: str, key: str = "key-000") -> None:
     with database.transaction() as connection:
-        connection.execute(text(f"UPDATE file_locations SET {change} WHERE file_path = :key"), {"key": key})
+        connection.execute(text(f"UPDATE locations SET {change} WHERE file_path = :key"), {"key": key})
 
 
 def flip_between_samples(work, name, *providers) -> None:
@@ -378,7 +384,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1"])
+@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1"])
 def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(work, tmp_path, proven, database, change):
     tamper(database, change)
     answer = Answer(work, tmp_path)
@@ -389,9 +395,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(w
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "change", ["sha256 = sha256('x')", "start_byte = start_byte + 1, end_byte = end_byte + 1", "end_byte = end_byte - 1"]
-)
+@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS])
 def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(work, tmp_path, proven, database, change):
     assert Answer(work, tmp_path).found.everything_is_safe
     tamper(database, change)
@@ -404,7 +408,7 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(w
     work.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
     assert Answer(work, tmp_path).reasons == {"key-000": "changed"}
     now = work.objects.object("key-000")
-    tamper(database, f"object_version = '{now.object_version}', etag = '{now.etag}'")
+    tamper(database, f"identity = location_identity('{now.object_version}', 0)")  # ETag and length are told by it
     assert "key-000" not in Answer(work, tmp_path).keys
 
 
