@@ -35,8 +35,8 @@ _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, sin
 # The forms of an identity and the content beside it, as sql/0016 has them.
 _TEXT: Final = b"\x01"
 _WITH_VERSION_ID: Final = 16
-_COMPACT: Final = r"^etag:(?P<etag>[0-9a-f]{32})(?:-(?P<parts>[1-9][0-9]{0,5}))?:(?P<size>0|[1-9][0-9]{0,17})$"
-_DIGITS: Final = np.array([int(chr(byte), 16) if chr(byte) in "0123456789abcdef" else 0 for byte in range(256)], np.uint8)
+_ONE_UPLOAD: Final = r"^etag:[0-9a-f]{32}:(0|[1-9][0-9]{0,17})$"
+_IN_PARTS: Final = r"^etag:(?P<etag>[0-9a-f]{32})-(?P<parts>[1-9][0-9]{0,5}):(?P<size>0|[1-9][0-9]{0,17})$"
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -111,21 +111,24 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 def location_identities(versions: pa.Array) -> pa.Array:
     """Return what the database's function location_identity (sql/0016) returns for these object versions and part 0."""
-    found = pc.extract_regex(versions, _COMPACT)
-    etag, parts, size = found.flatten()
-    form = pc.if_else(pc.equal(parts, ""), "02", "03")
-    parts = pc.if_else(pc.equal(parts, ""), "", pc.ascii_lpad(parts, 6, "0"))
-    odd = pc.if_else(pc.equal(pc.bit_wise_and(pc.binary_length(size), 1), 1), "0", "")
-    compact = _unhexed(pc.binary_join_element_wise(form, etag, parts, odd, size, ""))
-    if not found.null_count:
-        return compact
-    return pc.coalesce(compact, pc.binary_join_element_wise(_TEXT, versions.cast(pa.binary()), b""))
+    texts = versions.cast(pa.binary())
+    is_one_upload = pc.match_substring_regex(versions, _ONE_UPLOAD)
+    uploads = texts if pc.all(is_one_upload).as_py() else pc.if_else(is_one_upload, texts, None)
+    packed = _packed(b"02", pc.binary_slice(uploads, 5, 37), b"", pc.binary_slice(uploads, 38, 56))
+    if not packed.null_count:  # of all rows, as of most sources
+        return packed
+    etags, parts, sizes = pc.extract_regex(texts, _IN_PARTS).flatten()
+    in_parts = _packed(b"03", etags, pc.ascii_lpad(parts.cast(pa.string()), 6, "0").cast(pa.binary()), sizes)
+    return pc.coalesce(packed, in_parts, pc.binary_join_element_wise(_TEXT, texts, b""))
 
 
-def _unhexed(digits: pa.Array) -> pa.Array:
-    """Return the bytes that hexadecimal digits stand for, null where they are: of each an even number."""
+def _packed(form: bytes, etags: pa.Array, parts: pa.Array | bytes, sizes: pa.Array) -> pa.Array:
+    """Return identities of a form, null where the digits are of which they are made."""
+    is_odd = pc.equal(pc.bit_wise_and(pc.binary_length(sizes), 1), 1)
+    digits = pc.binary_join_element_wise(form, etags, parts, pc.if_else(is_odd, b"0", b""), sizes, b"")
     validity, ends, characters = digits.buffers()
-    nibbles = _DIGITS[np.frombuffer(characters or b"", np.uint8)]
+    codes = np.frombuffer(characters or b"", np.uint8)
+    nibbles = (codes & 15) + 9 * (codes >> 6)  # '0' is 0x30, 'a' is 0x61
     values = nibbles[0::2] << 4 | nibbles[1::2]
     halves = np.frombuffer(ends, np.int32)[: len(digits) + 1] // 2
     return pa.Array.from_buffers(pa.binary(), len(digits), [validity, pa.py_buffer(halves), pa.py_buffer(values)])
