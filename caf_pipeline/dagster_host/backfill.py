@@ -266,7 +266,7 @@ def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) 
     """Say how many chunks have a run that ended well, the rate of those `done` in so many seconds, and the time left by it."""
     well = min(counts["well"], total)
     failed = f", {counted(counts['failed'], 'run')} failed" if counts["failed"] else ""
-    said = f"{well} of {counted(total, 'chunk')} done{failed}, {counted(counts['going'], 'run')} queued or going"
+    said = f"runs of {well} of {counted(total, 'chunk')} ended well{failed}, {counted(counts['going'], 'run')} queued or going"
     if not done or well == total:
         return said
     left = (total - well) * seconds / done

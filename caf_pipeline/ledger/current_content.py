@@ -111,6 +111,16 @@ _SETTLED = text(
 )
 
 
+def still_skipped(source_id: str) -> str:
+    """Return the condition of rows of `skipped_objects` that tell of what is skipped now; `source_id` is SQL for their source's.
+
+    The plan of a whole inventory claims each object of it that is due again. Where one that was due was not claimed, it was not
+    listed any more: it was deleted or overwritten, and its row is history.
+    """
+    return f"""reason <> 'waiting' AND retry_at > coalesce((SELECT least(max(taken_at), now()) FROM inventories
+        WHERE inventories.source_id = {source_id} AND after_key = '' AND until_key IS NULL), '-infinity')"""
+
+
 class CurrentContent(LedgerPart):
     """What inventories said of the bucket's current content."""
 

@@ -11,6 +11,7 @@ from psycopg.rows import args_row
 
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.ledger.current_content import still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import NotArchived
 
@@ -32,10 +33,13 @@ _NOT_ARCHIVED: Final = """
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.{of_key} AND state <> ALL(%(good)s)
 """
-_COUNT_NOT_ARCHIVED: Final = """
+_SOURCE_ID: Final = "(SELECT source_id FROM sources WHERE name = %(source)s)"
+# What waits has a row of both while a chunk claims it.
+_COUNT_NOT_ARCHIVED: Final = f"""
     SELECT count(*) FILTER (WHERE pending), count(*) FILTER (WHERE NOT pending) FROM (
-        SELECT true AS pending FROM claims WHERE {below}
-        UNION ALL SELECT reason = 'waiting' FROM skipped_objects WHERE {below}) AS found
+        SELECT file_path, object_version, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{within}}
+        UNION SELECT file_path, object_version, reason = 'waiting' FROM skipped_objects
+        WHERE source_id = {_SOURCE_ID} AND {{within}} AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})) AS found
 """
 _OF_KEY: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s"
 
@@ -58,11 +62,10 @@ class ArchivedKeys(LedgerPart):
 
         Those of keys that are not UTF-8 are found by what they are recorded as. The bounds are as of `archived_keys`.
         """
-        below = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path >= %(start)s"
-        below += " AND file_path < %(end)s" if end is not None else ""
+        within = "file_path >= %(start)s" + (" AND file_path < %(end)s" if end is not None else "")
         with self._database.reading() as connection:
             values = {"source": source, "start": start, "end": end}
-            pending, skipped = connection.execute(_COUNT_NOT_ARCHIVED.format(below=below), values).fetchone() or (0, 0)
+            pending, skipped = connection.execute(_COUNT_NOT_ARCHIVED.format(within=within), values).fetchone() or (0, 0)
         return pending, skipped
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:

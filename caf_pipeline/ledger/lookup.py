@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.current_content import content
+from caf_pipeline.ledger.current_content import content, still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import (
     ArchiveRate,
@@ -61,6 +61,9 @@ _PLANS = text(
         AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
     ORDER BY plan_id DESC LIMIT :limit
     """
+)
+_SKIPPED = text(
+    f"SELECT reason, count(*) FROM skipped_objects WHERE source_id = :source_id AND {still_skipped(':source_id')} GROUP BY reason"
 )
 _WAITING_OBJECTS = text(
     """
@@ -174,12 +177,7 @@ class Lookups(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).all()
             in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
-            skipped = connection.execute(
-                text(
-                    "SELECT reason, count(*) FROM skipped_objects WHERE source_id = :id AND reason <> 'waiting' GROUP BY reason"
-                ),
-                {"id": source_id},
-            ).all()
+            skipped = connection.execute(_SKIPPED, {"source_id": source_id}).all()
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
             waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()

@@ -8,6 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.ledger.current_content import still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 
@@ -48,8 +49,8 @@ _FACTS: Final = text(
         (SELECT created_at FROM caf_files WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, 0)
             AND caf_files.source_id <= sources.source_id AND state IN ({_UNDER_WAY})
             ORDER BY caf_files.source_id, caf_file_id LIMIT 1) AS oldest_planned_at,
-        (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id AND reason <> 'waiting')
-            AS skipped_objects,
+        (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id
+            AND {still_skipped("sources.source_id")}) AS skipped_objects,
         sources.created_at AS registered_at,
         (SELECT max(taken_at) FROM inventories WHERE inventories.source_id = sources.source_id AND after_key = ''
             AND until_key IS NULL) AS inventory_at,

@@ -13,6 +13,7 @@ from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.steps import planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -180,6 +181,31 @@ def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace,
     some[-1].write_bytes(b"damaged")
     some.append(planning.take_inventory(work, until=b"key-001").path)
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
+
+
+def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(workplace, source):
+    work = workplace()
+    source.unavailable = {"key-003": (SkipReason.CHANGED, 0), "key-004": (SkipReason.ACCESS_DENIED, 0)}
+    archive_everything(work)
+
+    def counted():
+        (progress,) = work.ledger.progress(["src"])
+        return work.ledger.account("src").skipped, progress.skipped_objects, count_not_archived(work.ledger, "src", "key-00")
+
+    skipped = {SkipReason.CHANGED: 1, SkipReason.ACCESS_DENIED: 1}, 2, (0, 2)
+    assert counted() == skipped
+    with work.ledger._database.transaction() as connection:  # hours pass
+        connection.exec_driver_sql("UPDATE inventories SET taken_at = taken_at - interval '2 hours'")
+        connection.exec_driver_sql("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
+    assert counted() == skipped
+    source.bodies["key-003"] = b"another content"
+    planning.cut_plan(work, planning.take_inventory(work, until=b"key-002"))
+    assert counted() == skipped  # a part of the bucket tells nothing of the rest
+    del source.unavailable["key-003"]
+    (chunk,) = planning.cut_plan(work, planning.take_inventory(work)).chunks
+    assert counted() == ({}, 0, (2, 0))
+    archive_chunk(work, chunk.name)
+    assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
 def named_in_a_time_to_come(snapshot):
