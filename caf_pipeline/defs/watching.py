@@ -163,7 +163,7 @@ def _repair_op(source: str) -> OpDefinition:
         if work is None:
             return
         damaged = sorted(work.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
-        failed: list[CafError] = []
+        failed, repaired = list[CafError](), 0
         for chunk in damaged[: config.limit]:
             outcome = attempt_step(context, source, partial(_repair, name=chunk.name))
             if isinstance(outcome, HeldByOther):
@@ -172,10 +172,11 @@ def _repair_op(source: str) -> OpDefinition:
                 context.log.error(f"{outcome} {outcome.hint}".rstrip())
                 failed.append(outcome)
             elif outcome is not None:
+                repaired += outcome.chunk.state is ChunkState.LOCATED
                 yield _repaired(context.instance, source, outcome)
         if failed:
             raise as_failure(failed[0])
-        yield Output(None, metadata={"repaired": min(config.limit, len(damaged)), "left": max(0, len(damaged) - config.limit)})
+        yield Output(None, metadata={"repaired": repaired, "left": len(damaged) - repaired})
 
     return repair_chunks
 

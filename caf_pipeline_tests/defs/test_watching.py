@@ -173,8 +173,11 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
     archived.execute(PROVE)
     other = archived.workplace("another run")
     with other.ledger.lease(chunk_lease(first), other.holder):
-        assert archived.execute(REPAIR).success
+        result = archived.execute(REPAIR)
+    assert result.success
     assert archived.chunks(ChunkState.DAMAGED) == [first]
+    (output,) = [event.step_output_data for event in result.all_events if event.is_successful_output]
+    assert {name: value.value for name, value in output.metadata.items()} == {"repaired": 1, "left": 1}
 
 
 @pytest.mark.thorough
