@@ -313,7 +313,8 @@ def require_daemon(instance: DagsterInstance, settings: Settings) -> None:
 
 def _daemon_lives(instance: DagsterInstance) -> bool:
     heartbeat = instance.get_daemon_heartbeats().get(DAEMON)
-    return heartbeat is not None and time.time() - heartbeat.timestamp < LIVE_SECONDS
+    # One that is ahead was written while a clock was wrong; those of two machines may differ a little.
+    return heartbeat is not None and abs(time.time() - heartbeat.timestamp) < LIVE_SECONDS
 
 
 def _print(json: bool, summary: Mapping[str, object]) -> None:

@@ -180,7 +180,8 @@ def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, Begu
         listed = sum(pq.read_metadata(piece).num_rows for piece in path.glob("*.parquet"))
     except (OSError, ValueError, KeyError, TypeError):  # killed before it was written, of another version, or damaged
         return None
-    too_old = datetime.now(UTC) - begun.listed_at > MAX_RESUMED_AGE or (newest is not None and newest > begun.listed_at)
+    # One that began in a time to come was begun while this machine's clock was wrong.
+    too_old = abs(datetime.now(UTC) - begun.listed_at) > MAX_RESUMED_AGE or (newest is not None and newest > begun.listed_at)
     return None if too_old or listed < PIECE_OBJECTS else (terms, begun)
 
 

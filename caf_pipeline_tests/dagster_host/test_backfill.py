@@ -59,7 +59,7 @@ def test_where_no_dagster_ever_ran_it_says_so_and_makes_nothing(pipeline_setting
     assert not dagster_home(pipeline_settings).exists()
 
 
-@pytest.mark.parametrize("seconds_ago", [None, 3600])
+@pytest.mark.parametrize("seconds_ago", [None, 3600, -3600], ids=["none", "an hour ago", "to come"])
 def test_without_a_live_daemon_nothing_is_submitted(planned, seconds_ago):
     if seconds_ago:
         heartbeat(planned, seconds_ago)

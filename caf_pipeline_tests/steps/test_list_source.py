@@ -1,5 +1,6 @@
 """A source listed by several threads: the same snapshot as page by page, whatever keys, server and moment of death."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -261,6 +262,17 @@ def test_a_listing_that_must_be_new_is_not_gone_on_with(interrupted, tmp_path):
 def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
     listed, objects = interrupted
     monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
+    take_inventory(a_workplace(tmp_path, objects))
+    assert len(listed.pages) >= 40
+    assert left_in(tmp_path) == []
+
+
+def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupted, tmp_path):
+    listed, objects = interrupted
+    [name] = left_in(tmp_path)
+    record = tmp_path / "inventories" / "src" / name / "listing.json"
+    said = json.loads(record.read_text())
+    record.write_text(json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()}))
     take_inventory(a_workplace(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
