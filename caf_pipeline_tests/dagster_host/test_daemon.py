@@ -1,17 +1,20 @@
 """What only a real daemon shows: crashed runs found and retried, backfills that end. Slow: a daemon takes 10 s to come up."""
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
-from caf_pipeline.defs.naming import ASSETS, S3_POOL
+from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
 from caf_pipeline_tests.defs.test_alerting import reported_checks
 from caf_pipeline_tests.defs.test_event_queue import Queue
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
+from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -88,6 +91,30 @@ def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_kil
         wait_for(lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"})  # of the sensor that sends alerts
         made_daily = {"s3_inventory": "PASS", "chunk_plan": "PASS"}
         wait_for(lambda: freshness(pipeline) == dict.fromkeys(ASSETS[2:], "NOT_APPLICABLE") | made_daily)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")
+def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_killed_as_soon_as_it_is_noticed(
+    pipeline, tmp_path
+):
+    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    environment = settings_of(pipeline, tmp_path)
+    described = (tmp_path / "caf.toml").read_text()
+    watched = described.replace("watch_interval_seconds = 0", f'watch_interval_seconds = 2\ninventory = "{reports.folder}"')
+    (tmp_path / "caf.toml").write_text(watched)
+    impatient_home(pipeline.settings)
+    pipeline.put(7)
+    moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=1)
+    name = reports.write(moment)
+    of_report = RunsFilter(job_name="plan_my_source", tags={REPORT_TAG: name})
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.instance.get_runs(of_report) != [])
+    with daemon("caf_pipeline.definitions", tmp_path, **environment):
+        wait_for(lambda: pipeline.ledger.account("my-source").located_objects == 7)
+    assert pipeline.ledger.last_inventory("my-source") == moment
+    succeeded = [run for run in pipeline.instance.get_runs(of_report) if run.status is DagsterRunStatus.SUCCESS]
+    assert len(succeeded) == 1
 
 
 def freshness(pipeline) -> dict[str, str]:
