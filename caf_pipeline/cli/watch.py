@@ -66,8 +66,9 @@ def _print_lines(found: "Sequence[SourceProgress]") -> None:
 
 def _line(one: "SourceProgress") -> str:
     done, whole, left = one.sums(IN_GOOD_STANDING), one.sums(_SHOWN), one.sums(UNDER_WAY)
-    parked = one.sums([ChunkState.PARKED]).chunks
+    parked, damaged = one.sums([ChunkState.PARKED]).chunks, one.sums([ChunkState.DAMAGED]).chunks
     said = f"{one.source}: {done.chunks:,} of {counted(whole.chunks, 'chunk')} located"
+    said += f" ({damaged:,} of them damaged since)" if damaged else ""
     said += f", {parked:,} parked" if parked else ""
     said += f"; {show_size(done.size_bytes)} of {show_size(whole.size_bytes)}"
     said += f", {done.objects:,} of {counted(whole.objects, 'object')}"

@@ -6,6 +6,7 @@ import signal
 import pytest
 from sqlalchemy import text
 
+from caf_pipeline.cli import watch
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
 MIB = 1 << 20
@@ -52,6 +53,13 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
     assert seen().seconds_left == 0.0
     change(ledger, "UPDATE caf_files SET attempts = 0")  # as a rebuild restores them: nothing was packed here
     assert seen().recent.chunks == 0
+
+
+def test_a_chunk_that_is_damaged_does_not_pass_for_one_that_is_well(caf, ledger):
+    archive_source(caf)
+    assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress(["src"])[0])
+    change(ledger, "UPDATE caf_files SET state = 'damaged' WHERE caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
+    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(ledger.progress(["src"])[0])
 
 
 @pytest.mark.thorough
