@@ -21,7 +21,7 @@ from dagster import (
 )
 
 from caf_pipeline import wiring
-from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
@@ -121,7 +121,7 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 _source_is_complete,
                 "Every object of the latest whole inventory is located, but for those that the source's filters leave out, whose "
                 'number is shown, as is that of older versions, which are objects only with `versions = "all"`. A warning until '
-                "it is: chunks are under way, or objects were skipped, by the reasons shown. "
+                "it is: chunks are under way or damaged, or objects were skipped, by the reasons shown. "
                 "Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
@@ -222,13 +222,15 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions or snapshot.beside is None else snapshot.beside.older
     only_current = work.all_versions and not snapshot.all_versions
+    damaged = len(work.ledger.chunks(work.source, [ChunkState.DAMAGED]))
     said = [
+        f"{counted(damaged, 'chunk')} damaged: whether the objects come back is not certain before a repair." if damaged else "",
         f"The source's filters leave out {counted(left_out, 'object')}." if left_out else "",
         f"The source's setting 'versions' leaves out {counted(older, 'older version')}." if older and not only_current else "",
         "The latest whole inventory has current versions only, and the setting 'versions' is 'all'." if only_current else "",
     ]
     return AssetCheckResult(
-        passed=result.located + left_out == result.objects and not only_current,
+        passed=result.located + left_out == result.objects and not only_current and not damaged,
         severity=AssetCheckSeverity.WARN,
         description=" ".join(filter(None, said)) or None,
         metadata={

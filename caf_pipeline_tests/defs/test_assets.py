@@ -19,6 +19,7 @@ from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -249,6 +250,18 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
     assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
+
+
+def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk)
+    for state, passed in (("damaged", False), ("located", True)):
+        with pipeline.ledger._database.transaction() as connection:
+            connection.execute(text("UPDATE caf_files SET state = :state"), {"state": state})
+        (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+        assert check.passed is passed
+        assert ("1 chunk damaged: " in (check.description or "")) is not passed
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
