@@ -14,7 +14,7 @@ import psycopg
 from caf_pipeline.errors import LedgerError
 
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
-_LOCK_TIMEOUT: Final = "60s"  # a migration of the ledger's largest tables should be written to need less
+_LOCK_TIMEOUT: Final = "60s"  # processes that start during a longer migration end with an error, and may be started again
 
 _APPLIED: Final = "_yoyo_migration"
 """The table of what was run, keyed by the SHA-256 of a file's name; yoyo-migrations, which ran the files in 0.3.0, named it."""
