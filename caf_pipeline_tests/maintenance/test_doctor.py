@@ -388,9 +388,9 @@ def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(w
     for state in (S.DAMAGED, S.WITHDRAWN):
         with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
             work.ledger.move(lease, name, work.ledger.chunk(name).state, state, reason="lost")
-        before = everything(tmp_path, database_url)["file_locations"]
+        before = everything(tmp_path, database_url)["locations"]
         assert Kind.ROWS not in {kind for kind, _ in found(work, told=True)}
-        assert everything(tmp_path, database_url)["file_locations"] == before
+        assert everything(tmp_path, database_url)["locations"] == before
 
 
 def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_url):
