@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
-from caf_pipeline.ledger.database import describe_database, open_database
+from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.throttle import open_throttle
-from caf_pipeline.waits import UNANSWERED_SECONDS, Listener, Wait, Waits
+from caf_pipeline.waits import Listener, Wait, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
@@ -34,10 +34,7 @@ BUCKET_SCHEME: Final = "s3://"
 
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
     """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
-    with (waits or Waits()).waiting(
-        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
-    ):
-        return Ledger(open_database(settings))
+    return Ledger(open_database(settings, waits))
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:

@@ -20,8 +20,9 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
-from caf_pipeline.ledger.migrations import migrate
+from caf_pipeline.ledger.migrations import is_current, migrate
 from caf_pipeline.settings import Settings
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 POOL_SIZE: Final = 2  # a step's statement and the renewal of its lease
 MAX_OVERFLOW: Final = 8  # steps in threads
@@ -151,6 +152,11 @@ class Database:
                 pooled.invalidate()
                 raise
 
+    def is_current(self) -> bool:
+        """Tell whether the schema is up to date."""
+        with self.reading() as connection:
+            return is_current(connection)
+
     def migrate(self) -> list[str]:
         """Bring the schema up to date; return the names of the migrations that were applied."""
         with self.reading() as connection:
@@ -200,7 +206,7 @@ class Database:
                     return LedgerUnreachable(f"{self.description} cannot be used: {meaning}", hint=hint)
             code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
-        if code == "23514":
+        if code == "23514" and diagnosis and diagnosis.table_name == "caf_files":
             return IllegalMove(f"the database refuses the state: {said}", hint="do the steps before it first")
         if hint:
             return LedgerError(f"{self.description}: {said}", hint=hint)
@@ -250,23 +256,37 @@ def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
     return int(source_id)
 
 
-def open_database(settings: Settings) -> Database:
+def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     """Return the database of the settings, migrated: `database_url`, or the embedded server under `home`.
+
+    `waits` says it while the database does not answer, and while it is migrated.
 
     Raises:
         LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
     """
-    if settings.database_url is not None and settings.database_url.get_secret_value():
-        url = parse_url(settings.database_url.get_secret_value())
-    else:
-        url = embedded_url(settings)
-    database = Database(url)
-    try:
-        database.migrate()
-    except BaseException:
-        database.close()
-        raise
+    waits = waits or Waits()
+    with contextlib.ExitStack() as opened:
+        with waits.waiting(
+            describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+        ):
+            database = Database(_url(settings))
+            opened.callback(database.close)
+            current = database.is_current()
+        if not current:
+            with waits.waiting(
+                f"{database.description}, whose tables are brought up to this version",
+                ends_by="it takes longer the more objects are archived; where it is stopped, nothing is changed",
+                grace=UNANSWERED_SECONDS,
+            ):
+                database.migrate()
+        opened.pop_all()
     return database
+
+
+def _url(settings: Settings) -> URL:
+    if settings.database_url is not None and settings.database_url.get_secret_value():
+        return parse_url(settings.database_url.get_secret_value())
+    return embedded_url(settings)
 
 
 def embedded_url(settings: Settings) -> URL:

@@ -5,13 +5,13 @@ transaction-pooling pgbouncer may be between.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import LedgerError, LedgerUnreachable
 
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
 _LOCK_TIMEOUT: Final = "60s"  # processes that start during a longer migration end with an error, and may be started again
@@ -38,6 +38,15 @@ def applied_migrations(connection: psycopg.Connection[Any]) -> set[str]:
     return {name for (name,) in rows}
 
 
+def is_current(connection: psycopg.Connection[Any]) -> bool:
+    """Tell whether the database has all migrations.
+
+    Raises:
+        LedgerError: as `migrate`.
+    """
+    return not _missing(connection, _files(sql_folder()))
+
+
 def migrate(connection: psycopg.Connection[Any], folder: Path | None = None) -> list[str]:
     """Apply the migrations that the database lacks; return their names. Two processes may do so at once.
 
@@ -47,14 +56,20 @@ def migrate(connection: psycopg.Connection[Any], folder: Path | None = None) -> 
 
     Raises:
         LedgerError: the database has a migration that the folder lacks, so newer software made it.
+        LedgerUnreachable: another process is at it for longer than a minute.
         psycopg.Error: a statement failed; nothing was applied.
     """
-    files = {path.stem: path for path in sorted((folder or sql_folder()).glob("*.sql"))}
+    files = _files(folder or sql_folder())
     if not _missing(connection, files):
         return []
     with connection.transaction():
         connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        try:
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+        except psycopg.errors.LockNotAvailable as error:
+            raise LedgerUnreachable(
+                "another process brings the database's tables up to this version", hint="start this again when it is through"
+            ) from error
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {_APPLIED}"
             " (migration_hash varchar(64) PRIMARY KEY, migration_id varchar(255), applied_at_utc timestamp)"
@@ -65,6 +80,11 @@ def migrate(connection: psycopg.Connection[Any], folder: Path | None = None) -> 
             key = hashlib.sha256(name.encode()).hexdigest()
             connection.execute(f"INSERT INTO {_APPLIED} VALUES (%s, %s, timezone('utc', now()))", (key, name))
     return missing
+
+
+def _files(folder: Path) -> Mapping[str, Path]:
+    """Return the migrations by their names, in their order."""
+    return {path.stem: path for path in sorted(folder.glob("*.sql"))}
 
 
 def _missing(connection: psycopg.Connection[Any], names: Iterable[str]) -> list[str]:

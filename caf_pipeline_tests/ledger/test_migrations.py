@@ -7,10 +7,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import LedgerError, LedgerUnreachable
+from caf_pipeline.ledger import database as database_module
+from caf_pipeline.ledger import migrations
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.migrations import applied_migrations, migrate, sql_folder
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Waits
 
 MIGRATE = """
 import sys, psycopg
@@ -102,6 +106,26 @@ def test_of_two_processes_that_migrate_at_once_one_does_it_and_both_end_right(co
     outputs = sorted(process.communicate()[0].strip() for process in both)
     assert outputs == ["['a', 'b']", "[]"]
     assert tables(connection) == {"a", "b"}
+
+
+def test_who_waits_long_for_another_process_that_migrates_ends_and_says_so(connection, empty_database_url, tmp_path, monkeypatch):
+    monkeypatch.setattr(migrations, "_LOCK_TIMEOUT", "1s")
+    with psycopg.connect(empty_database_url) as other:  # in a transaction, as one that migrates is
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (migrations._LOCK,))
+        with pytest.raises(LedgerUnreachable, match="another process brings the database's tables up to this version"):
+            migrate(connection, write(tmp_path, a="CREATE TABLE a ()"))
+    assert tables(connection) == set()
+
+
+def test_while_the_database_is_migrated_it_is_said(empty_database_url, monkeypatch):
+    monkeypatch.setattr(database_module, "UNANSWERED_SECONDS", 0)
+    told = []
+    settings = Settings(database_url=empty_database_url)
+    for _ in range(2):
+        database_module.open_database(settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))).close()
+    assert (
+        len([sentence for sentence in told if "tables are brought up to this version; it takes longer the more" in sentence]) == 1
+    )
 
 
 def test_a_process_killed_while_it_migrates_is_in_nobodys_way(connection, empty_database_url, tmp_path):
