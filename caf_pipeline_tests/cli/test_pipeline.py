@@ -293,7 +293,7 @@ def test_a_database_that_is_away(caf, s3_server):
 
 
 def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
-    monkeypatch.setattr(wiring, "UNANSWERED_SECONDS", 0.1)
+    monkeypatch.setattr("caf_pipeline.ledger.database.UNANSWERED_SECONDS", 0.1)
     caf.settings('[sources.src]\nbucket = "b"\n')
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
