@@ -4,12 +4,10 @@ The disks are real file systems of a chosen size; the database that runs full is
 """
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -21,7 +19,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline_tests.faults.world import SOURCE
-from caf_pipeline_tests.support.disks import a_disk
+from caf_pipeline_tests.support.disks import a_disk, files_of_at_most
 from caf_pipeline_tests.support.paying_runs import then
 from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk, archive_everything
 
@@ -112,17 +110,6 @@ def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on,
         disk.make_room()
         world.finish()
         case.check(world)
-
-
-@contextmanager
-def files_of_at_most(size_bytes):
-    """Let this process write no file beyond a size, as a quota does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1_000, 20_000, 200_000])

@@ -110,12 +110,8 @@ def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):
     assert account.examples == ["%FF", *(f"{number:03d}" for number in range(9))]
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
+def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     use_small_windows(monkeypatch)
-
-
-def test_windows_of_keys_account_for_each_object_once(tmp_path, small_windows):
     things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff")]
     snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
     known = [Known(each.key, each.object_version, "claimed", None, False) for each in things[:25:5]]

@@ -13,10 +13,10 @@ from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.system.parquet import QueryBudget
+from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
     ODD_KEYS,
     Known,
-    files_of_at_most,
     rows_about,
     sources,
     thing,
@@ -108,12 +108,8 @@ def test_a_delta_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
     assert list(out.iterdir()) == []
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
+def test_windows_of_keys_make_the_delta_of_the_whole(tmp_path, monkeypatch):
     use_small_windows(monkeypatch)
-
-
-def test_windows_of_keys_make_the_delta_of_the_whole(tmp_path, small_windows):
     things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff"), thing(b"\xfe")]
     snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
     known = [Known(each.key, each.object_version, "located", None, False) for each in things[:25:3]]

@@ -17,10 +17,10 @@ from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter, read_objects, read_snapshot
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, QueryBudget
+from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
     MOMENT,
     ODD_KEYS,
-    files_of_at_most,
     thing,
     write_snapshot,
 )

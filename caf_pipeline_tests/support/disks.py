@@ -1,6 +1,7 @@
 """Small disks for tests of full ones: real file systems, mounted where the machine lets us."""
 
 import os
+import resource
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -83,3 +84,14 @@ def new_disk() -> Iterator[Callable[[int], Disk]]:
     """Makes file systems of a size in bytes."""
     with ExitStack() as stack:
         yield lambda size_bytes: stack.enter_context(a_disk(size_bytes))
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """Let this process write no file beyond a size, as a quota does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,7 +1,5 @@
 """Snapshots and what the ledger tells of their objects, as files, made of a few lines."""
 
-import resource
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,17 +56,6 @@ def write_snapshot(path: Path, *pages: list[S3Object], **bounds: bytes) -> Snaps
 
 def recorded_key(obj: S3Object) -> bytes:
     return obj.key if is_supported(obj.key) else quote_from_bytes(obj.key).encode()
-
-
-@contextmanager
-def files_of_at_most(size_bytes: int):
-    """Make writing more than that fail, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def use_small_windows(patch: pytest.MonkeyPatch) -> None:
