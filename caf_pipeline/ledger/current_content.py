@@ -30,7 +30,6 @@ _NEW_INVENTORY = text(
 _LATER = text(
     "SELECT after_key, until_key FROM inventories WHERE source_id = :source_id AND (taken_at, name) > (:taken_at, :name)"
 )
-_LAST_WHOLE = text("SELECT max(taken_at) FROM inventories WHERE source_id = :source_id AND after_key = '' AND until_key IS NULL")
 # A later statement of the same moment stands for both. That headers were compared stays said as long as the identity is the same.
 _TAKE_EXCEPTIONS = text(
     """
@@ -111,14 +110,19 @@ _SETTLED = text(
 )
 
 
+def last_whole(source_id: str) -> str:
+    """Return the query of when the latest whole inventory that is planned was taken; `source_id` is SQL for its source's."""
+    whole = "after_key = '' AND until_key IS NULL"
+    return f"SELECT max(taken_at) FROM inventories WHERE inventories.source_id = {source_id} AND {whole}"
+
+
 def still_skipped(source_id: str) -> str:
     """Return the condition of rows of `skipped_objects` that tell of what is skipped now; `source_id` is SQL for their source's.
 
     The plan of a whole inventory claims each object of it that is due again. Where one that was due was not claimed, it was not
     listed any more: it was deleted or overwritten, and its row is history.
     """
-    return f"""reason <> 'waiting' AND retry_at > coalesce((SELECT least(max(taken_at), now()) FROM inventories
-        WHERE inventories.source_id = {source_id} AND after_key = '' AND until_key IS NULL), '-infinity')"""
+    return f"reason <> 'waiting' AND retry_at > least(coalesce(({last_whole(source_id)}), '-infinity'), now())"
 
 
 class CurrentContent(LedgerPart):
@@ -134,7 +138,7 @@ class CurrentContent(LedgerPart):
     def last_inventory(self, source: str) -> datetime | None:
         """Return when the latest whole inventory that is planned was taken; None where none was."""
         with self._of_source(source) as (connection, source_id):
-            found: datetime | None = connection.execute(_LAST_WHOLE, {"source_id": source_id}).scalar()
+            found: datetime | None = connection.execute(text(last_whole(":source_id")), {"source_id": source_id}).scalar()
         return found
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:

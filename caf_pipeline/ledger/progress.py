@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import Row, text
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.ledger.current_content import still_skipped
+from caf_pipeline.ledger.current_content import last_whole, still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 
@@ -52,8 +52,7 @@ _FACTS: Final = text(
         (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id
             AND {still_skipped("sources.source_id")}) AS skipped_objects,
         sources.created_at AS registered_at,
-        (SELECT max(taken_at) FROM inventories WHERE inventories.source_id = sources.source_id AND after_key = ''
-            AND until_key IS NULL) AS inventory_at,
+        ({last_whole("sources.source_id")}) AS inventory_at,
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
         (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,

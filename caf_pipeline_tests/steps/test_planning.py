@@ -208,6 +208,18 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
+def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(workplace, source):
+    work = workplace()
+    source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
+    for chunk in planning.cut_plan(work, planning.take_inventory(work, until=b"key-999")).chunks:
+        archive_chunk(work, chunk.name)
+    with work.ledger._database.transaction() as connection:  # hours pass
+        connection.exec_driver_sql("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
+    (progress,) = work.ledger.progress(["src"])
+    assert (work.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
+    assert count_not_archived(work.ledger, "src", "key-00") == (0, 1)
+
+
 def named_in_a_time_to_come(snapshot):
     """Let a snapshot have the name that it would have had by a clock that was ahead."""
     return snapshot.path.rename(snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet"))
