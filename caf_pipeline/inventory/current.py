@@ -276,7 +276,7 @@ def _write_unsettled(query: Query, snapshot: Snapshot, standing: Path, unsettled
     A key is settled that is listed once, known once and of which nothing was stated: it is located as it is listed, so that
     neither its identity nor what is current is another than it seems. In most inventories nearly all keys are settled.
     """
-    rest = WholeParquet(unplanned, SNAPSHOT_SCHEMA)
+    rest = WholeParquet(unplanned, SNAPSHOT_SCHEMA, durable=False)
 
     def keys() -> Iterator[pa.RecordBatch]:
         for window in key_windows(snapshot.path, snapshot.keys, known=standing):

@@ -69,7 +69,7 @@ def not_yet_archived(
     left_out: Counter[str] = Counter()
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("whole_standing", standing)
-        apart = WholeParquet(refused, SNAPSHOT_SCHEMA)
+        apart = WholeParquet(refused, SNAPSHOT_SCHEMA, durable=False)
 
         def wanted() -> Iterator[pa.RecordBatch]:
             nonlocal object_bytes

@@ -80,7 +80,7 @@ def write_references(locations: Iterable[Location], store: ChunkStore, path: Pat
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
         if path.suffix == ".parquet":
-            write_whole(_batches(_references(locations, store, sums)), file, SCHEMA)
+            write_whole(_batches(_references(locations, store, sums)), file, SCHEMA, durable=True)
         else:
             _write_json(_references(locations, store, sums), file, sums)
     return sums

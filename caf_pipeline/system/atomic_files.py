@@ -27,6 +27,7 @@ BEGIN_BYTES: Final = 32 << 20  # a tenth of a second of a fast disk's time
 class PiecewiseFile(io.FileIO):
     """A file of which each write is a piece; a writer with a buffer goes on with the rest. The disk begins early with it."""
 
+    begins_early = True
     _begun_byte = 0
 
     def write(self, data: Buffer) -> int:
@@ -38,7 +39,7 @@ class PiecewiseFile(io.FileIO):
     def begin_writing_back(self, end_byte: int) -> None:
         """Let the disk begin with what the kernel holds up to there, for which fsync would have to wait, where it is enough."""
         size_bytes = end_byte - self._begun_byte
-        if size_bytes >= BEGIN_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
+        if self.begins_early and size_bytes >= BEGIN_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             # Linux then begins to write what is dirty, and forgets only what the disk has already.
             os.posix_fadvise(self.fileno(), self._begun_byte, size_bytes, os.POSIX_FADV_DONTNEED)
             self._begun_byte = end_byte
@@ -47,31 +48,38 @@ class PiecewiseFile(io.FileIO):
 class WholeFile:
     """A file while it is written, under a temporary name beside `path`; at `path` it appears whole and durable, or not at all.
 
+    Where it is not `durable`, that holds for the death of a process, not of the machine: for what nobody reads after that.
     As a context manager, it is published where the context ends without an error. The temporary file is removed in any case.
     """
 
-    def __init__(self, path: Path, temporary: Path | None = None) -> None:
+    def __init__(self, path: Path, temporary: Path | None = None, *, durable: bool = True) -> None:
         """Open the temporary file; raises OSError where the folder cannot be written, or `path` is a pipe, a device or such."""
         if path.exists() and not (path.is_file() or path.is_dir()):  # root may replace /dev/null
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         self.path = path
+        self._is_durable = durable
         self.temporary = temporary or path.with_name(f".caf-{secrets.token_hex(8)}.partial")
         # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
         self._removal = weakref.finalize(self, self.temporary.unlink, missing_ok=True)
         self.raw = PiecewiseFile(self.temporary, "w")
+        self.raw.begins_early = durable  # nothing waits for the disk otherwise, and what it has is read from there again
         self.file: IO[bytes] = io.BufferedWriter(self.raw, WRITE_BYTES)
 
     def seal(self) -> None:
-        """End the file and make it durable, still under the temporary name; does nothing the second time."""
+        """End the file, and make it durable if it is to be, still under the temporary name; does nothing the second time."""
         if not self.file.closed:
             self.file.flush()
-            os.fsync(self.file.fileno())
+            if self._is_durable:
+                os.fsync(self.file.fileno())
             self.file.close()
 
     def publish(self) -> None:
-        """Seal the file and give it its name, durably; an older file there is replaced."""
+        """Seal the file and give it its name; an older file there is replaced."""
         self.seal()
-        rename_durably(self.temporary, self.path)
+        if self._is_durable:
+            rename_durably(self.temporary, self.path)
+        else:
+            os.replace(self.temporary, self.path)
         self._removal.detach()
 
     def abort(self) -> None:

@@ -67,8 +67,8 @@ def _no_room(path: Path, reason: str) -> StagingError:
 class WholeParquet:
     """A Parquet file while it is written: counted, and under a temporary name until it is published."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.whole = WholeFile(path, path.with_name(f".{path.name}.tmp"))
+    def __init__(self, path: Path, schema: pa.Schema, *, durable: bool = True) -> None:
+        self.whole = WholeFile(path, path.with_name(f".{path.name}.tmp"), durable=durable)
         self.row_count = 0
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
@@ -92,14 +92,14 @@ class WholeParquet:
         self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """End the temporary file, durably, with this metadata."""
+        """End the temporary file with this metadata."""
         self._flush()
         self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
         self.whole.seal()
 
     def publish(self) -> None:
-        """Give the closed file its name, durably."""
+        """Give the closed file its name."""
         self.whole.publish()
 
     def abort(self) -> None:
@@ -109,9 +109,12 @@ class WholeParquet:
         self.whole.abort()
 
 
-def write_whole(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema) -> WholeParquet:
-    """Write batches (their columns in any order, more are dropped) as one file, or leave nothing."""
-    file = WholeParquet(path, schema)
+def write_whole(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema, *, durable: bool = False) -> WholeParquet:
+    """Write batches (their columns in any order, more are dropped) as one file, or leave nothing.
+
+    Unless it is to be `durable`, it is for the step under way: after a crash of the machine that begins again.
+    """
+    file = WholeParquet(path, schema, durable=durable)
     try:
         for batch in batches:
             file.write(batch.select(schema.names).cast(schema))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.system import atomic_files
-from caf_pipeline.system.atomic_files import WRITE_BYTES, WholeFile
+from caf_pipeline.system.atomic_files import BEGIN_BYTES, WRITE_BYTES, WholeFile
 
 
 def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
@@ -90,3 +90,21 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path):
         with pytest.raises(OSError, match="no regular file"):
             WholeFile(path, tmp_path / "temporary")
     assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(durable, tmp_path, monkeypatch):
+    moments = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: moments.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+    )
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *names: (moments.append("named"), replace(*names)))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: moments.append("begun"), raising=False)
+
+    with WholeFile(tmp_path / "file", tmp_path / "temporary", durable=durable) as whole:
+        whole.file.write(bytes(BEGIN_BYTES))
+
+    assert moments == (["begun", "temporary", "named", tmp_path.name] if durable else ["named"])
+    assert (tmp_path / "file").read_bytes() == bytes(BEGIN_BYTES)
+    assert os.listdir(tmp_path) == ["file"]
