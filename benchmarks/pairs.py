@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import statistics
 import subprocess
 import sys
