@@ -307,10 +307,10 @@ class CafReader:
         else:
             yield from self._source.stream(start_byte, end_byte, piece_bytes)
 
-    def read_many(self, members: Iterable[Member]) -> Iterator[tuple[Member, Iterable[Buffer]]]:
+    def read_many(self, members: Iterable[Member]) -> Iterator[tuple[Member, tuple[Buffer] | Iterator[Buffer]]]:
         """Yield each member with its body, in the order of their bytes; small neighbours share one read of up to 8 MiB.
 
-        A body must be taken before the next member is asked for.
+        An iterator must be taken to its end before the next member is asked for.
         """
         for group in _neighbours(sorted(members, key=lambda member: (member.start_byte, member.end_byte))):
             start_byte, end_byte = group[0].start_byte, max(member.end_byte for member in group)

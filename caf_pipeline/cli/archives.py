@@ -12,7 +12,7 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.cli import creating
 from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size, write_bytes
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
-from caf_pipeline.system.files_below import FilesBelow, NotRestored
+from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
 
 _READ_BYTES: Final = 5 << 18  # two batches of the Merkle tree
@@ -190,14 +190,12 @@ def extract(
         asked = len(members) + len(problems)
         size_bytes = sum(member.size_bytes for member in members)
         with FilesBelow(folder, force=force) as target, progress("extracting", size_bytes) as advance:
-            for member, body in reader.read_many(members):
-                try:
-                    target.write(member.key, body, advance)
-                except NotRestored as error:
-                    tell(error)
-                    continue
-                if as_json:
-                    print_json({"key": member.key, "size_bytes": member.size_bytes})
+            bodies = ((member.key, body) for member, body in reader.read_many(members))
+            for key, refused in target.write(bodies, advance):
+                if refused:
+                    tell(refused)
+                elif as_json:
+                    print_json({"key": key, "size_bytes": reader[key].size_bytes})
         if problems:
             hint = next((error.hint for error in problems if error.hint), "")
             raise CafError(f"{len(problems)} of {counted(asked, 'member')} were not extracted.", hint=hint)

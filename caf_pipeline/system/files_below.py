@@ -21,13 +21,15 @@ from typing import IO, Final, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import CafError, HeldByOther, StagingError
-from caf_pipeline.system.atomic_files import PiecewiseFile
+from caf_pipeline.system.atomic_files import WRITE_BYTES, PiecewiseFile
+from caf_pipeline.system.small_files import write_files
 
 # The whole folder's trouble, not one member's.
 _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+_AT_ONCE_BYTES: Final = 4 << 20  # of small members, which are in memory; 256 of 16 KiB take ten milliseconds or more
 _REASONS: Final = {  # for which another name may do
     errno.ELOOP: "a part of its path is a symbolic link",
     errno.ENOTDIR: "a part of its path is not a folder",
@@ -36,6 +38,10 @@ _REASONS: Final = {  # for which another name may do
     errno.EILSEQ: "the file system does not take such names",
     errno.EINVAL: "the file system does not take such names",
 }
+
+
+Body = tuple[Buffer] | Iterator[Buffer]
+"""A member's bytes: whole, in one piece, or as they come."""
 
 
 class NotRestored(CafError):
@@ -101,6 +107,7 @@ class FilesBelow:
         self._path = path
         self._force = force
         self._is_tracked = force
+        self._takes_many = True
         self._taken: set[int] = set()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -119,14 +126,41 @@ class FilesBelow:
         for folder in (*self._above, self._parent, self._root):
             os.close(folder)
 
-    def write(self, key: str, pieces: Iterable[Buffer], advance: Callable[[int], None]) -> None:
-        """Write a member below the folder, at its key.
+    def write(
+        self, members: Iterable[tuple[str, Body]], advance: Callable[[int], None]
+    ) -> Iterator[tuple[str, NotRestored | None]]:
+        """Write members below the folder, each at its key; yield each key with why nothing is there, or None.
+
+        Of one that is not, nothing is left. The next member is asked for when an iterator was taken to its end.
 
         Raises:
-            NotRestored: the key cannot be held here, or something is there already; nothing of the member is left.
-            StagingError: the folder takes no more; nothing of the member is left.
+            StagingError: the folder takes no more; nothing is left of the member that it names.
         """
+        for some in _small_neighbours(members):
+            for (key, body), is_written in zip(some, self._write_at_once(some), strict=True):
+                try:
+                    if is_written:
+                        advance(_size_bytes(body))
+                    else:
+                        self._write(key, body, advance)
+                except NotRestored as error:
+                    yield key, error
+                else:
+                    yield key, None
 
+    def _write_at_once(self, members: Sequence[tuple[str, Body]]) -> Sequence[bool]:
+        """Write small members of one folder as far as they can be; tell which are there. Why others are not, `_write` says."""
+        if len(members) > 1 and not self._is_tracked and self._takes_many:
+            with contextlib.suppress(NotRestored, OSError):
+                names = [_parts(key)[-1] for key, _ in members]
+                bodies = [memoryview(piece) for _, body in members for piece in body]
+                parent = self._open_parent(_parts(members[0][0])[:-1])
+                written = write_files(parent, secrets.randbits(64), names, bodies)
+                self._takes_many = any(written)  # else the file system may have no links, and all would be written twice
+                return written
+        return [False] * len(members)
+
+    def _write(self, key: str, pieces: Body, advance: Callable[[int], None]) -> None:
         def fill(file: IO[bytes]) -> None:
             for piece in pieces:
                 file.write(piece)
@@ -301,6 +335,29 @@ class FilesBelow:
             else:
                 return
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=parent)
+
+
+def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:
+    """Group what is written at once: small members, one after the other, of one folder. Any other one is alone."""
+    group: list[tuple[str, Body]] = []
+    group_folder, group_bytes = "", 0
+    for key, body in members:
+        folder = key.rpartition("/")[0]
+        size_bytes = _size_bytes(body) if isinstance(body, tuple) else _AT_ONCE_BYTES
+        if group and (folder != group_folder or size_bytes > WRITE_BYTES or group_bytes + size_bytes > _AT_ONCE_BYTES):
+            yield group
+            group, group_bytes = [], 0
+        group.append((key, body))
+        group_folder, group_bytes = folder, group_bytes + size_bytes
+        if size_bytes > WRITE_BYTES:
+            yield group
+            group, group_bytes = [], 0
+    if group:
+        yield group
+
+
+def _size_bytes(body: Iterable[Buffer]) -> int:
+    return sum(memoryview(piece).nbytes for piece in body)
 
 
 def _lock(folder: int, kind: int, path: Path) -> None:

@@ -1,13 +1,14 @@
-"""Many small files found and read at once: by the compiled module where it is installed (`native/`), else in Python.
+"""Many small files found, read and written at once: by the compiled module where it is installed (`native/`), else in Python.
 
 Source: `native/src/files.rs`, which does the same without the interpreter's lock.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
 
-__all__ = ["list_folder", "list_folder_reference", "read_files", "read_files_reference"]
+__all__ = ["list_folder", "list_folder_reference", "read_files", "read_files_reference", "write_files", "write_files_reference"]
 
 
 def list_folder(path: str) -> list[tuple[str, int, int]]:
@@ -88,8 +89,38 @@ def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
     return taken == found.st_size == size_bytes and found.st_mtime_ns == modified_ns
 
 
+def write_files_reference(folder: int, first: int, names: Sequence[bytes], bodies: Sequence[memoryview]) -> list[bool]:
+    """Write files into a folder that is open; tell which of them are there now, in their order.
+
+    Each is whole when it appears, and replaces nothing. Of one that cannot be written nothing is left; why, whoever writes that
+    one alone is told. Until then they are called `.caf-<16 hexadecimal digits>.partial`, numbered from `first`, below 2**64.
+    """
+    temporaries = (f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names)))
+    return [_is_written(folder, *file) for file in zip(temporaries, names, bodies, strict=True)]
+
+
+def _is_written(folder: int, temporary: str, name: bytes, body: memoryview) -> bool:
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        try:
+            while body:
+                body = body[os.write(descriptor, body) :]
+        finally:
+            os.close(descriptor)  # some file systems tell only here that no room was left
+        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)  # unlike `replace`, over nothing
+    except (OSError, ValueError):  # ValueError: a NUL in its name
+        return False
+    finally:
+        with contextlib.suppress(OSError):  # what has its name is whole, whatever is left beside it
+            os.unlink(temporary, dir_fd=folder)
+    return True
+
+
 try:
     from caf_native import list_folder as _list_folder
-    from caf_native import read_files
+    from caf_native import read_files, write_files
 except ImportError:  # not built: `make setup` does it where cargo is
-    _list_folder, read_files = list_folder_reference, read_files_reference
+    _list_folder, read_files, write_files = list_folder_reference, read_files_reference, write_files_reference

@@ -8,7 +8,10 @@ import pytest
 
 from caf_pipeline.errors import StagingError
 from caf_pipeline.system import files_below
+from caf_pipeline.system.atomic_files import WRITE_BYTES
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored
+from caf_pipeline.system.small_files import write_files_reference
+from caf_pipeline_tests.support.disks import files_of_at_most
 
 
 @contextlib.contextmanager
@@ -74,3 +77,92 @@ def test_a_filled_file_gets_its_name_on_another_disk_too(tmp_path, small_disk):
     found = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(path.name for path in found) == ["here", "there"]
     assert {(path.read_bytes(), path.stat().st_mtime_ns) for path in found} == {(b"archived" * 100_000, 10**18)}
+
+
+def written(folder, members, *, force=False):
+    """Write members; return what is told of each, and how many bytes were counted."""
+    counted = []
+    with FilesBelow(folder, force=force) as files:
+        told = {key: str(refused or "") for key, refused in files.write(members, counted.append)}
+    return told, sum(counted)
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+
+
+MEMBERS = {f"{folder}{number}": os.urandom(number * 97) for folder in ("", "a/", "a/b/", "c/") for number in range(30)}
+MEMBERS["a/large"] = os.urandom(300_000)
+MEMBERS["z"] = b"last"
+
+
+def bodies(members, large=WRITE_BYTES):
+    """Small ones whole, larger ones as they come, as a reader gives them."""
+    for key, body in members.items():
+        yield key, (body,) if len(body) <= large else iter([body[:1000], body[1000:]])
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("way", ["at once", "in Python", "without links"])
+def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(tmp_path, monkeypatch, way, force):
+    def no_link(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if way != "at once":
+        monkeypatch.setattr(files_below, "write_files", write_files_reference)
+    if way == "without links":
+        monkeypatch.setattr(os, "link", no_link)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "7").write_bytes(b"mine")
+    (tmp_path / "c").symlink_to(tmp_path / "a")
+    (tmp_path / "3").mkdir()
+    members = MEMBERS | {"a/../x": b"x", "a//x": b"x"}
+
+    told, counted = written(tmp_path, bodies(members), force=force)
+
+    refused = {key for key in members if key.startswith("c/") or key in ("3", "a/../x", "a//x") or (key == "a/7" and not force)}
+    assert {key for key, why in told.items() if why} == refused
+    assert list(told) == list(members)
+    assert ("exists already" in told["a/7"]) is not force
+    assert "a folder has its path" in told["3"]
+    assert "is not a folder" in told["c/1"]
+    expected = {key: body for key, body in members.items() if key not in refused}
+    found = tree(tmp_path)
+    found.pop("c", None)
+    assert found == ({} if force else {"a/7": b"mine"}) | expected
+    assert counted == sum(map(len, expected.values()))
+
+
+def test_a_full_disk_ends_it_with_one_sentence_and_every_file_that_is_there_is_whole(small_disk):
+    members = {f"{number}": os.urandom(16_384) for number in range(1 << 10)}
+    with pytest.raises(StagingError, match=r"cannot be written to .*: No space left on device"):
+        written(small_disk, bodies(members))
+    found = tree(small_disk)
+    assert found
+    assert found.items() < members.items()
+
+
+def test_members_that_are_too_large_for_a_quota_are_told_one_by_one(tmp_path):
+    members = {f"{number}": bytes(8192 if number % 3 else 4096) for number in range(40)}
+    with files_of_at_most(4096):
+        told, _ = written(tmp_path, bodies(members))
+    assert {key for key, why in told.items() if "File too large" in why} == {
+        key for key, body in members.items() if len(body) > 4096
+    }
+    assert tree(tmp_path) == {key: body for key, body in members.items() if len(body) == 4096}
+
+
+def test_a_member_is_asked_for_only_when_the_one_before_was_taken_to_its_end(tmp_path):
+    taken = []
+
+    def streamed(name):
+        yield b"1"
+        taken.append(name)
+
+    def asked():
+        for number in range(5):
+            assert taken == [f"s{before}" for before in range(number)]
+            yield f"t{number}", (b"small",)
+            yield f"s{number}", streamed(f"s{number}")
+
+    assert set(written(tmp_path, asked())[0].values()) == {""}

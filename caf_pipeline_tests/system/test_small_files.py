@@ -7,13 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.system.small_files import list_folder, list_folder_reference, read_files, read_files_reference
+from caf_pipeline.system.small_files import (
+    list_folder,
+    list_folder_reference,
+    read_files,
+    read_files_reference,
+    write_files,
+    write_files_reference,
+)
+from caf_pipeline_tests.support.disks import files_of_at_most
 
 SOME_BODIES = st.lists(st.binary(max_size=40), max_size=8)
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5).filter(
     lambda name: name not in (".", "..")
 )
 LISTERS = pytest.mark.parametrize("list_in", [list_folder, list_folder_reference])
+WRITERS = pytest.mark.parametrize("write_with", [write_files, write_files_reference])
 READERS = pytest.mark.parametrize("read", [read_files, read_files_reference])
 
 
@@ -144,3 +153,74 @@ def test_why_a_folder_cannot_be_listed_is_said_in_the_words_of_the_system(tmp_pa
     with pytest.raises(error) as refused:
         list_in(str(tmp_path / name))
     assert refused.value.strerror == os.strerror(refused.value.errno)
+
+
+def write_into(folder, write_with, files, first=7):
+    """Write files by their names; return which of them are told to be there."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        bodies = [memoryview(body) for body in files.values()]
+        told = write_with(descriptor, first, [os.fsencode(name) for name in files], bodies)
+    finally:
+        os.close(descriptor)
+    return [name for name, is_there in zip(files, told, strict=True) if is_there]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@WRITERS
+@settings(max_examples=40)
+@given(files=st.dictionaries(NAMES, st.binary(max_size=40), max_size=40), first=st.integers(0, (1 << 64) - 1))
+def test_files_are_there_with_their_bytes_under_one_name_each(tmp_path_factory, write_with, files, first):
+    folder = tmp_path_factory.mktemp("files")
+    assert write_into(folder, write_with, files, first) == list(files)
+    assert contents(folder) == files
+    assert all(path.stat().st_nlink == 1 for path in folder.iterdir())
+
+
+@WRITERS
+@pytest.mark.parametrize("place", [0, 10, 39], ids=["first", "in the middle", "last"])
+@pytest.mark.parametrize(
+    "what", ["file", "folder", "link", "dangling link", "its unfinished name", "too long", "NUL", "a folder away"]
+)
+def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(tmp_path, write_with, what, place):
+    taken = {"too long": "n" * 300, "NUL": "a\0b", "a folder away": "gone/name"}.get(what, f"{place}")
+    files = {f"{number}": b"new" for number in range(40)}
+    files = {taken if name == f"{place}" else name: body for name, body in files.items()}
+    before = {}
+    if what == "file":
+        before = {taken: b"mine"}
+    elif what == "folder":
+        (tmp_path / taken).mkdir()
+    elif what == "link":
+        before = {"mine": b"mine", taken: b"mine"}
+    elif what == "dangling link":
+        (tmp_path / taken).symlink_to("nowhere")
+    elif what == "its unfinished name":
+        before = {f".caf-{7 + place:016x}.partial": b"another process fills it"}
+    for name, body in before.items():
+        (tmp_path / name).symlink_to("mine") if what == "link" and name == taken else (tmp_path / name).write_bytes(body)
+
+    assert write_into(tmp_path, write_with, files) == [name for name in files if name != taken]
+    assert contents(tmp_path) == {name: body for name, body in files.items() if name != taken} | before
+    assert not (tmp_path / "nowhere").exists()
+
+
+@WRITERS
+def test_of_a_file_for_which_there_is_no_room_nothing_is_left(tmp_path, write_with):
+    files = {f"{number}": bytes(8192 if number % 3 else 4096) for number in range(40)}
+    with files_of_at_most(4096):
+        assert write_into(tmp_path, write_with, files) == [name for name, body in files.items() if len(body) == 4096]
+    assert contents(tmp_path) == {name: body for name, body in files.items() if len(body) == 4096}
+
+
+@WRITERS
+def test_files_have_the_mode_of_any_other_new_file(tmp_path, write_with):
+    before = os.umask(0o027)
+    try:
+        write_into(tmp_path, write_with, {"name": b""})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "name").stat().st_mode & 0o777 == 0o640

@@ -1,4 +1,4 @@
-//! What Python is too slow for: the Merkle root, and finding and reading small files. `caf_pipeline/caf/merkle_reference.py` and
+//! What Python is too slow for: the Merkle root, and finding, reading and writing small files. `caf_pipeline/caf/merkle_reference.py` and
 //! `caf_pipeline/system/small_files.py` are the same in Python.
 
 mod files;
@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
 use subtree::BLOCK_BYTES;
@@ -65,9 +66,30 @@ fn read_files<'py>(
     Ok((count, digests.iter().map(|digest| PyBytes::new(py, digest)).collect()))
 }
 
+/// Writes small files into an open folder; tells which of them are there now.
+#[pyfunction]
+fn write_files(
+    py: Python<'_>,
+    folder: i32,
+    first: u64,
+    names: Vec<PyBackedBytes>,
+    bodies: Vec<PyBuffer<u8>>,
+) -> PyResult<Vec<bool>> {
+    if names.len() != bodies.len() || !bodies.iter().all(|body| body.is_c_contiguous()) {
+        return Err(PyValueError::new_err("not a name and a body for each file"));
+    }
+    let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+    // SAFETY: each buffer's owner keeps its bytes where they are while `bodies` lives. As with a file's write, no other thread
+    // may write into them meanwhile.
+    let bytes_of = |body: &PyBuffer<u8>| unsafe { std::slice::from_raw_parts(body.buf_ptr().cast::<u8>(), body.len_bytes()) };
+    let bodies: Vec<&[u8]> = bodies.iter().map(|body| if body.len_bytes() == 0 { &[] } else { bytes_of(body) }).collect();
+    Ok(py.detach(|| files::write(folder, first, &names, &bodies)))
+}
+
 #[pymodule]
 fn caf_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(list_folder, module)?)?;
     module.add_function(wrap_pyfunction!(read_files, module)?)?;
+    module.add_function(wrap_pyfunction!(write_files, module)?)?;
     module.add_function(wrap_pyfunction!(subtree_root, module)?)
 }
