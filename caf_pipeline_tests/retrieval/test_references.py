@@ -1,6 +1,7 @@
 """References into a folder's chunks, and what a file of them says of objects in parts."""
 
 import json
+import os
 from dataclasses import replace
 
 import fsspec
@@ -51,6 +52,23 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_
     write_references([whole(posting)], store, tmp_path / f"2-{name}")
     assert link.is_symlink()
     assert target.read_bytes() == (tmp_path / f"2-{name}").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["refs.json", "refs.parquet"])
+def test_references_are_on_the_disk_before_they_have_their_name(store, posting, tmp_path, monkeypatch, name):
+    synced, replace_file = [], os.replace
+    before_named = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+
+    def named(one, other):
+        before_named.append((os.stat(one).st_ino, list(synced)))
+        replace_file(one, other)
+
+    monkeypatch.setattr(os, "replace", named)
+    write_references([whole(posting)], store, tmp_path / name)
+    inode, folder = (tmp_path / name).stat().st_ino, tmp_path.stat().st_ino
+    assert before_named == [(inode, [inode])]
+    assert synced == [inode, folder]
 
 
 def test_a_provider_that_gives_other_bytes_gets_no_reference_and_alone_it_is_told(tmp_path):

@@ -1,5 +1,5 @@
-//! Many small files found, read and written at once. `caf_pipeline/system/small_files.py` says what is promised, and has the same in
-//! Python.
+//! Many small files found, read and written at once. `caf_pipeline/system/small_files.py` says what is promised, and has the same
+//! in Python.
 
 use std::ffi::{CStr, CString, OsString};
 use std::fs::{self, DirEntry, Metadata, OpenOptions};
@@ -98,7 +98,10 @@ const FEW: usize = 16; // files, of 50 microseconds or more each, that are not w
 /// Writes files into an open folder, each under a temporary name until it is whole, and tells which of them are there now. The
 /// temporary names are numbered from `first`.
 pub fn write(folder: RawFd, first: u64, names: &[&[u8]], bodies: &[&[u8]]) -> Vec<bool> {
-    let half = if names.len() < FEW { names.len() } else { names.len() / 2 };
+    if names.len() < FEW {
+        return write_each(folder, first, names, bodies);
+    }
+    let half = names.len() / 2;
     let ((some_names, other_names), (some, others)) = (names.split_at(half), bodies.split_at(half));
     let write_others = || write_each(folder, first.wrapping_add(half as u64), other_names, others);
     thread::scope(|scope| {

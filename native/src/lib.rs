@@ -1,5 +1,5 @@
-//! What Python is too slow for: the Merkle root, and finding, reading and writing small files. `caf_pipeline/caf/merkle_reference.py` and
-//! `caf_pipeline/system/small_files.py` are the same in Python.
+//! What Python is too slow for: the Merkle root, and finding, reading and writing small files.
+//! `caf_pipeline/caf/merkle_reference.py` and `caf_pipeline/system/small_files.py` are the same in Python.
 
 mod files;
 mod hex;
