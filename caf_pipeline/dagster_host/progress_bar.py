@@ -123,6 +123,8 @@ class ChunkProgress:
     def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
         """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed them."""
         before = self._now[name]
+        if self._is_earlier_part(name):
+            objects = 0
         self._now[name] = before[0] + objects, before[1] + size_bytes
         self._reading.told(0 if resumed else size_bytes)
         self._show(seldom=True)
@@ -147,7 +149,8 @@ class ChunkProgress:
             self._failed += not held
         elif name in self._planned:
             objects, size_bytes, chunks = self._done
-            self._done = objects + done.member_count, size_bytes + done.member_bytes, chunks + 1
+            archived = 0 if self._is_earlier_part(name) else done.member_count
+            self._done = objects + archived, size_bytes + done.member_bytes, chunks + 1
             self._skipped += done.skipped_count
         self._now.pop(name, None)
         self._packing.discard(name)
@@ -162,8 +165,14 @@ class ChunkProgress:
 
     def _count_planned(self) -> None:
         chunks = self._planned.values()
-        self._all = sum(chunk.object_count for chunk in chunks), sum(chunk.object_bytes for chunk in chunks)
+        objects = sum(chunk.object_count for chunk in chunks if not self._is_earlier_part(chunk.name))
+        self._all = objects, sum(chunk.object_bytes for chunk in chunks)
         self._show()
+
+    def _is_earlier_part(self, name: str) -> bool:
+        """Whether a chunk has a part of an object that goes on in another: the object is counted with its last part."""
+        chunk = self._planned.get(name)
+        return chunk is not None and chunk.part < chunk.part_count
 
     def _counts(self) -> tuple[int, int]:
         """Return the objects and bytes that are done."""

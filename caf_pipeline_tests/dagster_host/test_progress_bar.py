@@ -63,6 +63,21 @@ def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
     assert "7/10 objects, 3 skipped" in progress.line()
 
 
+def test_an_object_in_parts_is_one_object_and_counts_with_its_last_part(progress):
+    parts = [{"object_count": 1, "part": part, "part_count": 2} for part in (1, 2)]
+    first, last = (of(f"src-1-{fields['part']}", **fields) for fields in parts)
+    progress.plan([first, last, of("src-1-3")])
+    progress.begin("src-1-1")
+    progress.packed("src-1-1", 1, 1000)
+    assert "0/11 objects" in progress.line()
+    progress.end("src-1-1", of("src-1-1", state=ChunkState.SEALED, member_count=1, member_bytes=1000, **parts[0]))
+    progress.begin("src-1-2")
+    progress.packed("src-1-2", 1, 1000)
+    assert "1/11 objects" in progress.line()
+    progress.end("src-1-2", of("src-1-2", state=ChunkState.LOCATED, member_count=1, member_bytes=1000, **parts[1]))
+    assert "1/11 objects, 2/3 chunks" in progress.line()
+
+
 def test_bytes_that_are_packed_twice_never_come_to_more_than_there_are(progress):
     progress.plan([of("src-1-1")])
     progress.begin("src-1-1")
