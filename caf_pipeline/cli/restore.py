@@ -91,7 +91,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         ) as target,
         object_progress(f"restoring {source}") as advance,
     ):
-        not_archived = count_not_archived(ledger, source, prefix)
+        sums.not_yet_archived, sums.skipped = count_not_archived(ledger, source, prefix)
 
         def take(one: "RestoredObject") -> None:
             sums.add(one)
@@ -102,7 +102,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
             raise nothing_listed(ledger, source, prefix, current)
-    _print_sums(sums, source, destination, not_archived, dry_run=dry_run, json=json)
+    _print_sums(sums, source, destination, dry_run=dry_run, json=json)
     failure = sums.failure(ended)
     if ended and failure is not ended:
         note(str(ended))
@@ -138,14 +138,11 @@ def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:
         typer.echo(printable(one.place))
 
 
-def _print_sums(
-    sums: "RestoreSums", source: str, destination: str, not_archived: tuple[int, int], *, dry_run: bool, json: bool
-) -> None:
-    pending, skipped = not_archived
+def _print_sums(sums: "RestoreSums", source: str, destination: str, *, dry_run: bool, json: bool) -> None:
     if json:
         counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
         restored = {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes}
-        beside = {"without_headers": sums.without_headers, "not_yet_archived": pending, "skipped": skipped}
+        beside = {name: getattr(sums, name) for name in ("without_headers", "not_yet_archived", "skipped")}
         print_json(counts | restored | beside)
         return
     done = "would be written" if dry_run else "written"
@@ -160,8 +157,5 @@ def _print_sums(
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no user metadata: an adopted file"
             " does not tell them"
         )
-    if pending or skipped:
-        note(
-            f"{source}: beside these, {counted(pending, 'object')} not archived yet and {skipped:,} skipped:"
-            f" `caf status {source}` has the reasons, `caf get {source} KEY` that of one"
-        )
+    if sums.beside:
+        note(f"{source}: {sums.beside}: `caf status {source}` has the reasons, `caf get {source} KEY` that of one")

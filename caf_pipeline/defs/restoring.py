@@ -27,7 +27,7 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import ASSETS, BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.retrieval.listing import every, is_current, list_objects
+from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
@@ -67,7 +67,7 @@ def restore_job() -> JobDefinition:
 
 @op(
     name="restore_objects",
-    description="Write the objects that are not there, each compared with its SHA-256.",
+    description="Write the objects that are not there, each compared with its SHA-256; count what is not archived.",
     out=Out(Nothing),
     retry_policy=RETRY_TRANSIENT,
     required_resource_keys={LEDGER, STORE, RUN},
@@ -104,6 +104,7 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
             endpoint_url=config.endpoint_url,
             waits=waits,
         ) as target:
+            sums.not_yet_archived, sums.skipped = count_not_archived(ledger, config.source, config.prefix)
             wanted = is_current if config.current else every
             listed = list_objects(ledger, config.source, config.prefix, wanted=wanted)
             ended = take_all(restore_objects(listed, target), progress.take)
@@ -111,6 +112,9 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
         raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure
     if not sums.listed:
         raise NotLocated(f"no key of source '{config.source}' is archived and begins with '{config.prefix}'")
+    if sums.beside:
+        reasons = f"`caf status {config.source}` has the reasons"
+        context.log.warning(f"{counted(sums.listed, 'object')} listed; {sums.beside}: {reasons}")
     failure = sums.failure(ended)
     if ended and failure is not ended:
         context.log.error(str(ended))
@@ -159,9 +163,11 @@ def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
     shown = {
         "objects": sums.restored,
         "bytes": sums.restored_bytes,
-        "skipped": sums.equal,
+        "there_already": sums.equal,
         "different": sums.different,
         "failed": sums.failed,
+        "not_yet_archived": sums.not_yet_archived,
+        "skipped": sums.skipped,
         **({"without_headers": sums.without_headers} if sums.without_headers else {}),  # only of adopted files
     }
     return {name: MetadataValue.int(count) for name, count in shown.items()}

@@ -73,7 +73,10 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 
 @dataclass
 class RestoreSums:
-    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the first ones."""
+    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the first ones.
+
+    Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing of the archive has.
+    """
 
     listed: int = 0
     restored: int = 0
@@ -83,6 +86,8 @@ class RestoreSums:
     different: int = 0
     failed: int = 0
     errors: list[CafError] = field(default_factory=list)
+    not_yet_archived: int = 0
+    skipped: int = 0
 
     def add(self, one: RestoredObject) -> None:
         """Count an object."""
@@ -93,6 +98,13 @@ class RestoreSums:
             self.without_headers += not one.headers_known
         if one.error and len(self.errors) < ERRORS_KEPT:
             self.errors.append(one.error)
+
+    @property
+    def beside(self) -> str:
+        """Return what a restore cannot have brought back, as a part of a sentence; empty where there is nothing."""
+        if not self.not_yet_archived and not self.skipped:
+            return ""
+        return f"beside these, {counted(self.not_yet_archived, 'object')} not archived yet and {self.skipped:,} skipped"
 
     def failure(self, ended: CafError | None) -> CafError | None:
         """Return the error that says why not all is there; None where all is.

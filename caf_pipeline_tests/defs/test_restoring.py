@@ -11,7 +11,7 @@ from caf_pipeline.retrieval import restore as retrieval_restore
 from caf_pipeline.retrieval import restore_folder
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.command_line import source_text
-from caf_pipeline_tests.support.workplaces import archive_everything
+from caf_pipeline_tests.support.workplaces import archive_everything, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -37,11 +37,24 @@ def restore(pipeline, **config):
 def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
     result, shown, _ = restore(archived, prefix="key-00", destination=str(tmp_path / "out"))
     assert result.success
-    assert shown == {"objects": 9, "bytes": 27_000, "skipped": 0, "different": 0, "failed": 0}
+    counts = {"there_already": 0, "different": 0, "failed": 0, "not_yet_archived": 0, "skipped": 0}
+    assert shown == {"objects": 9, "bytes": 27_000, **counts}
     assert (tmp_path / "out" / "key-003").read_bytes().startswith(b"key-3.")
     (tmp_path / "out" / "key-003").unlink()
     result, shown, _ = restore(archived, destination=str(tmp_path / "out"))
-    assert (shown["objects"], shown["skipped"]) == (1, 8)
+    assert (shown["objects"], shown["there_already"]) == (1, 8)
+
+
+def test_a_run_says_what_below_its_prefix_no_archive_has(archived, tmp_path):
+    archived.put(12)
+    plan(archived.workplace())
+    result, shown, _ = restore(archived, prefix="key-0", destination=str(tmp_path / "out"))
+    assert (shown["objects"], shown["not_yet_archived"], shown["skipped"]) == (9, 3, 0)
+    said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
+    counts = "9 objects listed; beside these, 3 objects not archived yet and 0 skipped"
+    assert f"{counts}: `caf status {SOURCE}` has the reasons" in said
+    _, shown, _ = restore(archived, prefix="key-004", destination=str(tmp_path / "out"))
+    assert (shown["there_already"], shown["not_yet_archived"]) == (1, 0)
 
 
 def test_a_run_that_goes_on_is_observed_on_what_it_reads(archived, tmp_path, monkeypatch):
@@ -87,7 +100,7 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
     result, shown, said = restore(archived, destination=str(tmp_path / "out"))
     assert not result.success
     assert "the last 3 objects could not be read: no provider gives" in said
-    assert (shown["objects"], shown["skipped"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
+    assert (shown["objects"], shown["there_already"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
     observed = archived.instance.fetch_observations(AssetKey([SOURCE, "file_locations"]), limit=9).records
     assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]
     assert len(list((tmp_path / "out").iterdir())) == 4
