@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import WINDOW_ROWS
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query, opened_parquet, supported_keys
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query, opened_parquet, show_snapshot, supported_keys
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
 
@@ -46,6 +46,16 @@ _BLOCKED: Final = """EXISTS (SELECT 1 FROM whole_standing AS known
 _UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) AS encoded_key FROM refused) AS listed
     WHERE NOT {_BLOCKED.format(key="listed.encoded_key", encoded="true", within="true", skipped="NOT known.due")}
     ORDER BY key, last_modified, object_version"""
+
+_STANDING_SKIPS: Final = """SELECT key, object_version, reason = 'unsupported_key' AS encoded FROM whole_standing
+    WHERE standing = 'skipped' AND NOT due"""
+# Keys are encoded one by one in Python: only those that are unsupported, and only where such a skip stands.
+_UNLISTED_SKIPS: Final = """WITH listed AS (
+        SELECT key, object_version, false AS encoded FROM whole_snapshot SEMI JOIN skips USING (key, object_version)
+            WHERE NOT is_delete_marker AND is_supported(key)
+        UNION ALL SELECT encode(percent_encode(key)), object_version, true FROM whole_snapshot
+            WHERE NOT is_delete_marker AND (SELECT bool_or(encoded) FROM skips) AND NOT is_supported(key))
+    SELECT key, object_version FROM skips ANTI JOIN listed USING (key, object_version, encoded) ORDER BY ALL"""
 
 
 def not_yet_archived(
@@ -92,6 +102,25 @@ def not_yet_archived(
             apart.abort()
             refused.unlink(missing_ok=True)
     return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count, left_out)
+
+
+def unlisted_skips(snapshot: Path, standing: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> list[tuple[str, str]]:
+    """Return key and object version of the skips that are not due and of which a whole snapshot has no object any more.
+
+    Args:
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects; spills go beside it.
+        standing: one of STANDING_SCHEMA. The keys are as there: encoded where they are unsupported.
+        budget: bounds the memory.
+
+    Raises:
+        IntegrityError: a file cannot be read. StagingError: there is no room to spill.
+    """
+    with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
+        query.table("whole_standing", standing)
+        if not query.hold("skips", _STANDING_SKIPS):
+            return []
+        show_snapshot(query, "whole_snapshot", snapshot)
+        return [(bytes(key).decode(), version) for key, version in query.rows(_UNLISTED_SKIPS)]
 
 
 def _not_left_out(query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]) -> pa.Table:

@@ -265,6 +265,25 @@ def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip]
         connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
+_END_SKIPS: Final = text(
+    """
+    UPDATE skipped_objects SET retry_at = :listed_at
+    FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])) AS gone (key, version)
+    WHERE source_id = :source_id AND file_path = gone.key AND object_version = gone.version
+        AND retry_at > :listed_at AND coalesce(last_modified, last_at) < :silent_from
+    """
+)
+
+
+def end_skips(
+    connection: Connection, source_id: int, skips: Sequence[tuple[str, str]], *, listed_at: datetime, silent_from: datetime
+) -> None:
+    """Let skips (key, object version) be due since `listed_at`, but for objects that were modified from `silent_from` on."""
+    keys, versions = [key for key, _ in skips], [version for _, version in skips]
+    values = {"source_id": source_id, "keys": keys, "versions": versions, "listed_at": listed_at, "silent_from": silent_from}
+    connection.execute(_END_SKIPS, values)
+
+
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
     connection.execute(

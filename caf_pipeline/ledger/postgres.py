@@ -23,6 +23,7 @@ from caf_pipeline.ledger.copy import (
     copy_locations,
     copy_rows,
     end_claims,
+    end_skips,
     record_skips,
     record_waiting,
     refuse_located,
@@ -205,6 +206,18 @@ class Ledger(
         """Write skips that belong to no chunk; a skip of the same object replaces the older one."""
         with self._of_source(source) as (connection, source_id):
             record_skips(connection, source_id, None, skips)
+
+    def end_skips(self, source: str, skips: Sequence[tuple[str, str]], *, listed_at: datetime, silent_from: datetime) -> None:
+        """Let skips no longer count, of objects that a whole inventory did not list; one that is listed again is planned again.
+
+        Args:
+            source: of the objects.
+            skips: key, encoded where it is unsupported, and object version.
+            listed_at: when the inventory was taken.
+            silent_from: what was modified from then on the inventory may lack; it stays as it is.
+        """
+        with self._of_source(source) as (connection, source_id):
+            end_skips(connection, source_id, skips, listed_at=listed_at, silent_from=silent_from)
 
     def record_waiting(self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
         """Write which objects wait for the next plan, as skips of reason `waiting`.

@@ -26,7 +26,7 @@ from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
-from caf_pipeline.inventory.remaining import not_yet_archived
+from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_objects, read_snapshot, require_whole
 from caf_pipeline.ledger.records import (
     Chunk,
@@ -493,6 +493,9 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         export_standing(work, current.standing)  # with what was just claimed
                     else:
                         waiting = _let_wait(work, snapshot, plan)
+            if snapshot.complete and (gone := unlisted_skips(current.identified, current.standing)):
+                silent_from = snapshot.silent_from or snapshot.taken_at
+                work.ledger.end_skips(work.source, gone, listed_at=snapshot.taken_at, silent_from=silent_from)
         if snapshot.silent_from is None:  # a report may lack what was written before it
             work.ledger.forget_noticed(work.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
     names = {plan.name for plan in plans}

@@ -573,6 +573,18 @@ class LedgerContract:
         ledger.record_skips(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
         assert ledger.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
 
+    def test_only_skips_of_objects_that_the_inventory_had_to_list_end(self, ledger, tmp_path):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        listed_at = EARLY + timedelta(days=2)
+        old, new = EARLY, listed_at - timedelta(hours=1)
+        modified = {"gone": old, "listed": old, "just put": new}
+        skips = [replace(skip(key, SkipReason.UNSUPPORTED_KEY), last_modified=at) for key, at in modified.items()]
+        ledger.record_skips(SOURCE, skips)
+        unlisted = [("gone", VERSION), ("just put", VERSION), ("listed", "another"), ("never seen", VERSION)]
+        ledger.end_skips(SOURCE, unlisted, listed_at=listed_at, silent_from=new)
+        due = {key: is_due for key, _, _, is_due in standing(ledger, tmp_path / "s")}
+        assert due == {"gone": True, "listed": False, "just put": False}
+
     def test_an_object_that_is_located_is_no_longer_skipped(self, ledger, tmp_path):
         ledger.register_source(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
         ledger.record_skips(SOURCE, [skip("a"), skip("b")])

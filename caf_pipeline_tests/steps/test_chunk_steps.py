@@ -1,6 +1,7 @@
 """The steps of a chunk: what each leaves, what a crash or another run leaves, and that running again ends right."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -353,7 +354,6 @@ def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_
 
 
 def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path, ledger):
-    from dataclasses import replace
     from datetime import timedelta
 
     source = MemorySource({"a": b"old"})
@@ -386,8 +386,6 @@ def test_wrong_bytes_in_the_store_are_never_handed_out_as_right(work, tmp_path):
 def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledger):
     class Odd(MemorySource):
         def objects(self):
-            from dataclasses import replace
-
             huge = replace(super().object("a"), key=b"huge", size_bytes=1 << 50)
             broken = replace(super().object("a"), key=b"bad\xff")
             return [super().object("a"), broken, huge]
@@ -398,6 +396,33 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
     skipped = {str(reason): count for reason, count in account_for_plan(work, report).skipped.items() if count}
     assert skipped == {"too_large": 1, "unsupported_key": 1}
     assert account_for_plan(work, report).holds
+
+
+def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_until_it_is_listed_again(tmp_path, ledger):
+    class Odd(MemorySource):
+        listed = (b"bad\xff", b"huge", b"other\xff")
+
+        def objects(self):
+            one = super().object("a")
+            sizes = {b"huge": 1 << 50}
+            return [one, *(replace(one, key=key, size_bytes=sizes.get(key, 1)) for key in sorted(self.listed))]
+
+    def skipped():
+        return {str(reason): count for reason, count in ledger.account("src").skipped.items()}
+
+    source = Odd({"a": b"a"})
+    work = a_workplace(tmp_path, source, ledger)
+    plan(work)
+    assert skipped() == {"too_large": 1, "unsupported_key": 2}
+    source.listed = (b"other\xff",)
+    planning.cut_plan(work, planning.take_inventory(work, after=b"a"), second_copy=True)
+    assert skipped() == {"too_large": 1, "unsupported_key": 2}  # of a part of the source nothing ends
+    plan(work)
+    assert skipped() == {"unsupported_key": 1}
+    assert account_for_plan(work, plan(work)).skipped == {"unsupported_key": 1}
+    source.listed = Odd.listed
+    plan(work)
+    assert skipped() == {"too_large": 1, "unsupported_key": 2}
 
 
 def test_a_bounded_look_counts_only_what_a_plan_would_take(work, source):
