@@ -9,12 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
 
+from caf_pipeline.chunk_state import NOT_POSTED
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError
+from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import OBJECTS_FILE, PlanTerms, WaitingTail
+from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan, PlanTerms, WaitingTail
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, require_whole
@@ -22,6 +23,7 @@ from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
+from caf_pipeline.steps.chunk_steps import bytes_to_post
 from caf_pipeline.steps.first_plan import refuse_second_copy
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
@@ -131,7 +133,8 @@ class PlanPreview:
         to_compare: objects that were written again with the same bytes. They count as planned here; those whose headers turn out
             to be the same are not archived again.
         plans: how many plans it would be.
-        warning: as of `PlanReport`; and that the plan would be refused, since the store may have the source already.
+        warning: as of `PlanReport`; that the plan would be refused, since the store may have the source already; and what
+            would keep the store from taking all of its chunks.
         previous: the source's last plan.
     """
 
@@ -224,7 +227,9 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             waiting=_waiting(work.source_settings, tail),
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
-            warning="; ".join(filter(None, [warning, _refusal(work) if snapshot.object_count else ""])),
+            warning="; ".join(
+                filter(None, [warning, _refusal(work) if snapshot.object_count else "", _not_posted(work, plan.chunks)])
+            ),
             estimate=estimate_plan(work, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
             previous=next(iter(work.ledger.plans(work.source, limit=1)), None),
         )
@@ -238,6 +243,21 @@ def _refusal(work: Workplace) -> str:
         return f"this plan would be refused: {error}; {error.hint}"
     except (StoreError, MnemonicRefused):  # an estimate without it is better than none
         pass
+    return ""
+
+
+def _not_posted(work: Workplace, chunks: Sequence[ChunkPlan]) -> str:
+    """Say what would keep the store from taking all chunks, as things are; "" where nothing would, or it cannot be asked."""
+    if not chunks:
+        return ""
+    sizes = [chunk.expected_size_bytes for chunk in chunks]
+    largest, others = max(sizes), bytes_to_post(work.ledger, NOT_POSTED)
+    try:
+        work.store.admit(
+            public=work.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
+        )
+    except (StoreError, SettingsError) as error:
+        return f"as things are, not all of it would be stored: {error}; {error.hint}" if error.permanent else ""
     return ""
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.errors import NotPublic, StoreUnreachable
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
@@ -62,6 +62,28 @@ def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(work):
     assert work.ledger.plans("src") == []
     assert work.ledger.account("src").claimed_objects == 0
     assert list(work.plans().iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [NotPublic("it is not public", hint="make it so"), StoreUnreachable("away"), None])
+def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(tmp_path, source, ledger, error):
+    class Asked(DirectoryStore):
+        def admit(self, **given):
+            asked.append(given)
+            if error:
+                raise error
+
+    asked = []
+    work = a_workplace(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
+    found = previewed(work)
+    largest = asked[0]["stored_size_bytes"]
+    assert asked == [{"public": False, "stored_size_bytes": largest, "waiting_bytes": found.estimate.expected_bytes - largest}]
+    said = "as things are, not all of it would be stored: it is not public; make it so"
+    assert found.warning == (said if error and error.permanent else "")
+    plan(work)
+    source.bodies["new"] = b"new"
+    previewed(work)
+    total = sum(chunk.expected_size_bytes for chunk in ledger.chunks("src"))
+    assert asked[-1]["waiting_bytes"] == total
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
