@@ -19,6 +19,7 @@ PEERS = ("rclone", "openssl", "tar")
 
 def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
     """Return one line of the history: what was measured, on what."""
+    bench.server = ""
     with contextlib.contextmanager(case.sides)(bench) as (one, other):
         found = compare(one, other, pairs=pairs).summary()
         goals = {"ratio": case.goal, "cpu_ratio": case.cpu_goal, "peak_ratio": case.peak_goal}
@@ -27,6 +28,7 @@ def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
             "scale": bench.scale,
             **found,
             "goals": {name: goal for name, goal in goals.items() if goal is not None},
+            **({"server": bench.server} if bench.server else {}),
             **report.about(),
         }
 

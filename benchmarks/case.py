@@ -25,12 +25,14 @@ class Bench:
         scale: of `SCALES`.
         stack: ends what was started.
         share: of the scale's numbers that is wanted.
+        server: the program that served S3 to the case, "" where none did.
     """
 
     folder: Path
     scale: str
     stack: contextlib.ExitStack
     share: float = 1.0
+    server: str = ""
     _s3: S3Server | None = None
 
     def pick(self, full: int, quick: int, tiny: int) -> int:
@@ -40,6 +42,7 @@ class Bench:
     def s3(self) -> S3Server:
         """Return the S3 server."""
         self._s3 = self._s3 or self.stack.enter_context(running())
+        self.server = self._s3.name
         return self._s3
 
 

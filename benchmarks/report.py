@@ -67,7 +67,8 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
     rows += ["", "| case | what ours does | against | measured |", "|---|---|---|---|"]
     for line in lines:
         case = CASES[line["case"]]
-        rows.append(f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit {line['commit']} |")
+        served = f", S3 by {line['server']}" if "server" in line else ""
+        rows.append(f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit {line['commit']}{served} |")
     machines = sorted({line["machine"] for line in lines})
     return "\n".join([*rows, "", *(f"Machine: {machine}." for machine in machines)])
 

@@ -40,6 +40,8 @@ def test_a_case_tells_its_ratio_as_json(told_by_cases, case):
     assert (told["scale"], told["pairs"]) == ("tiny", 1)
     assert told["ratio"] == pytest.approx(told["ours"]["seconds"] / told["theirs"]["seconds"])
     assert min(told["ours"]["cpu_seconds"], told["theirs"]["cpu_seconds"], told["theirs"]["peak_bytes"]) > 0
+    served = case.startswith(("packing", "journal", "report", "listing", "restore", "read-one", "read-large", "whole"))
+    assert (told.get("server") in {"versitygw", "moto"}) == served
 
 
 @pytest.mark.thorough
