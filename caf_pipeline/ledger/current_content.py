@@ -119,8 +119,9 @@ def last_whole(source_id: str) -> str:
 def still_skipped(source_id: str) -> str:
     """Return the condition of rows of `skipped_objects` that tell of what is skipped now; `source_id` is SQL for their source's.
 
-    The plan of a whole inventory claims each object of it that is due again. Where one that was due was not claimed, it was not
-    listed any more: it was deleted or overwritten, and its row is history.
+    The plan of a whole inventory claims each object of it that is due again, and lets those be due that it did not list
+    (`end_skips`). Where one that was due was not claimed, it was not listed any more: it was deleted or overwritten, and its row
+    is history.
     """
     return f"reason <> 'waiting' AND retry_at > least(coalesce(({last_whole(source_id)}), '-infinity'), now())"
 

@@ -257,7 +257,7 @@ def _not_posted(work: Workplace, chunks: Sequence[ChunkPlan]) -> str:
             public=work.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
         )
     except (StoreError, SettingsError) as error:
-        return f"as things are, not all of it would be stored: {error}; {error.hint}" if error.permanent else ""
+        return f"as things are, not all of it would be stored: {error}; {error.hint}".rstrip("; ") if error.permanent else ""
     return ""
 
 
