@@ -20,14 +20,12 @@ from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
 from caf_pipeline.errors import LedgerError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
-from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline_tests.cli.test_pipeline import KEYS
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.postgres import copy_template
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
@@ -274,11 +272,9 @@ def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_u
 
 
 @pytest.fixture(scope="module")
-def caf(tmp_path_factory, s3_server, postgres_url, template_database):
+def caf(tmp_path_factory, s3_server, databases):
     """A folder whose caf.toml has a source with tables."""
-    copy_template(postgres_url, template_database, "read_by_libraries")
-    url = parse_url(postgres_url).set(drivername="postgresql", database="read_by_libraries")
-    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": url.render_as_string(hide_password=False)})
+    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": databases.take()})
     bucket = make_bucket(s3_server)
     for number in range(2):
         buffer = io.BytesIO()

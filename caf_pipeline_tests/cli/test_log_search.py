@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import text
 
 from caf_pipeline.cli.opening import opened_ledger
-from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.retrieval import log_search
 from caf_pipeline.retrieval.log_search import find_clp_s
 from caf_pipeline.settings import load_settings
@@ -21,7 +20,6 @@ from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.postgres import copy_template
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytestmark = pytest.mark.skipif(
@@ -48,9 +46,7 @@ def packed(folder: Path, records: list[dict], *options: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def caf(tmp_path_factory, network, s3_server, postgres_url, template_database):
-    copy_template(postgres_url, template_database, "logs_on_a_network")
-    url = parse_url(postgres_url).set(drivername="postgresql", database="logs_on_a_network")
+def caf(tmp_path_factory, network, s3_server, databases):
     folder = tmp_path_factory.mktemp("logs")
     bucket = make_bucket(s3_server)
     for key, first in DAYS.items():
@@ -63,9 +59,7 @@ def caf(tmp_path_factory, network, s3_server, postgres_url, template_database):
     bucket.put("damaged/b", whole[:-1])  # clp-s aborts
     bucket.put("damaged/c", whole[:100])  # its metadata tell nothing
     bucket.put("damaged/d", whole)
-    caf = jackal_command_line(
-        folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=url.render_as_string(hide_password=False)
-    )
+    caf = jackal_command_line(folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take())
     caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
     archive_source(caf)
     return caf

@@ -65,11 +65,11 @@ def a_source():
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory, postgres_url, template_database):
+def origin(tmp_path_factory, databases):
     """A workplace with some chunks, of two plans, which every test leaves as it is."""
     folder = tmp_path_factory.mktemp("origin")
     with ExitStack() as stack:
-        ledger = make_ledger(stack, postgres_url, template_database)
+        ledger = make_ledger(stack, databases)
         store = SeveralFolders(folder / "store")
         work = a_workplace(folder / "first", a_source(), ledger, store=store, target="512KiB")
         archive_everything(work)

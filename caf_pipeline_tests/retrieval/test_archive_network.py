@@ -8,25 +8,21 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.wiring import open_archive
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
-from caf_pipeline_tests.support.postgres import copy_template
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 BODIES = {f"dir/{number:02}": os.urandom(50_000 + number) for number in range(15)} | {"dir/empty": b"", "a b#ü%41": b"odd"}
 
 
 @pytest.fixture(scope="module")
-def caf(tmp_path_factory, network, s3_server, postgres_url, template_database):
-    copy_template(postgres_url, template_database, "read_on_a_network")
-    url = parse_url(postgres_url).set(drivername="postgresql", database="read_on_a_network")
+def caf(tmp_path_factory, network, s3_server, databases):
     words = wallet_with_space(network).words
     folder = tmp_path_factory.mktemp("read")
-    caf = jackal_command_line(folder, network, words, CAF_DATABASE_URL=url.render_as_string(hide_password=False))
+    caf = jackal_command_line(folder, network, words, CAF_DATABASE_URL=databases.take())
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)

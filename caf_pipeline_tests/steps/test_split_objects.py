@@ -551,13 +551,13 @@ def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
 
 
 @pytest.fixture
-def lost(several, postgres_url, template_database, tmp_path):
+def lost(several, databases, tmp_path):
     """Makes a workplace with the same store and an empty ledger."""
     with ExitStack() as stack:
         yield lambda: a_workplace(
             tmp_path / "second",
             several.objects,
-            make_ledger(stack, postgres_url, template_database),
+            make_ledger(stack, databases),
             target="128KiB",
             store=several.store,
         )

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline_tests.support import postgres
+from caf_pipeline_tests.support.postgres import Databases
 
 TABLES = {
     "sources": "SELECT name, archive_id, address FROM sources ORDER BY name",
@@ -41,12 +41,9 @@ TABLES = {
 NewLedger = Callable[[], Ledger]
 
 
-def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> Ledger:
-    """Return an empty ledger in a database of its own, which ends with the stack; `ledger.url` is its address."""
-    name = f"new_{next(postgres._numbers)}"
-    postgres.copy_template(postgres_url, template_database, name)
-    stack.callback(postgres._administer, postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
-    url = postgres._database_url(postgres_url, name)
+def make_ledger(stack: ExitStack, databases: Databases) -> Ledger:
+    """Return an empty ledger in a database of its own until the stack ends; `ledger.url` is its address."""
+    url = stack.enter_context(databases.taken())
     database = Database(parse_url(url))
     stack.callback(database.close)
     ledger = Ledger(database)
@@ -55,10 +52,10 @@ def make_ledger(stack: ExitStack, postgres_url: str, template_database: str) -> 
 
 
 @pytest.fixture
-def new_ledger(postgres_url: str, template_database: str) -> Iterator[NewLedger]:
+def new_ledger(databases: Databases) -> Iterator[NewLedger]:
     """Makes an empty ledger, as often as it is called."""
     with ExitStack() as stack:
-        yield lambda: make_ledger(stack, postgres_url, template_database)
+        yield lambda: make_ledger(stack, databases)
 
 
 def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
