@@ -25,8 +25,8 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def caf(tmp_path_factory, s3_server):
-    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS)
+def caf(tmp_path_factory, s3_server, databases):
+    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS | {"CAF_DATABASE_URL": databases.take()})
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)

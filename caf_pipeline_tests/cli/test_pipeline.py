@@ -59,8 +59,8 @@ class Archived:
 
 
 @pytest.fixture(scope="module")
-def archived(tmp_path_factory, s3_server):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS)
+def archived(tmp_path_factory, s3_server, databases):
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take()})
     bucket = make_bucket(s3_server)
     bodies = fill(bucket)
     caf.settings(source_text(s3_server, bucket.name))
