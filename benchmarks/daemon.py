@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
@@ -34,7 +35,7 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.defs.naming import PARTITION_TAG
-from caf_pipeline.ledger.database import embedded_url, parse_url
+from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings, load_settings
@@ -105,13 +106,12 @@ def _bucket(chunks: int, storage: str) -> Iterator[tuple[Path, Mapping[str, str]
 @contextmanager
 def _servers(home: Path, storage: str) -> Iterator[Mapping[str, str]]:
     """Run a Postgres for the ledger and, where asked for, Dagster; give their addresses as our variables, which are set."""
-    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = embedded_url(Settings(home=home))
     databases = {"CAF_CONFIG": str(home / "caf.toml"), **SOURCE_KEYS}
     with psycopg.connect(url, autocommit=True) as connection:
         for name, variable in {"caf": "CAF_DATABASE_URL", **({"dagster": URL_VARIABLE} if storage == "postgres" else {})}.items():
             connection.execute(f"CREATE DATABASE {name}")
-            named = parse_url(url).set(drivername="postgresql", database=name)
-            databases[variable] = named.render_as_string(hide_password=False)
+            databases[variable] = urlsplit(url)._replace(path=f"/{name}").geturl()
     before = dict(os.environ)
     os.environ |= databases
     try:

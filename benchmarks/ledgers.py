@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import text
 
 from benchmarks.case import Bench, ours
 from benchmarks.inputs import SEED
@@ -34,7 +34,7 @@ from caf_pipeline.inventory.manifest import (
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
 from caf_pipeline.ledger.copy import copy_location_batches
-from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
@@ -80,7 +80,7 @@ class Verified:
 def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
     """Yield such a chunk of so many objects, on a server that runs while the context lasts."""
     manifest, lines = bench.folder / "manifest.parquet", bench.folder / "lines"
-    url = embedded_url(Settings(home=bench.folder)).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = embedded_url(Settings(home=bench.folder))
 
     def renew() -> None:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy")
@@ -101,14 +101,14 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
 
 
 LOCATED = (
-    "UPDATE caf_files SET state = 'located', merkle_root = :root, owner = 'jkl1', start = 1, sealed_at = now(),"
+    "UPDATE caf_files SET state = 'located', merkle_root = %(root)s, owner = 'jkl1', start = 1, sealed_at = now(),"
     " posted_at = now(), verified_at = now()"
 )
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
     f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    " || substr(file_path, 31), identity, content, start_byte, last_modified, sha256 FROM locations WHERE file_path < :end"
+    " || substr(file_path, 31), identity, content, start_byte, last_modified, sha256 FROM locations WHERE file_path < %(end)s"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
@@ -162,7 +162,7 @@ def list_pages(bench: Bench, *, level: bool) -> Iterator[tuple[Command, Command]
 def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
     """Yield a database of so many located keys, and a tenth as many in folders, and the home of its server."""
     home = bench.folder / "located"
-    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = embedded_url(Settings(home=home))
     try:
         if not (home / "filled").exists():
             _fill(url, bench.folder / "manifest.parquet", count)
@@ -178,8 +178,8 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     ledger, database, _ = _planned(url, count, ())
     with database.transaction() as connection:
         copy_location_batches(connection, "locations", 1, 1, open_manifest(manifest).locations())
-        connection.execute(text(IN_FOLDERS), {"end": key(count // 10)})
-        connection.execute(text(LOCATED), {"root": bytes(32)})
+        connection.execute((IN_FOLDERS), {"end": key(count // 10)})
+        connection.execute((LOCATED), {"root": bytes(32)})
     ledger.close()
     manifest.unlink()
     _administer(url, "VACUUM ANALYZE")
@@ -237,7 +237,7 @@ def _verified(url: str, manifest: Path, count: int) -> str:
 
 def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
-    database = Database(parse_url(url))
+    database = Database(url)
     database.migrate()
     ledger = Ledger(database)
     ledger.register_source(SOURCE, "0" * 32, "s3://bench")
@@ -263,4 +263,4 @@ def _administer(url: str, *statements: str) -> None:
 
 
 def _database(url: str, name: str) -> str:
-    return parse_url(url).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
+    return urlsplit(url)._replace(path=f"/{name}").geturl()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from dagster import DagsterInstance
-from sqlalchemy import text
 
 from benchmarks import report
 from benchmarks.inputs import KEPT
@@ -24,7 +23,7 @@ from caf_pipeline.context import address_of
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings, load_settings
@@ -41,12 +40,14 @@ bucket = "bench"
 public = true
 """
 PLANNED = """
-    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (:source, 'bench', :address) RETURNING source_id),
+    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, 'bench', %(address)s)
+        RETURNING source_id),
     plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', :count, :count FROM source RETURNING source_id, plan_id)
+        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', %(count)s, %(count)s FROM source
+        RETURNING source_id, plan_id)
     INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
-    SELECT :source || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1, 1, 1
-    FROM plan, generate_series(1, :count) AS number
+    SELECT %(source)s || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1, 1, 1
+    FROM plan, generate_series(1, %(count)s) AS number
 """
 # What the page of an asset asks for its bar of partitions, and for the list that one is chosen from.
 STATUSES = """
@@ -81,7 +82,7 @@ def measure(count: int) -> dict[str, Any]:
         with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
             with database.transaction() as connection:
                 address = address_of(load_settings().sources[SOURCE])
-                connection.execute(text(PLANNED), {"source": SOURCE, "count": count, "address": address})
+                connection.execute((PLANNED), {"source": SOURCE, "count": count, "address": address})
             assert timed("registered", lambda: register_chunks(instance, ledger, SOURCE)) == count
             assert timed("looked at again", lambda: register_chunks(instance, ledger, SOURCE)) == 0
             assert len(instance.get_dynamic_partitions(partitions_name(SOURCE))) == count
@@ -104,9 +105,9 @@ def measure(count: int) -> dict[str, Any]:
 @contextmanager
 def _ledger(home: Path) -> Iterator[tuple[Ledger, Database]]:
     (home / "caf.toml").write_text(SETTINGS.format(home=home), encoding="utf-8")
-    url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = embedded_url(Settings(home=home))
     os.environ |= {"CAF_CONFIG": str(home / "caf.toml"), "CAF_DATABASE_URL": url}
-    database = Database(parse_url(url))
+    database = Database(url)
     try:
         database.migrate()
         yield Ledger(database), database

@@ -68,7 +68,7 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
         (folder / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         home = folder / "home"
         try:
-            url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+            url = embedded_url(Settings(home=home))
             environment = {
                 **SOURCE_KEYS,
                 "CAF_CONFIG": str(folder / "caf.toml"),

@@ -116,11 +116,11 @@ def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
 def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     """Load a chunk's locations, and move it to located, as a run does."""
     from caf_pipeline.inventory.manifest import open_manifest
-    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.processes import this_process
 
-    ledger = Ledger(Database(parse_url(url)))
+    ledger = Ledger(Database(url))
     with ledger.lease(f"chunk/{chunk}", this_process("bench")) as lease:
         count = ledger.load_locations(lease, chunk, open_manifest(Path(manifest)).locations())
     ledger.close()
@@ -129,10 +129,10 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
 
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     """Look up keys, so many at once, as one process that stays connected does."""
-    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.postgres import Ledger
 
-    ledger, wanted, count = Ledger(Database(parse_url(url))), Path(keys).read_text().split(), 0
+    ledger, wanted, count = Ledger(Database(url)), Path(keys).read_text().split(), 0
     for first in range(0, len(wanted), int(at_once)):
         some = wanted[first : first + int(at_once)]
         count += len(ledger.locate_many("src", some))
@@ -142,11 +142,11 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
 
 def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
     """List what is below a prefix, so many pages of it, as `caf ls` does."""
-    from caf_pipeline.ledger.database import Database, parse_url
+    from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.retrieval.listing import list_level, list_objects
 
-    ledger = Ledger(Database(parse_url(url)))
+    ledger = Ledger(Database(url))
     told = _of_pages((list_level if int(level) else list_objects)(ledger, "src", prefix), int(pages))
     ledger.close()
     return told

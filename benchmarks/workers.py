@@ -22,7 +22,7 @@ import psycopg
 from benchmarks import report
 from benchmarks.inputs import KEPT
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
@@ -38,7 +38,7 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
     """Yield what so many workers did with `chunks` chunks of `objects` objects."""
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _server(Path(folder).resolve()) as url:
-        ledger = Ledger(Database(parse_url(url)))
+        ledger = Ledger(Database(url))
         ledger._database.migrate()
         for count in workers:
             names = register(ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1)))
@@ -54,12 +54,12 @@ def _keys(workers: int, number: int, objects: int) -> list[str]:
 @contextmanager
 def _server(home: Path) -> Iterator[str]:
     settings = Settings(home=home)
-    url = embedded_url(settings).set(drivername="postgresql").render_as_string(hide_password=False)
+    url = embedded_url(settings)
     try:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}")
         embedded_server(home / "postgres").close()
-        yield embedded_url(settings).set(drivername="postgresql").render_as_string(hide_password=False)
+        yield embedded_url(settings)
     finally:
         embedded_server(home / "postgres").close()
 
@@ -102,7 +102,7 @@ def _run(url: str, names: Sequence[str], workers: int, objects: int) -> dict[str
 
 def _work(url: str, workers: int, threads: int, objects: int, names: Sequence[str]) -> None:
     """Take the chunks through their states; print how long each took."""
-    ledgers = [Ledger(Database(parse_url(url))) for _ in range(threads)]
+    ledgers = [Ledger(Database(url)) for _ in range(threads)]
     for ledger in ledgers:
         ledger.sources()
     print("ready", flush=True)

@@ -261,11 +261,11 @@ def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, 
 def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_url):
     assert filled.exists("src/a")
     with psycopg.connect(postgres_url, autocommit=True) as admin:
-        admin.execute(f"DROP DATABASE {database.url.database} WITH (FORCE)")
+        admin.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
         for ask in (filled.exists, filled.isfile, filled.isdir, filled.cat_file):
             with pytest.raises(LedgerError):
                 ask("src/a/b")
-        admin.execute(f"CREATE DATABASE {database.url.database}")
+        admin.execute(f"CREATE DATABASE {database.name}")
 
 
 # --- the libraries -------------------------------------------------------------------------------------------------------

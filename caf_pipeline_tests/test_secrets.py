@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from bip32 import BIP32
 from mnemonic import Mnemonic
-from sqlalchemy import text
 
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
@@ -40,10 +39,10 @@ def left_behind(folder: Path) -> Iterator[tuple[str, bytes]]:
 def rows(database) -> Iterator[tuple[str, bytes]]:
     """Yield every row of every table as text, bytes in it as hex."""
     with database.transaction() as connection:
-        tables = connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")).scalars().all()
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").scalars()
         assert "transactions" in tables
         for table in tables:
-            for row in connection.execute(text(f'SELECT each::text FROM "{table}" AS each')).scalars():
+            for row in connection.execute(f'SELECT each::text FROM "{table}" AS each').scalars():
                 yield table, row.encode()
 
 

@@ -19,7 +19,7 @@ _LEFT_OUT: Final = {
 }
 
 _POOLS: Final = ("NullPool", "QueuePool", "SingletonThreadPool")
-"""Of SQLAlchemy, which Dagster's storages and the ledger use; each logs by its own name."""
+"""Of SQLAlchemy, which Dagster's storages use; each logs by its own name."""
 
 _OUR_ERRORS: Final = "caf_pipeline.errors."
 

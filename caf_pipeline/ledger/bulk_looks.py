@@ -5,42 +5,36 @@ from datetime import datetime
 from sys import intern
 from typing import Final
 
-from sqlalchemy import text
+from psycopg.rows import tuple_row
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.ledger.database import LedgerPart, driver_connection
+from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import LocatedCopies
 
 _ROWS: Final = 10_000
 _MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
 
 # A pass is due an hour after the last one at most. A time beyond that was written while the clock was wrong.
-_BEGIN = text(
-    """
-    INSERT INTO bulk_looks AS old (store, next_at) VALUES (:store, now() + make_interval(secs => :seconds))
+_BEGIN = """
+    INSERT INTO bulk_looks AS old (store, next_at) VALUES (%(store)s, now() + make_interval(secs => %(seconds)s))
     ON CONFLICT (store) DO UPDATE SET next_at = excluded.next_at
     WHERE old.next_at <= now() OR old.next_at > now() + interval '1 hour' RETURNING true
     """
-)
 _LOCATED: Final = """
     SELECT caf_file_id, CASE WHEN adopted_at IS NULL THEN archive_id END, merkle_root, owner, start,
         ARRAY(SELECT provider FROM copies WHERE copies.caf_file_id = caf_files.caf_file_id AND listed)
     FROM caf_files JOIN sources USING (source_id) WHERE state = %s
 """
 # A look that was made since tells more than a list that may be older, and so does a move.
-_SUSPECT = text(
+_SUSPECT = """
+    UPDATE caf_files SET suspected_at = %(began)s WHERE caf_file_id = ANY(%(ids)s) AND state = 'located'
+        AND greatest(updated_at, checked_at) < %(began)s
     """
-    UPDATE caf_files SET suspected_at = :began WHERE caf_file_id = ANY(:ids) AND state = 'located'
-        AND greatest(updated_at, checked_at) < :began
+_END = """
+    UPDATE bulk_looks SET next_at = CAST(%(began)s AS timestamptz) + make_interval(secs => %(seconds)s),
+        whole_at = CASE WHEN %(whole)s THEN %(began)s ELSE whole_at END
+    WHERE store = %(store)s
     """
-)
-_END = text(
-    """
-    UPDATE bulk_looks SET next_at = CAST(:began AS timestamptz) + make_interval(secs => :seconds),
-        whole_at = CASE WHEN :whole THEN :began ELSE whole_at END
-    WHERE store = :store
-    """
-)
 
 
 class BulkLooks(LedgerPart):
@@ -55,8 +49,8 @@ class BulkLooks(LedgerPart):
         """Return the located chunks of all sources, and the time of which that is. Takes some 500 bytes a chunk."""
         found: list[LocatedCopies] = []
         with self._database.transaction() as connection:
-            began: datetime = connection.execute(text("SELECT now()")).scalar_one()
-            with driver_connection(connection).cursor("located", binary=True) as cursor:
+            began: datetime = connection.execute("SELECT now()").scalar_one()
+            with connection.cursor("located", binary=True, row_factory=tuple_row) as cursor:
                 cursor.execute(_LOCATED, [ChunkState.LOCATED])
                 while rows := cursor.fetchmany(_ROWS):
                     for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
@@ -74,7 +68,7 @@ class BulkLooks(LedgerPart):
 
     def end_bulk_look(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
         """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
-        clear = text("UPDATE caf_files SET suspected_at = NULL WHERE suspected_at < :began")
+        clear = "UPDATE caf_files SET suspected_at = NULL WHERE suspected_at < %(began)s"
         with self._database.transaction() as connection:
             if whole:
                 connection.execute(clear, {"began": began})
@@ -82,19 +76,17 @@ class BulkLooks(LedgerPart):
 
     def whole_bulk_looks(self) -> Mapping[str, datetime]:
         """Return when the last whole pass began, by store; stores without one are left out."""
-        statement = text("SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL")
+        statement = "SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL"
         with self._database.transaction() as connection:
             return {row.store: row.whole_at for row in connection.execute(statement)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
         """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
-        statement = text(
-            """
-            SELECT (SELECT whole_at FROM bulk_looks WHERE store = :store) AS whole_at, (SELECT count(*)
+        statement = """
+            SELECT (SELECT whole_at FROM bulk_looks WHERE store = %(store)s) AS whole_at, (SELECT count(*)
                 FROM caf_files JOIN sources USING (source_id)
-                WHERE sources.name = :source AND state = 'located' AND suspected_at IS NOT NULL) AS suspected
+                WHERE sources.name = %(source)s AND state = 'located' AND suspected_at IS NOT NULL) AS suspected
             """
-        )
         with self._database.transaction() as connection:
             row = connection.execute(statement, {"store": store, "source": source}).one()
         return row.whole_at, row.suspected

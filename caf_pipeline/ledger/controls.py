@@ -2,8 +2,6 @@
 
 from typing import Final
 
-from sqlalchemy import text
-
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.database import Database
@@ -18,15 +16,13 @@ _SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
 """States in which a chunk that is held is uploaded, or repaired by an upload."""
 
 # Both in one statement, so of one moment. A lease that was given back has expired.
-_ORDERS = text(
-    """
+_ORDERS = """
     SELECT (SELECT coalesce(json_object_agg(name, value), '{}') FROM orders) AS given, (
-        SELECT count(*) FROM caf_files JOIN leases ON leases.name = :prefix || caf_files.name
-        WHERE state = ANY(:states) AND expires_at > clock_timestamp()) AS uploads
+        SELECT count(*) FROM caf_files JOIN leases ON leases.name = %(prefix)s || caf_files.name
+        WHERE state = ANY(%(states)s) AND expires_at > clock_timestamp()) AS uploads
     """
-)
-_GIVE = text(
-    "INSERT INTO orders (name, value) VALUES (:name, :value)"
+_GIVE = (
+    "INSERT INTO orders (name, value) VALUES (%(name)s, %(value)s)"
     " ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now()"
 )
 
@@ -58,7 +54,7 @@ class Controls:
         value = _checked(name, value)
         with self._database.transaction() as connection:
             if value is None:
-                connection.execute(text("DELETE FROM orders WHERE name = :name"), {"name": name})
+                connection.execute("DELETE FROM orders WHERE name = %(name)s", {"name": name})
             else:
                 connection.execute(_GIVE, {"name": name, "value": value})
 

@@ -10,12 +10,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from sqlalchemy import Connection, TextClause, text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER
-from caf_pipeline.ledger.database import driver_connection
+from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.quantities import counted
@@ -41,7 +40,7 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
     """COPY rows into a table, columns and their types in the order of the rows; return how many they were."""
     count = 0
     statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
-    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(list(columns.values()))
         for row in rows:
             copy.write_row(row)
@@ -70,7 +69,7 @@ def _copy_batches(
     from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - as above
 
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
-    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
         for size, rows in one_ahead((batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches):
             copy.write(rows)
@@ -99,44 +98,40 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         ) from error
 
 
-_HAS_LOCATED = text("SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND state = ANY(:good))")
+_HAS_LOCATED = "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(source_id)s AND state = ANY(%(good)s))"
 # LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
-_CLAIMED_BUT_LOCATED = text(
-    """
+_CLAIMED_BUT_LOCATED = """
     SELECT claims.file_path, located.name
     FROM caf_files AS planned
     JOIN claims ON claims.caf_file_id = planned.caf_file_id
     CROSS JOIN LATERAL (
         SELECT caf_files.name FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.identity = location_identity(claims.object_version, 0) AND caf_files.state = ANY(:good)
+            AND known.identity = location_identity(claims.object_version, 0) AND caf_files.state = ANY(%(good)s)
         LIMIT 1) AS located
-    WHERE planned.plan_id = :plan_id
+    WHERE planned.plan_id = %(plan_id)s
     LIMIT 1
     """
-)
 
 
 # Asked of the objects in parts, which are few, and not of the claims.
-_CLAIMED_BUT_IN_PARTS = text(
-    """
+_CLAIMED_BUT_IN_PARTS = """
     SELECT claims.file_path, located.name FROM objects_in_parts AS whole
     JOIN claims ON claims.source_id = whole.source_id AND claims.file_path = whole.file_path
         AND claims.object_version = whole.object_version
     JOIN caf_files AS planned ON planned.caf_file_id = claims.caf_file_id
     JOIN caf_files AS located ON located.caf_file_id = whole.caf_file_id
-    WHERE whole.source_id = :source_id AND planned.plan_id = :plan_id LIMIT 1
+    WHERE whole.source_id = %(source_id)s AND planned.plan_id = %(plan_id)s LIMIT 1
     """
-)
 
 
 def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
     if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
         return
-    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).first()
+    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).fetchone()
     if found is None:
-        found = connection.execute(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).first()
+        found = connection.execute(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).fetchone()
     if found is not None:
         raise ClaimConflict(
             f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
@@ -154,7 +149,7 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, bat
     try:
         if not _has_stale_rows(connection, source_id, caf_file_id):
             return copy_location_batches(connection, "locations", source_id, caf_file_id, batches)
-        connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP"))
+        connection.execute("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP")
         count = copy_location_batches(connection, "loading", source_id, caf_file_id, batches)
         written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
     except psycopg.errors.UniqueViolation as error:
@@ -167,33 +162,29 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, bat
 _TWICE: Final = "an object was planned twice: park this chunk and report it"
 
 # Only such chunks can have left rows for objects that were claimed again; most sources have none, and pay nothing.
-_HAS_STALE_CHUNKS = text(
-    "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = :source_id AND located_at IS NOT NULL AND state <> ALL(:good))"
+_HAS_STALE_CHUNKS = (
+    "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(source_id)s AND located_at IS NOT NULL AND state <> ALL(%(good)s))"
 )
-_HAS_STALE_ROWS = text(
-    """
+_HAS_STALE_ROWS = """
     SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM locations AS known
             WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
                 AND known.identity = location_identity(claims.object_version, 0) LIMIT 1) AS stale
-        WHERE claims.caf_file_id = :caf_file_id)
+        WHERE claims.caf_file_id = %(caf_file_id)s)
     """
-)
 
 
-def replace_stale(table: str) -> TextClause:
+def replace_stale(table: str) -> str:
     """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object.
 
     The table is like `locations`.
     """
-    return text(
-        f"""
+    return f"""
         INSERT INTO locations AS old SELECT * FROM {table}
         ON CONFLICT (source_id, file_path, identity) DO UPDATE SET
             caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, last_modified = excluded.last_modified,
             content = excluded.content, sha256 = excluded.sha256
-        WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(:good))
+        WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
         """
-    )
 
 
 def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) -> bool:
@@ -203,27 +194,25 @@ def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) ->
 
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds
-_UPSERT_SKIPS = text(
-    """
+_UPSERT_SKIPS = """
     INSERT INTO skipped_objects AS old
         (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, caf_file_id, retry_at)
     SELECT DISTINCT ON (file_path, object_version)
-        :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
+        %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, %(caf_file_id)s,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping
     ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
         last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
         retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
-            ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, :doublings)), :longest) END
+            ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, %(doublings)s)), %(longest)s) END
     """
-)
-_END_SKIPPED_CLAIMS = text(
-    "DELETE FROM claims USING skipping WHERE claims.caf_file_id = :caf_file_id"
+_END_SKIPPED_CLAIMS = (
+    "DELETE FROM claims USING skipping WHERE claims.caf_file_id = %(caf_file_id)s"
     " AND claims.file_path = skipping.file_path AND claims.object_version = skipping.object_version"
 )
-_END_RELEASED_CLAIMS = text(
-    "DELETE FROM claims USING releasing WHERE claims.caf_file_id = :caf_file_id"
+_END_RELEASED_CLAIMS = (
+    "DELETE FROM claims USING releasing WHERE claims.caf_file_id = %(caf_file_id)s"
     " AND claims.file_path = releasing.file_path AND claims.object_version = releasing.object_version"
 )
 
@@ -237,24 +226,20 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
-_TAKE_WAITING = text(
-    """
+_TAKE_WAITING = """
     INSERT INTO skipped_objects AS old
         (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, times, retry_at)
-    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, 0, :until FROM skipping
+    SELECT %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, 0, %(until)s FROM skipping
     ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
         last_modified = excluded.last_modified, caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
     """
-)
 # Those that a chunk claims stay until it is located: should it skip them, how often they were skipped before counts.
-_END_OLD_WAITING = text(
-    """
-    DELETE FROM skipped_objects AS old WHERE source_id = :source_id AND reason = 'waiting' AND last_at < now()
+_END_OLD_WAITING = """
+    DELETE FROM skipped_objects AS old WHERE source_id = %(source_id)s AND reason = 'waiting' AND last_at < now()
         AND NOT EXISTS (SELECT FROM claims WHERE claims.source_id = old.source_id AND claims.file_path = old.file_path
             AND claims.object_version = old.object_version)
     """
-)
 
 
 def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
@@ -265,14 +250,12 @@ def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip]
         connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
-_END_SKIPS: Final = text(
+_END_SKIPS: Final = """
+    UPDATE skipped_objects SET retry_at = %(listed_at)s
+    FROM unnest(CAST(%(keys)s AS text[]), CAST(%(versions)s AS text[])) AS gone (key, version)
+    WHERE source_id = %(source_id)s AND file_path = gone.key AND object_version = gone.version
+        AND retry_at > %(listed_at)s AND coalesce(last_modified, last_at) < %(silent_from)s
     """
-    UPDATE skipped_objects SET retry_at = :listed_at
-    FROM unnest(CAST(:keys AS text[]), CAST(:versions AS text[])) AS gone (key, version)
-    WHERE source_id = :source_id AND file_path = gone.key AND object_version = gone.version
-        AND retry_at > :listed_at AND coalesce(last_modified, last_at) < :silent_from
-    """
-)
 
 
 def end_skips(
@@ -287,10 +270,8 @@ def end_skips(
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
     connection.execute(
-        text(
-            'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
-            " detail text, etag text, size_bytes bigint, last_modified timestamptz, retry_after interval) ON COMMIT DROP"
-        )
+        'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
+        " detail text, etag text, size_bytes bigint, last_modified timestamptz, retry_after interval) ON COMMIT DROP"
     )
     rows = (
         (
@@ -310,8 +291,8 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
     """End all claims of a chunk; return their number. The claim on an object in parts is not one chunk's to end (`parts`)."""
-    statement = text(
-        "DELETE FROM claims WHERE caf_file_id = :id AND NOT EXISTS (SELECT FROM object_parts WHERE caf_file_id = :id)"
+    statement = (
+        "DELETE FROM claims WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM object_parts WHERE caf_file_id = %(id)s)"
     )
     return connection.execute(statement, {"id": caf_file_id}).rowcount
 
@@ -322,14 +303,14 @@ _STATE_RELEASED = """
     INSERT INTO current_exceptions (source_id, file_path, stated_at, object_version, inventory)
     SELECT claims.source_id, claims.file_path, claims.last_modified, claims.object_version, plans.snapshot
     FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
-    WHERE claims.caf_file_id = ANY(:caf_file_ids) AND EXISTS (
+    WHERE claims.caf_file_id = ANY(%(caf_file_ids)s) AND EXISTS (
         SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.last_modified < claims.last_modified AND caf_files.state = ANY(:good))
+            AND known.last_modified < claims.last_modified AND caf_files.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
 """
-_STATE_ALL_RELEASED = text(_STATE_RELEASED.format(released=""))
-_STATE_SOME_RELEASED = text(_STATE_RELEASED.format(released="JOIN releasing USING (file_path, object_version)"))
+_STATE_ALL_RELEASED = _STATE_RELEASED.format(released="")
+_STATE_SOME_RELEASED = _STATE_RELEASED.format(released="JOIN releasing USING (file_path, object_version)")
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
@@ -339,13 +320,13 @@ def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None
     one would be called current.
     """
     connection.execute(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
-    connection.execute(text("DELETE FROM claims WHERE caf_file_id = ANY(:ids)"), {"ids": caf_file_ids})
+    connection.execute("DELETE FROM claims WHERE caf_file_id = ANY(%(ids)s)", {"ids": caf_file_ids})
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
     """End the chunk's claims on these (key, object version), which may then be planned again."""
     connection.execute(
-        text('CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP')
+        'CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP'
     )
     if copy_rows(connection, "releasing", _IDENTITY, released):
         connection.execute(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})

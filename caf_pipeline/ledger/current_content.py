@@ -9,97 +9,84 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, text
-
 from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
 _EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
 
-_NEW_INVENTORY = text(
-    """
+_NEW_INVENTORY = """
     INSERT INTO inventories (source_id, name, taken_at, after_key, until_key, all_versions, beside)
-    VALUES (:source_id, :name, :taken_at, :after, :until, :all_versions, CAST(:beside AS jsonb))
+    VALUES (%(source_id)s, %(name)s, %(taken_at)s, %(after)s, %(until)s, %(all_versions)s, CAST(%(beside)s AS jsonb))
     ON CONFLICT (source_id, name) DO NOTHING
     """
-)
-_LATER = text(
-    "SELECT after_key, until_key FROM inventories WHERE source_id = :source_id AND (taken_at, name) > (:taken_at, :name)"
+_LATER = (
+    "SELECT after_key, until_key FROM inventories WHERE source_id = %(source_id)s AND (taken_at, name) > (%(taken_at)s, %(name)s)"
 )
 # A later statement of the same moment stands for both. That headers were compared stays said as long as the identity is the same.
-_TAKE_EXCEPTIONS = text(
-    """
+_TAKE_EXCEPTIONS = """
     INSERT INTO current_exceptions AS old (source_id, file_path, stated_at, object_version, last_modified, inventory)
-    SELECT :source_id, file_path, stated_at, object_version, last_modified, :inventory FROM stating
+    SELECT %(source_id)s, file_path, stated_at, object_version, last_modified, %(inventory)s FROM stating
     ON CONFLICT (source_id, file_path, stated_at) DO UPDATE SET
         inventory = excluded.inventory, object_version = excluded.object_version,
         last_modified = CASE WHEN old.object_version = excluded.object_version
             THEN coalesce(excluded.last_modified, old.last_modified) ELSE excluded.last_modified END
     """
-)
-_COUNT = text(
+_COUNT = """
+    UPDATE inventories SET current_objects = %(current)s, older_objects = %(older)s, gone_objects = %(gone)s,
+        left_out = CAST(%(left_out)s AS jsonb), counted_at = now()
+    WHERE source_id = %(source_id)s AND name = %(name)s
     """
-    UPDATE inventories SET current_objects = :current, older_objects = :older, gone_objects = :gone,
-        left_out = CAST(:left_out AS jsonb), counted_at = now()
-    WHERE source_id = :source_id AND name = :name
-    """
-)
 # What was located since of the inventory's own plans is current where it lists current objects only.
-_CONTENT = text(
-    """
+_CONTENT = """
     SELECT name, taken_at, counted_at, all_versions, beside, left_out,
         older_objects AS older, gone_objects AS gone, current_objects AS current,
         (SELECT coalesce(sum(member_count), 0) FROM caf_files JOIN plans USING (plan_id)
-            WHERE caf_files.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at
-            AND state = ANY(:good) AND NOT EXISTS (SELECT FROM object_parts
+            WHERE caf_files.source_id = %(source_id)s AND plans.snapshot = inventories.name AND located_at > counted_at
+            AND state = ANY(%(good)s) AND NOT EXISTS (SELECT FROM object_parts
                 WHERE object_parts.caf_file_id = caf_files.caf_file_id))
         + (SELECT count(*) FROM objects_in_parts AS whole JOIN plans USING (plan_id)
-            WHERE whole.source_id = :source_id AND plans.snapshot = inventories.name AND located_at > counted_at)
+            WHERE whole.source_id = %(source_id)s AND plans.snapshot = inventories.name AND located_at > counted_at)
             AS located_since
     FROM inventories
-    WHERE source_id = :source_id AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
+    WHERE source_id = %(source_id)s AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
     ORDER BY taken_at DESC, name DESC LIMIT 1
     """
-)
-_VERSIONS = text(
-    """
+_VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
-        WHERE source_id = :source_id AND file_path = ANY(CAST(:keys AS text[])))
+        WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
     SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, caf_files.name AS chunk
-    FROM unnest(CAST(:keys AS text[])) AS asked (key) CROSS JOIN LATERAL (
+    FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
         SELECT file_path, object_version, etag, start_byte, end_byte, caf_file_id, version_id FROM file_locations
-        WHERE source_id = :source_id AND file_path = asked.key AND part = 0
+        WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
         UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, caf_file_id, version_id FROM in_parts
         WHERE file_path = asked.key) AS found
-    JOIN caf_files USING (caf_file_id) WHERE state = ANY(:good) AND version_id IS NULL
+    JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id IS NULL
     """
-)
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
-_SETTLED = text(
-    """
-    WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(:keys AS text[]),
-        CAST(:versions AS text[]), CAST(:with_times AS text[]), CAST(:times AS timestamptz[]), CAST(:have_ids AS boolean[]),
-        CAST(:are_latest AS boolean[]))),
+_SETTLED = """
+    WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(%(keys)s AS text[]),
+        CAST(%(versions)s AS text[]), CAST(%(with_times)s AS text[]), CAST(%(times)s AS timestamptz[]),
+        CAST(%(have_ids)s AS boolean[]), CAST(%(are_latest)s AS boolean[]))),
     in_parts AS MATERIALIZED (SELECT file_path, object_version, last_modified FROM objects_in_parts
-        WHERE source_id = :source_id AND file_path = ANY(CAST(:keys AS text[])))
+        WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
     SELECT key, version FROM asked
-    LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = :source_id AND file_path = key
+    LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = %(source_id)s AND file_path = key
         AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
-    LEFT JOIN LATERAL (SELECT true AS yes FROM skipped_objects WHERE source_id = :source_id AND file_path = key
+    LEFT JOIN LATERAL (SELECT true AS yes FROM skipped_objects WHERE source_id = %(source_id)s AND file_path = key
         AND object_version IN (version, with_time) AND retry_at > now() LIMIT 1) AS skipped ON true
-    LEFT JOIN LATERAL (SELECT stated_at, object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
-        ORDER BY stated_at DESC LIMIT 1) AS said ON true
-    LEFT JOIN LATERAL (SELECT object_version FROM current_exceptions WHERE source_id = :source_id AND file_path = key
+    LEFT JOIN LATERAL (SELECT stated_at, object_version FROM current_exceptions
+        WHERE source_id = %(source_id)s AND file_path = key ORDER BY stated_at DESC LIMIT 1) AS said ON true
+    LEFT JOIN LATERAL (SELECT object_version FROM current_exceptions WHERE source_id = %(source_id)s AND file_path = key
         AND last_modified = modified AND starts_with(object_version, version) ORDER BY stated_at DESC LIMIT 1) AS compared ON true
     LEFT JOIN LATERAL (
         SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
             max(known.object_version) FILTER (WHERE is_it) AS object_version
         FROM (SELECT object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
-            WHERE file_locations.source_id = :source_id AND file_path = key AND part = 0 AND state = ANY(:good)
+            WHERE file_locations.source_id = %(source_id)s AND file_path = key AND part = 0 AND state = ANY(%(good)s)
             UNION ALL SELECT object_version, last_modified FROM in_parts WHERE file_path = key) AS known
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)
             OR known.object_version = version AND (has_version_id OR known.last_modified = modified) AS is_it) AS identity
@@ -107,7 +94,6 @@ _SETTLED = text(
     WHERE claimed.yes OR skipped.yes OR CASE WHEN NOT is_latest THEN located.object_version IS NOT NULL
         WHEN said.stated_at >= latest THEN said.object_version = located.object_version ELSE located.last_modified = latest END
     """
-)
 
 
 def last_whole(source_id: str) -> str:
@@ -133,13 +119,15 @@ class CurrentContent(LedgerPart):
         """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {"source_id": source_id, "name": inventory.name, "taken_at": inventory.taken_at}
-            rows = connection.execute(_LATER, values).all()
+            rows = connection.execute(_LATER, values).fetchall()
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
         """Return when the latest whole inventory that is planned was taken; None where none was."""
         with self._of_source(source) as (connection, source_id):
-            found: datetime | None = connection.execute(text(last_whole(":source_id")), {"source_id": source_id}).scalar()
+            found: datetime | None = connection.execute(
+                last_whole("%(source_id)s"), {"source_id": source_id}
+            ).scalar_one_or_none()
         return found
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
@@ -168,7 +156,7 @@ class CurrentContent(LedgerPart):
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
         """Return every identity without a version id that is located of these keys, in chunks in good standing."""
         with self._of_source(source) as (connection, source_id):
-            rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).all()
+            rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).fetchall()
         return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
 
     def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
@@ -199,10 +187,8 @@ def _record_exceptions(
     connection: Connection, source_id: int, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
 ) -> None:
     connection.execute(
-        text(
-            'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
-            " last_modified timestamptz) ON COMMIT DROP"
-        )
+        'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
+        " last_modified timestamptz) ON COMMIT DROP"
     )
     rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
     if copy_rows(connection, "stating", _EXCEPTION, rows):
@@ -211,7 +197,7 @@ def _record_exceptions(
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
     """Return the counts as of the last whole inventory that was counted, of so many located objects; None where there is none."""
-    row = connection.execute(_CONTENT, {"source_id": source_id, "good": GOOD}).one_or_none()
+    row = connection.execute(_CONTENT, {"source_id": source_id, "good": GOOD}).fetchone()
     if row is None:
         return None
     current = int(row.current) + (0 if row.all_versions else int(row.located_since))

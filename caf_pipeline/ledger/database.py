@@ -6,17 +6,18 @@ Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's
 """
 
 import contextlib
+import re
 import select
+import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import psycopg
-import sqlalchemy.exc
-from sqlalchemy import Connection, create_engine, event, text
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import namedtuple_row
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
@@ -24,8 +25,9 @@ from caf_pipeline.ledger.migrations import is_current, migrate
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
-POOL_SIZE: Final = 2  # a step's statement and the renewal of its lease
-MAX_OVERFLOW: Final = 8  # steps in threads
+KEPT_IDLE: Final = 2  # a step's statement and the renewal of its lease
+MOST_CONNECTIONS: Final = 10  # steps in threads
+POOL_SECONDS: Final = 30  # for which one that is free is waited for
 CONNECT_SECONDS: Final = 10
 UNASKED_SECONDS: Final = 1.0  # for which an idle connection is taken to live, unless it has something to say
 
@@ -33,8 +35,9 @@ STILL_SECONDS: Final = 30  # as long as a lease
 """After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
 it holds would keep every other run waiting, for as long as its machine answers for it."""
 
-# For this transaction only: a session's settings do not belong to us behind a pooler. Times come in the zone that is set here.
-_SETTINGS: Final = text(f"SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; SET LOCAL TIME ZONE 'UTC'")
+# One round trip. The settings are of this transaction only: a session's do not belong to us behind a pooler. Times come in the
+# zone that is set here.
+_BEGIN: Final = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; SET LOCAL TIME ZONE 'UTC'"
 
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
@@ -95,27 +98,75 @@ _UNREACHABLE: Final = (
 """Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
 
 
+Row = Any
+"""A named tuple of a statement's columns."""
+
+
+class Rows(psycopg.Cursor[Row]):
+    """What a statement returned."""
+
+    def one(self) -> Row:
+        """Return the next row, which there is."""
+        row = self.fetchone()
+        assert row is not None
+        return row
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - of any type, as the column is
+        """Return the first column of the next row, which there is."""
+        return self.one()[0]
+
+    def scalar_one_or_none(self) -> Any:  # noqa: ANN401 - as above
+        """Return the first column of the next row, None where there is none."""
+        row = self.fetchone()
+        return None if row is None else row[0]
+
+    def scalars(self) -> list[Any]:
+        """Return the first column of all rows."""
+        return [row[0] for row in self]
+
+
+class Connection(psycopg.Connection[Row]):
+    """A connection of the ledger: each statement is a transaction of its own unless one was begun."""
+
+    idle_since = 0.0
+    """Of the monotonic clock; 0 before it was given back for the first time."""
+
+    @classmethod
+    def to(cls, url: str) -> Self:
+        """Open one."""
+        given = conninfo_to_dict(url)
+        ours = {name: value for name, value in _CONNECT.items() if name not in given}
+        connection = cls.connect(url, **ours, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row)
+        connection.cursor_factory = Rows
+        return connection
+
+    def execute(self, query: str, params: Mapping[str, Any] | Sequence[Any] | None = None, *, binary: bool = False) -> Rows:  # type: ignore[override]
+        """As psycopg's."""
+        rows = super().execute(query, params, binary=binary)
+        assert isinstance(rows, Rows)
+        return rows
+
+
 class Database:
     """A small pool of connections to one database. Safe in threads; a fork needs one of its own.
 
+    Not psycopg_pool's, which connects in threads of its own: where the server refuses, whoever waits is told nothing of it until
+    his time is over.
+
     Attributes:
+        url: its address, for libpq.
+        name: the database's, "" where the address has none.
         description: where it is, without user and password.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.description = _describe(url)
-        with self._translated():
-            self.engine = create_engine(
-                url,
-                pool_size=POOL_SIZE,
-                max_overflow=MAX_OVERFLOW,
-                hide_parameters=True,  # keys of objects do not belong in errors and logs
-                connect_args={key: value for key, value in _CONNECT.items() if key not in url.query}
-                | {"prepare_threshold": None},
-            )
-        event.listen(self.engine, "checkin", _note_time)
-        event.listen(self.engine, "checkout", self._require_alive)
+        address = conninfo_to_dict(url)
+        self.name = str(address.get("dbname", ""))
+        self.description = _describe(address)
+        self._password = address.get("password")
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._idle: list[Connection] = []  # the one that was used last is taken first; append and pop are atomic
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -125,32 +176,66 @@ class Database:
             LedgerUnreachable: the database is away; whether a commit under way was made is then unknown.
             LedgerError: it refused a statement.
         """
-        with self._translated(), self.engine.begin() as connection:
-            connection.execute(_SETTINGS)
-            try:
-                yield connection
-            except Exception:
-                raise
-            except BaseException:  # a statement may be under way, so that a roll-back fails and the pool logs a traceback
-                connection.invalidate()
-                raise
+        with self._translated(), self._connected() as connection:
+            connection.execute(_BEGIN)
+            yield connection
+            connection.commit()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[psycopg.Connection[Any]]:
-        """Give the driver's connection, for questions alone: each statement is a transaction of its own where none is begun.
+    def reading(self) -> Iterator[Connection]:
+        """Give a connection for questions alone, each of which is a transaction of its own where none is begun.
 
         Raises: as `transaction`.
         """
-        with self._translated(), contextlib.closing(self.engine.raw_connection()) as pooled:
-            connection = pooled.driver_connection
-            assert isinstance(connection, psycopg.Connection)
+        with self._translated(), self._connected() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        """Give a connection outside of a transaction; what is open at the end, or on an exception, is rolled back."""
+        if not self._free.acquire(timeout=POOL_SECONDS):
+            raise LedgerUnreachable(f"all connections to {self.description} are in use")
+        try:
+            connection = self._take()
             try:
-                connection.autocommit = True
                 yield connection
-                connection.autocommit = False
-            except BaseException:  # the pool does not see what the driver raises, and would reset a connection that is broken
-                pooled.invalidate()
+            except Exception:
+                self._give_back(connection)
                 raise
+            except BaseException:  # a statement may be under way, which cannot be rolled back
+                connection.close()
+                raise
+            self._give_back(connection)
+        finally:
+            self._free.release()
+
+    def _take(self) -> Connection:
+        """Return an idle connection, or a new one. Where an idle one broke, none of them is taken again.
+
+        The end of a connection, and a server's last words, wait to be read, which is seen without asking. Of a server that went
+        away without a word nothing is seen: a connection that was idle for longer than a moment is asked.
+        """
+        with contextlib.suppress(IndexError):
+            connection = self._idle.pop()
+            try:
+                if time.monotonic() - connection.idle_since > UNASKED_SECONDS or _has_something_to_read(connection):
+                    connection.execute("SELECT 1")
+                return connection
+            except psycopg.Error:
+                connection.close()
+                self.close()
+        return Connection.to(self.url)
+
+    def _give_back(self, connection: Connection) -> None:
+        try:
+            connection.rollback()
+        except psycopg.Error:  # it is broken, which whoever used it was told
+            connection.close()
+        if connection.closed or len(self._idle) >= KEPT_IDLE:
+            connection.close()
+        else:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
 
     def is_current(self) -> bool:
         """Tell whether the schema is up to date."""
@@ -164,49 +249,33 @@ class Database:
 
     def close(self) -> None:
         """Close the idle connections."""
-        self.engine.dispose()
-
-    def _require_alive(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: PoolProxiedConnection) -> None:
-        """Have the pool open another connection where this one broke while it was idle.
-
-        The end of a connection, and a server's last words, wait to be read, which is seen without asking. Of a server that went
-        away without a word nothing is seen: a connection that was idle for longer than a moment is asked.
-        """
-        idle_since = entry.info.get(_IDLE_SINCE)
-        if idle_since is None:  # it was opened just now
-            return
-        try:
-            if time.monotonic() - idle_since > UNASKED_SECONDS or _has_something_to_read(connection):
-                self.engine.dialect.do_ping(connection)
-        except psycopg.Error as error:
-            raise sqlalchemy.exc.InvalidatePoolError from error  # then no idle one is taken again
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlalchemy.exc.DBAPIError, psycopg.Error) as error:
+        except psycopg.Error as error:
             if interrupt := interrupt_behind(error):  # else a step would be tried again, and the interrupt be lost
                 raise interrupt from None
-            cause = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error
-            raise self._translate(cause) from error
-        except sqlalchemy.exc.TimeoutError as error:
-            raise LedgerUnreachable(f"all connections to {self.description} are in use") from error
+            raise self._translate(error) from error
 
-    def _translate(self, error: BaseException | None) -> LedgerError:
+    def _translate(self, error: psycopg.Error) -> LedgerError:
         """Return our error for what the driver or the server reported, by SQLSTATE; never with the password."""
-        diagnosis = error.diag if isinstance(error, psycopg.Error) else None
-        said = (diagnosis and diagnosis.message_primary) or first_line(error).removeprefix("connection failed: ")
-        if self.url.password:
-            said = said.replace(str(self.url.password), "***")
-        code = (error.sqlstate if isinstance(error, psycopg.Error) else None) or ""
+        diagnosis = error.diag
+        said = diagnosis.message_primary or first_line(error).removeprefix("connection failed: ")
+        if self._password:
+            said = said.replace(str(self._password), "***")
+        code = error.sqlstate or ""
         if not code and isinstance(error, psycopg.OperationalError):
             for words, meaning, hint in _UNREACHABLE:
                 if words in str(error) and "FATAL:" not in str(error):
                     return LedgerUnreachable(f"{self.description} cannot be used: {meaning}", hint=hint)
             code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
-        if code == "23514" and diagnosis and diagnosis.table_name == "caf_files":
+        if code == "23514" and diagnosis.table_name == "caf_files":
             return IllegalMove(f"the database refuses the state: {said}", hint="do the steps before it first")
         if hint:
             return LedgerError(f"{self.description}: {said}", hint=hint)
@@ -218,14 +287,7 @@ class Database:
         return LedgerError(f"{self.description} refused a statement: {said}")
 
 
-_IDLE_SINCE: Final = "idle since"
-
-
-def _note_time(_: object, entry: ConnectionPoolEntry) -> None:
-    entry.info[_IDLE_SINCE] = time.monotonic()
-
-
-def _has_something_to_read(connection: DBAPIConnection) -> bool:
+def _has_something_to_read(connection: Connection) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     return bool(poll.poll(0))
@@ -249,7 +311,7 @@ class LedgerPart:
 
 def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
     """Return the id of a source; raises NotLocated where there is no such source."""
-    found = connection.execute(text(f"SELECT source_id FROM sources WHERE name = :name {lock}"), {"name": source})
+    found = connection.execute(f"SELECT source_id FROM sources WHERE name = %(name)s {lock}", {"name": source})
     source_id = found.scalar_one_or_none()
     if source_id is None:
         raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
@@ -283,46 +345,43 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     return database
 
 
-def _url(settings: Settings) -> URL:
+def _url(settings: Settings) -> str:
     if settings.database_url is not None and settings.database_url.get_secret_value():
         return parse_url(settings.database_url.get_secret_value())
     return embedded_url(settings)
 
 
-def embedded_url(settings: Settings) -> URL:
+def embedded_url(settings: Settings) -> str:
     """Return the address of the embedded server under `home`, started where it does not run."""
     server = embedded_server(settings.home / "postgres")
-    return URL.create("postgresql+psycopg", username=SUPERUSER, database=SUPERUSER, query={"host": str(server.socket_folder)})
+    return f"postgresql://{SUPERUSER}@/{SUPERUSER}?host={quote(str(server.socket_folder), safe='')}"
 
 
-def parse_url(text: str) -> URL:
-    """Read `postgresql://…` as an address for psycopg 3, whatever driver it names."""
+def parse_url(text: str) -> str:
+    """Return `postgresql://…` as an address for libpq, whatever driver it names.
+
+    Source: "Connection URIs" in the PostgreSQL 18 manual.
+    """
+    url = re.sub(r"\Apostgres(ql)?(\+\w+)?://", "postgresql://", text)
     try:
-        url = make_url(text)
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        # What the parser says may quote the password.
-        raise LedgerError(
-            "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
-            hint="percent-encode '@', '/', ':' and '%' in the password",
-        ) from None
-    return url.set(drivername="postgresql+psycopg")
-
-
-def driver_connection(connection: Connection) -> psycopg.Connection[Any]:
-    """Return psycopg's connection, in the same transaction, for COPY and server-side cursors."""
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, psycopg.Connection)
-    return raw
+        named = Counter(name for name, _ in parse_qsl(urlsplit(url).query))  # of two, libpq would take the last
+        if max(named.values(), default=1) == 1:
+            conninfo_to_dict(url)
+            return url
+    except (psycopg.Error, ValueError):  # what they say may quote the password
+        pass
+    raise LedgerError(
+        "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
+        hint="percent-encode '@', '/', ':' and '%' in the password; after '?' libpq's own parameters may follow, each once",
+    )
 
 
 def describe_database(settings: Settings) -> str:
     """Return where the database of the settings is, without user and password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""
-    return _describe(parse_url(url)) if url else f"the embedded database in {settings.home / 'postgres'}"
+    return _describe(conninfo_to_dict(parse_url(url))) if url else f"the embedded database in {settings.home / 'postgres'}"
 
 
-def _describe(url: URL) -> str:
-    host = url.host or url.query.get("host") or "the local socket"
-    where = host if isinstance(host, str) else ",".join(host)
-    port = f":{url.port}" if url.port else ""
-    return f"the database '{url.database or ''}' at {where}{port}"
+def _describe(address: Mapping[str, Any]) -> str:
+    port = f":{address['port']}" if address.get("port") else ""
+    return f"the database '{address.get('dbname', '')}' at {address.get('host') or 'the local socket'}{port}"

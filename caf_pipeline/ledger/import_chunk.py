@@ -12,13 +12,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.log_times import record_log_times
 from caf_pipeline.ledger.parts import restore_part
 from caf_pipeline.ledger.records import Skip, StoredChunk
@@ -32,43 +30,37 @@ if TYPE_CHECKING:
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
 
-_KNOWN: Final = text("SELECT state FROM caf_files WHERE name = :name")
-_PLAN: Final = text("SELECT plan_id, sha256 FROM plans WHERE source_id = :source_id AND name = :name")
-_OTHER_PLAN: Final = text("SELECT name FROM plans WHERE sha256 = :sha256 AND (source_id, name) <> (:source_id, :name)")
-_NEW_PLAN: Final = text(
-    """
+_KNOWN: Final = "SELECT state FROM caf_files WHERE name = %(name)s"
+_PLAN: Final = "SELECT plan_id, sha256 FROM plans WHERE source_id = %(source_id)s AND name = %(name)s"
+_OTHER_PLAN: Final = "SELECT name FROM plans WHERE sha256 = %(sha256)s AND (source_id, name) <> (%(source_id)s, %(name)s)"
+_NEW_PLAN: Final = """
     INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-    VALUES (:source_id, :name, :sha256, :snapshot, :folder, 0, 0) RETURNING plan_id
+    VALUES (%(source_id)s, %(name)s, %(sha256)s, %(snapshot)s, %(folder)s, 0, 0) RETURNING plan_id
     """
-)
-_TELL_HASH: Final = text("UPDATE plans SET sha256 = :sha256 WHERE plan_id = :plan_id")
+_TELL_HASH: Final = "UPDATE plans SET sha256 = %(sha256)s WHERE plan_id = %(plan_id)s"
 # A plan that was restored is as large as its chunks that are known; of one that was registered all of them are.
-_COUNT_PLAN: Final = text(
-    """
+_COUNT_PLAN: Final = """
     UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
         object_bytes = greatest(plans.object_bytes, sums.bytes)
     FROM (SELECT sum(object_count) FILTER (WHERE part IS NULL) + count(DISTINCT (file_path, object_version))
             FILTER (WHERE part IS NOT NULL) AS objects, sum(caf_files.object_bytes) AS bytes
-        FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = :plan_id) AS sums
-    WHERE plan_id = :plan_id
+        FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = %(plan_id)s) AS sums
+    WHERE plan_id = %(plan_id)s
     """
-)
-_NEW_CHUNK: Final = text(
-    """
+_NEW_CHUNK: Final = """
     INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
         proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at)
-    VALUES (:name, :source_id, :plan_id, :number, :state, :reason, :object_count, :object_bytes, :stored_size_bytes,
-        :stored_size_bytes, :stored_size_bytes, :member_count, :member_bytes, :skipped_count, :released_count, :merkle_root,
-        :proof_type, :owner, :start, CAST(:samples AS jsonb), now(), now(), now(), now(), now(),
-        CASE WHEN :adopted THEN now() END)
+    VALUES (%(name)s, %(source_id)s, %(plan_id)s, %(number)s, %(state)s, %(reason)s, %(object_count)s, %(object_bytes)s,
+        %(stored_size_bytes)s, %(stored_size_bytes)s, %(stored_size_bytes)s, %(member_count)s, %(member_bytes)s,
+        %(skipped_count)s, %(released_count)s, %(merkle_root)s, %(proof_type)s, %(owner)s, %(start)s,
+        CAST(%(samples)s AS jsonb), now(), now(), now(), now(), now(),
+        CASE WHEN %(adopted)s THEN now() END)
     RETURNING caf_file_id
     """
-)
-_HAS_CLAIMS: Final = text("SELECT EXISTS (SELECT FROM claims WHERE source_id = :source_id)")
+_HAS_CLAIMS: Final = "SELECT EXISTS (SELECT FROM claims WHERE source_id = %(source_id)s)"
 # LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table just filled.
-_CLAIMED: Final = text(
-    """
+_CLAIMED: Final = """
     SELECT restoring.file_path, claimed.name
     FROM restoring CROSS JOIN LATERAL (
         SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id
@@ -76,50 +68,41 @@ _CLAIMED: Final = text(
             AND claims.object_version = location_version(restoring.identity) LIMIT 1) AS claimed
     LIMIT 1
     """
-)
-_CLAIMED_PART: Final = text(
-    """
+_CLAIMED_PART: Final = """
     SELECT file_path, name FROM claims JOIN caf_files USING (caf_file_id)
-    WHERE claims.source_id = :source_id AND file_path = :key AND object_version = :object_version
+    WHERE claims.source_id = %(source_id)s AND file_path = %(key)s AND object_version = %(object_version)s
     """
-)
 _LOCATE: Final = replace_stale("restoring")
-_END_SKIPS: Final = text(
+_END_SKIPS: Final = (
     "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
     " AND old.file_path = restoring.file_path AND old.object_version = location_version(restoring.identity)"
 )
 _SAME: Final = (
-    "old.source_id = :source_id AND old.file_path = skipping.file_path AND old.object_version = skipping.object_version"
+    "old.source_id = %(source_id)s AND old.file_path = skipping.file_path AND old.object_version = skipping.object_version"
 )
 # Of several chunks that skipped an object the one posted last tells why. One that is not posted yet, and a plan, came later.
-_SKIP_LATER: Final = text(
-    f"""
+_SKIP_LATER: Final = f"""
     UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
         etag = skipping.etag, size_bytes = skipping.size_bytes, last_modified = skipping.last_modified,
-        caf_file_id = :caf_file_id,
+        caf_file_id = %(caf_file_id)s,
         retry_at = coalesce(now() + retry_after, 'infinity')
-    FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < :start
+    FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < %(start)s
     """
-)
-_SKIP_EARLIER: Final = text(
-    f"""
+_SKIP_EARLIER: Final = f"""
     UPDATE skipped_objects AS old SET times = old.times + 1
-    FROM skipping WHERE {_SAME} AND old.caf_file_id IS DISTINCT FROM :caf_file_id
+    FROM skipping WHERE {_SAME} AND old.caf_file_id IS DISTINCT FROM %(caf_file_id)s
     """
-)
-_SKIP_NEW: Final = text(
-    """
+_SKIP_NEW: Final = """
     INSERT INTO skipped_objects (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified,
         caf_file_id, retry_at)
-    SELECT :source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, :caf_file_id,
+    SELECT %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, %(caf_file_id)s,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping WHERE NOT EXISTS (
         SELECT FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
-        WHERE known.source_id = :source_id AND known.file_path = skipping.file_path
-            AND known.identity = location_identity(skipping.object_version, 0) AND state = ANY(:good))
+        WHERE known.source_id = %(source_id)s AND known.file_path = skipping.file_path
+            AND known.identity = location_identity(skipping.object_version, 0) AND state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
     """
-)
 
 
 class _Superseded(Exception):
@@ -170,7 +153,7 @@ class ChunkImport(LedgerPart):
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
-            connection.execute(text("CREATE TEMPORARY TABLE restoring (LIKE locations) ON COMMIT DROP"))
+            connection.execute("CREATE TEMPORARY TABLE restoring (LIKE locations) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, chunk)
@@ -190,12 +173,12 @@ class ChunkImport(LedgerPart):
 def _plan_id(connection: Connection, source_id: int, chunk: StoredChunk, folder: str) -> int:
     """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
     names = {"source_id": source_id, "name": chunk.plan}
-    found = connection.execute(_PLAN, names).one_or_none()
+    found = connection.execute(_PLAN, names).fetchone()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
     sha256 = chunk.plan_sha256 or (unknown if found is None else found.sha256)
     if found is not None and sha256 == found.sha256:
         return int(found.plan_id)
-    other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).first()
+    other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).fetchone()
     if other is not None or (found is not None and found.sha256 != unknown):
         raise IntegrityError(
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
@@ -232,9 +215,9 @@ def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) 
         return
     if chunk.part is not None:
         names = {"source_id": source_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
-        claimed = connection.execute(_CLAIMED_PART, names).first()
+        claimed = connection.execute(_CLAIMED_PART, names).fetchone()
     else:
-        claimed = connection.execute(_CLAIMED).first()
+        claimed = connection.execute(_CLAIMED).fetchone()
     if claimed is not None:
         raise ClaimConflict(
             f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
@@ -245,12 +228,10 @@ def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) 
 def _locate(connection: Connection, chunk: StoredChunk) -> int:
     try:
         written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
-    except DBAPIError as error:
-        if isinstance(error.orig, psycopg.errors.CardinalityViolation):
-            raise LedgerError(
-                f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"
-            ) from error
-        raise
+    except psycopg.errors.CardinalityViolation as error:
+        raise LedgerError(
+            f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"
+        ) from error
     if chunk.member_count and not written and not chunk.part:
         raise _Superseded
     return written

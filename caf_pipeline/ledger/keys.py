@@ -36,7 +36,7 @@ _NOT_ARCHIVED: Final = """
 _SOURCE_ID: Final = "(SELECT source_id FROM sources WHERE name = %(source)s)"
 # What waits has a row of both while a chunk claims it.
 _COUNT_NOT_ARCHIVED: Final = f"""
-    SELECT count(*) FILTER (WHERE pending), count(*) FILTER (WHERE NOT pending) FROM (
+    SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
         SELECT file_path, object_version, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{within}}
         UNION SELECT file_path, object_version, reason = 'waiting' FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{within}} AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})) AS found

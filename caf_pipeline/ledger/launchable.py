@@ -4,42 +4,34 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import text
-
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 
 _COLUMNS: Final = """sources.name AS source, sources.address, found.caf_file_id, found.name, found.state,
     CASE WHEN found.stored_size_bytes > 0 THEN found.stored_size_bytes ELSE found.expected_size_bytes END AS size_bytes,
-    EXISTS (SELECT FROM leases WHERE leases.name = :prefix || found.name AND expires_at > clock_timestamp()) AS held"""
+    EXISTS (SELECT FROM leases WHERE leases.name = %(prefix)s || found.name AND expires_at > clock_timestamp()) AS held"""
 
 # The states are written out: an index of some states serves a question that names them. And the source is a range: where it is a
 # constant, the order is that of the primary key as well, which Postgres would go through from the oldest chunk on.
 _UNDER_WAY: Final = ", ".join(f"'{state}'" for state in UNDER_WAY)
-_LAUNCHABLE: Final = text(
-    f"""
-    SELECT {_COLUMNS} FROM unnest(CAST(:sources AS text[]), CAST(:after AS bigint[])) AS asked (name, after)
+_LAUNCHABLE: Final = f"""
+    SELECT {_COLUMNS} FROM unnest(CAST(%(sources)s AS text[]), CAST(%(after)s AS bigint[])) AS asked (name, after)
     JOIN sources ON sources.name = asked.name
     CROSS JOIN LATERAL (SELECT * FROM caf_files
         WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, asked.after) AND caf_files.source_id <= sources.source_id
             AND state IN ({_UNDER_WAY})
-        ORDER BY caf_files.source_id, caf_file_id LIMIT :limit) AS found
+        ORDER BY caf_files.source_id, caf_file_id LIMIT %(limit)s) AS found
     ORDER BY found.caf_file_id
     """
-)
-_UNRELEASED: Final = text(
-    f"""
+_UNRELEASED: Final = f"""
     SELECT {_COLUMNS} FROM staging_reservations JOIN caf_files AS found USING (caf_file_id) JOIN sources USING (source_id)
-    WHERE state IN ('located', 'empty') AND sources.name = ANY(:sources) ORDER BY found.caf_file_id LIMIT :limit
+    WHERE state IN ('located', 'empty') AND sources.name = ANY(%(sources)s) ORDER BY found.caf_file_id LIMIT %(limit)s
     """
-)
-_LAST_LOCATED: Final = text(
-    """
+_LAST_LOCATED: Final = """
     SELECT name, (SELECT max(located_at) FROM caf_files WHERE caf_files.source_id = sources.source_id) AS at
-    FROM sources WHERE name = ANY(:sources)
+    FROM sources WHERE name = ANY(%(sources)s)
     """
-)
 
 
 class LaunchableChunks(LedgerPart):
@@ -56,12 +48,12 @@ class LaunchableChunks(LedgerPart):
         """
         asked = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
         with self._database.transaction() as connection:
-            unreleased = connection.execute(_UNRELEASED, asked).all()
-            under_way = connection.execute(_LAUNCHABLE, asked | {"after": list(after.values())}).all()
+            unreleased = connection.execute(_UNRELEASED, asked).fetchall()
+            under_way = connection.execute(_LAUNCHABLE, asked | {"after": list(after.values())}).fetchall()
         return [LaunchableChunk(**{**row._asdict(), "state": ChunkState(row.state)}) for row in (*unreleased, *under_way)]
 
     def last_located(self, sources: Sequence[str]) -> Mapping[str, datetime]:
         """Return when a chunk of each source was last located; sources without one are left out."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_LAST_LOCATED, {"sources": list(sources)}).all()
+            rows = connection.execute(_LAST_LOCATED, {"sources": list(sources)}).fetchall()
         return {row.name: row.at for row in rows if row.at is not None}

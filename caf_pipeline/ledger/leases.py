@@ -15,10 +15,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
-from sqlalchemy import Connection, Row, text
-
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.database import Database, LedgerPart
+from caf_pipeline.ledger.database import Connection, Database, LedgerPart, Row
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
 from caf_pipeline.waits import Waits
@@ -30,25 +28,25 @@ run after a crash on another machine is ready to wait."""
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
 _COLUMNS: Final = "name, epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
-_LOCK = text(f"SELECT {_COLUMNS} FROM leases WHERE name = :name FOR UPDATE")
-_TAKEN = text(f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name")
-_TAKE = text(
-    """
+_LOCK = f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s FOR UPDATE"
+_TAKEN = f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name"
+_TAKE = """
     INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
-    VALUES (:name, 1, :run, :boot_id, :pid, :process_started, clock_timestamp() + make_interval(secs => :seconds))
+    VALUES (%(name)s, 1, %(run)s, %(boot_id)s, %(pid)s, %(process_started)s,
+        clock_timestamp() + make_interval(secs => %(seconds)s))
     ON CONFLICT (name) DO UPDATE SET
         epoch = held.epoch + 1, run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,
         process_started = excluded.process_started, expires_at = excluded.expires_at
-    WHERE held.epoch = :seen
+    WHERE held.epoch = %(seen)s
     RETURNING epoch
     """
-)
-_SET_CHUNK_EPOCH = text("UPDATE caf_files SET epoch = :epoch WHERE name = :chunk")
-_RENEW = text(
-    "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => :seconds) WHERE name = :name AND epoch = :epoch"
+_SET_CHUNK_EPOCH = "UPDATE caf_files SET epoch = %(epoch)s WHERE name = %(chunk)s"
+_RENEW = (
+    "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => %(seconds)s)"
+    " WHERE name = %(name)s AND epoch = %(epoch)s"
 )
 # The row stays: its epoch must go on growing. It expires at 0, by which a lease that was given back is known.
-_RELEASE = text("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = :name AND epoch = :epoch")
+_RELEASE = "UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %(name)s AND epoch = %(epoch)s"
 
 
 _GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
@@ -69,7 +67,7 @@ class Leases(LedgerPart):
         by one that cannot be seen from here and has not let it run out.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_LOCK, {"name": name}).one_or_none()
+            row = connection.execute(_LOCK, {"name": name}).fetchone()
             lease = _record(row) if row else None
             if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
                 return False
@@ -150,7 +148,7 @@ class HeldLease:
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
-        row = connection.execute(_LOCK, {"name": self.name}).one_or_none()
+        row = connection.execute(_LOCK, {"name": self.name}).fetchone()
         if row is not None:
             found = _record(row)
             if found.live and _is_alive(found) is not False:
@@ -185,7 +183,7 @@ class HeldLease:
             wait = self._seconds / RENEWALS_PER_LEASE
 
 
-def _record(row: Row[tuple[object, ...]]) -> LeaseRecord:
+def _record(row: Row) -> LeaseRecord:
     holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
     return LeaseRecord(row.name, row.epoch, holder, row.expires_at, row.live)
 

@@ -6,17 +6,15 @@ What a chunk has of them its manifest tells.
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, text
-
 from caf_pipeline.ledger.copy import copy_rows
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.database import Connection, LedgerPart
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import LogTimes
     from caf_pipeline.ledger.records import Location
 
 _COLUMNS: Final = {"caf_file_id": "int8", "start_byte": "int8", "first_ms": "int8", "last_ms": "int8"}
-_TELL: Final = text("UPDATE caf_files SET has_log_times = true WHERE caf_file_id = :caf_file_id")
+_TELL: Final = "UPDATE caf_files SET has_log_times = true WHERE caf_file_id = %(caf_file_id)s"
 # LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table.
 _TOLD: Final = """
     SELECT asked.number, first_ms, last_ms

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
-
-from sqlalchemy import Row, text
+from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason, is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, still_skipped
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.database import LedgerPart, Row
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
@@ -33,81 +31,69 @@ _CHUNK: Final = """
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
 """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
-    WHERE sources.name = :source AND state = :located AND look_again_at <= now()
-    ORDER BY look_again_at, caf_file_id LIMIT :waiting"""
+    WHERE sources.name = %(source)s AND state = %(located)s AND look_again_at <= now()
+    ORDER BY look_again_at, caf_file_id LIMIT %(waiting)s"""
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
 """Of chunks located last, the median of whose rates is taken: one long pause between two of them then changes little."""
 
 # From one chunk located to the next, so that chunks archived side by side count as what they come to together. What a rebuild
 # restored was never packed here.
-_RATE = text(
-    """
+_RATE = """
     WITH recent AS (SELECT located_at, member_bytes FROM caf_files
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND located_at IS NOT NULL AND attempts > 0
-        ORDER BY located_at DESC LIMIT :chunks),
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND located_at IS NOT NULL AND attempts > 0
+        ORDER BY located_at DESC LIMIT %(chunks)s),
     steps AS (SELECT member_bytes, extract(epoch FROM located_at - lag(located_at) OVER (ORDER BY located_at)) AS seconds
         FROM recent)
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
         count(*) AS chunks FROM steps WHERE seconds > 0 AND member_bytes > 0
     """
-)
-_PLANS = text(
-    """
+_PLANS = """
     SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
         (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM caf_files
             WHERE caf_files.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
-    FROM plans JOIN sources USING (source_id) WHERE (sources.name = :source OR CAST(:source AS text) IS NULL)
+    FROM plans JOIN sources USING (source_id) WHERE (sources.name = %(source)s OR CAST(%(source)s AS text) IS NULL)
         AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
-    ORDER BY plan_id DESC LIMIT :limit
+    ORDER BY plan_id DESC LIMIT %(limit)s
     """
+_SKIPPED = (
+    "SELECT reason, count(*) FROM skipped_objects"
+    f" WHERE source_id = %(source_id)s AND {still_skipped('%(source_id)s')} GROUP BY reason"
 )
-_SKIPPED = text(
-    f"SELECT reason, count(*) FROM skipped_objects WHERE source_id = :source_id AND {still_skipped(':source_id')} GROUP BY reason"
-)
-_WAITING_OBJECTS = text(
-    """
+_WAITING_OBJECTS = """
     SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS size_bytes, min(retry_at) AS until FROM skipped_objects AS skipped
-    WHERE source_id = :source_id AND reason = 'waiting' AND NOT EXISTS (SELECT FROM claims
+    WHERE source_id = %(source_id)s AND reason = 'waiting' AND NOT EXISTS (SELECT FROM claims
         WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
             AND claims.object_version = skipped.object_version)
     """
-)
-_ANY_OBJECT = text(
-    """
+_ANY_OBJECT = """
     SELECT start_byte, end_byte, sha256 FROM file_locations
-    WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = :chunk) AND end_byte - start_byte BETWEEN 1 AND :most
+    WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = %(chunk)s)
+        AND end_byte - start_byte BETWEEN 1 AND %(most)s
     ORDER BY random() LIMIT 1
     """
-)
 # Of chunks with a part, the number alone: what is located of objects in parts is asked of the objects.
-_SUMS = text(
-    """
+_SUMS = """
     SELECT state, count(*) AS chunks, coalesce(sum(member_count) FILTER (WHERE part IS NULL), 0) AS members,
         coalesce(sum(member_bytes) FILTER (WHERE part IS NULL), 0) AS bytes,
         coalesce(sum(object_count - skipped_count - released_count) FILTER (WHERE part IS NULL), 0) AS claimed
-    FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.source_id = :source_id GROUP BY state
+    FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.source_id = %(source_id)s GROUP BY state
     """
-)
-_IN_PARTS = text(
-    """
+_IN_PARTS = """
     SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS bytes, (SELECT count(*) FROM claims
-        JOIN object_parts USING (caf_file_id) WHERE object_parts.source_id = :source_id) AS claimed
-    FROM objects_in_parts WHERE source_id = :source_id
+        JOIN object_parts USING (caf_file_id) WHERE object_parts.source_id = %(source_id)s) AS claimed
+    FROM objects_in_parts WHERE source_id = %(source_id)s
     """
-)
-_VERSIONS: Final = text(
-    """
+_VERSIONS: Final = """
     SELECT *, count(*) OVER () AS versions FROM (
         SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
         FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
-        WHERE sources.name = :source AND file_path = :key AND state = ANY(:good) AND part = 0
+        WHERE sources.name = %(source)s AND file_path = %(key)s AND state = ANY(%(good)s) AND part = 0
         UNION ALL
         SELECT file_path, object_version, version_id, 0, size_bytes, etag, last_modified, '' FROM objects_in_parts
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = :source) AND file_path = :key) AS located
-    ORDER BY last_modified DESC, object_version DESC LIMIT :limit
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s) AS located
+    ORDER BY last_modified DESC, object_version DESC LIMIT %(limit)s
     """
-)
 
 
 class Lookups(LedgerPart):
@@ -116,8 +102,8 @@ class Lookups(LedgerPart):
     def chunk(self, name: str) -> Chunk:
         """Return the chunk's row, or raise NotLocated."""
         with self._database.transaction() as connection:
-            statement = text(f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = :name")
-            row = connection.execute(statement, {"name": name}).one_or_none()
+            statement = f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = %(name)s"
+            row = connection.execute(statement, {"name": name}).fetchone()
         if row is None:
             raise NotLocated(f"the ledger has no chunk {name}", hint="caf status lists the chunks")
         return _chunk(row)
@@ -125,11 +111,11 @@ class Lookups(LedgerPart):
     def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         wanted = [*states] if states is not None else [*ChunkState]
-        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(:states)"
+        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(%(states)s)"
         if source is not None:
-            statement += " AND sources.name = :source"
+            statement += " AND sources.name = %(source)s"
         with self._database.transaction() as connection:
-            rows = connection.execute(text(f"{statement} ORDER BY caf_files.name"), {"states": wanted, "source": source})
+            rows = connection.execute(f"{statement} ORDER BY caf_files.name", {"states": wanted, "source": source})
             return [_chunk(row) for row in rows]
 
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
@@ -137,9 +123,9 @@ class Lookups(LedgerPart):
 
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """
-        statement = text(
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located"
-            f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+        statement = (
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
         facts = {"source": source, "located": ChunkState.LOCATED, "limit": limit, "waiting": waiting}
         with self._database.transaction() as connection:
@@ -147,9 +133,9 @@ class Lookups(LedgerPart):
 
     def suspected_chunks(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
-        statement = text(
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = :source AND state = :located AND suspected_at IS NOT NULL"
-            " ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT :limit"
+        statement = (
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            " AND suspected_at IS NOT NULL ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
         with self._database.transaction() as connection:
             rows = connection.execute(statement, {"source": source, "located": ChunkState.LOCATED, "limit": limit})
@@ -161,7 +147,7 @@ class Lookups(LedgerPart):
         Reads the chunk's rows, some 0.5 s for a million.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).one_or_none()
+            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
@@ -169,15 +155,15 @@ class Lookups(LedgerPart):
         if not is_supported(key.encode("utf-8", "surrogatepass")):
             return [], 0
         with self._database.transaction() as connection:
-            rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).all()
+            rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).fetchall()
         return [_location_row(row) for row in rows], rows[0].versions if rows else 0
 
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source, from its chunks' counts."""
         with self._of_source(source) as (connection, source_id):
-            sums = connection.execute(_SUMS, {"source_id": source_id}).all()
+            sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
             in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
-            skipped = connection.execute(_SKIPPED, {"source_id": source_id}).all()
+            skipped = connection.execute(_SKIPPED, {"source_id": source_id}).fetchall()
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
             waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
@@ -195,7 +181,7 @@ class Lookups(LedgerPart):
     def plans(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
         """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_PLANS, {"source": source, "limit": limit}).all()
+            rows = connection.execute(_PLANS, {"source": source, "limit": limit}).fetchall()
         return [
             PlanRow(
                 PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),
@@ -214,18 +200,18 @@ class Lookups(LedgerPart):
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""
         with self._database.transaction() as connection:
-            return list(connection.execute(text("SELECT name FROM sources ORDER BY name")).scalars())
+            return list(connection.execute("SELECT name FROM sources ORDER BY name").scalars())
 
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by its archive's id."""
         with self._database.transaction() as connection:
-            return {row.archive_id: row.address for row in connection.execute(text("SELECT archive_id, address FROM sources"))}
+            return {row.archive_id: row.address for row in connection.execute("SELECT archive_id, address FROM sources")}
 
 
-def _location_row(row: Row[Any]) -> LocationRow:
+def _location_row(row: Row) -> LocationRow:
     return LocationRow(**{field.name: getattr(row, field.name) for field in fields(LocationRow)})
 
 
-def _chunk(row: Row[Any]) -> Chunk:
+def _chunk(row: Row) -> Chunk:
     samples = [Sample(one["offset"], one["length"], bytes.fromhex(one["sha256"])) for one in row.samples or ()]
     return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "samples": tuple(samples)})

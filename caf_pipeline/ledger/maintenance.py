@@ -5,8 +5,6 @@ What writes looks again under a lock, and may be called at any moment, by any nu
 
 from collections.abc import Sequence
 
-from sqlalchemy import text
-
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
 from caf_pipeline.ledger.copy import end_claims
 from caf_pipeline.ledger.database import LedgerPart
@@ -14,15 +12,14 @@ from caf_pipeline.ledger.records import ChunkRows, Reservation
 from caf_pipeline.ledger.transactions import SIGNED
 from caf_pipeline.store.protocol import SignedTransaction
 
-_RESERVATIONS = text(
+_RESERVATIONS = (
     "SELECT caf_files.name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN caf_files USING (caf_file_id)"
     " ORDER BY caf_files.name"
 )
-_UNSETTLED = text(f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence")
+_UNSETTLED = f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence"
 # One statement sees one moment: a load of locations is in all of it or in none.
-_ROWS_BY_CHUNK = text(
-    """
-    WITH source AS (SELECT source_id FROM sources WHERE name = :source),
+_ROWS_BY_CHUNK = """
+    WITH source AS (SELECT source_id FROM sources WHERE name = %(source)s),
         located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
@@ -30,17 +27,16 @@ _ROWS_BY_CHUNK = text(
         chunks AS (SELECT caf_file_id, name, state, member_count, restored_at FROM caf_files
             WHERE source_id = (SELECT source_id FROM source))
     SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations,
-        CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(:claiming) THEN member_count ELSE 0 END
+        CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
             AS claims,
         coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
     FROM chunks FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
         LEFT JOIN object_parts USING (caf_file_id)
     ORDER BY caf_file_id
     """
-)
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
-_CHUNK_STATE = text("SELECT state FROM caf_files WHERE caf_file_id = :id FOR NO KEY UPDATE")
-_DROP_LOCATIONS = text("DELETE FROM locations WHERE caf_file_id = :id")
+_CHUNK_STATE = "SELECT state FROM caf_files WHERE caf_file_id = %(id)s FOR NO KEY UPDATE"
+_DROP_LOCATIONS = "DELETE FROM locations WHERE caf_file_id = %(id)s"
 
 
 class StrayRows(LedgerPart):
@@ -49,13 +45,13 @@ class StrayRows(LedgerPart):
     def reservations(self) -> Sequence[Reservation]:
         """Return all reservations of staging folders, by chunk."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_RESERVATIONS).all()
+            rows = connection.execute(_RESERVATIONS).fetchall()
         return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
 
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of every account whose fate is not known, by account and sequence."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_UNSETTLED).all()
+            rows = connection.execute(_UNSETTLED).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
@@ -66,7 +62,7 @@ class StrayRows(LedgerPart):
         Empty for a source that is not known. Reads both tables once.
         """
         with self._database.transaction() as connection:
-            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).all()
+            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
     def drop_stray_rows(self, caf_file_id: int) -> int:

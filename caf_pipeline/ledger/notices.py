@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import text
-
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import MessageSetApart
 
@@ -21,46 +19,37 @@ MOST_SET_APART: Final = 1_000
 
 # A key's events are ordered by their sequencers where these have one length: S3's documentation has said of others that the
 # shorter is padded at the left, and at the right. Where the order is not known, the key is listed once more.
-_NOTICE: Final = text(
-    """
+_NOTICE: Final = """
     INSERT INTO noticed_keys AS old (source_id, file_path, sequencer)
-    SELECT :source_id, * FROM unnest(CAST(:keys AS bytea[]), CAST(:sequencers AS text[]))
+    SELECT %(source_id)s, * FROM unnest(CAST(%(keys)s AS bytea[]), CAST(%(sequencers)s AS text[]))
     ON CONFLICT (source_id, file_path) DO UPDATE SET (sequencer, listing) = (SELECT
         CASE WHEN known THEN old.sequencer ELSE excluded.sequencer END, CASE WHEN known THEN old.listing END
         FROM (SELECT length(old.sequencer) = length(excluded.sequencer) AND old.sequencer >= excluded.sequencer
             AND excluded.sequencer <> '' AS known) AS compared)
     """
-)
-_MARK: Final = text(
+_MARK: Final = """
+    UPDATE noticed_keys SET listing = %(listing)s FROM sources
+    WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
+        AND file_path > %(after)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
     """
-    UPDATE noticed_keys SET listing = :listing FROM sources
-    WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source
-        AND file_path > :after AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
+_FORGET: Final = """
+    DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
+        AND listing = %(listing)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
     """
-)
-_FORGET: Final = text(
-    """
-    DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source
-        AND listing = :listing AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
-    """
-)
 # Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
-_WAITS_SINCE: Final = text(
+_WAITS_SINCE: Final = """
+    UPDATE noticed_keys SET noticed_at = least(%(began)s, now()) FROM sources
+    WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s AND noticed_at < %(began)s
+        AND file_path > %(after)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
     """
-    UPDATE noticed_keys SET noticed_at = least(:began, now()) FROM sources
-    WHERE noticed_keys.source_id = sources.source_id AND sources.name = :source AND noticed_at < :began
-        AND file_path > :after AND (CAST(:until AS bytea) IS NULL OR file_path <= :until)
-    """
+_SET_APART_BEFORE: Final = (
+    "SELECT message_id FROM messages_set_apart WHERE source_id = %(source_id)s AND message_id = ANY(%(ids)s)"
 )
-_SET_APART_BEFORE: Final = text(
-    "SELECT message_id FROM messages_set_apart WHERE source_id = :source_id AND message_id = ANY(:ids)"
-)
-_SET_APART: Final = text(
-    """
-    INSERT INTO messages_set_apart (source_id, message_id, body, reason) VALUES (:source_id, :message_id, :body, :reason)
+_SET_APART: Final = """
+    INSERT INTO messages_set_apart (source_id, message_id, body, reason)
+    VALUES (%(source_id)s, %(message_id)s, %(body)s, %(reason)s)
     ON CONFLICT (source_id, message_id) DO NOTHING
     """
-)
 
 
 class Notices(LedgerPart):
@@ -82,9 +71,9 @@ class Notices(LedgerPart):
             wrong = {message.message_id: message for message in messages if message.wrong}
             facts = {"source_id": source_id, "ids": list(wrong)}
             known = connection.execute(_SET_APART_BEFORE, facts).scalars()  # whose deletion failed: they need no room
-            for message_id in known.all():
+            for message_id in known:
                 del wrong[message_id]
-            count = text("SELECT count(*) FROM messages_set_apart WHERE source_id = :source_id")
+            count = "SELECT count(*) FROM messages_set_apart WHERE source_id = %(source_id)s"
             room = MOST_SET_APART - connection.execute(count, {"source_id": source_id}).scalar_one()
             left = set(list(wrong)[max(room, 0) :])
             for message_id in wrong.keys() - left:
@@ -109,9 +98,9 @@ class Notices(LedgerPart):
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
         """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
-        statement = text(
-            "SELECT file_path FROM noticed_keys WHERE source_id = :source_id AND file_path > :after"
-            " ORDER BY file_path LIMIT :limit"
+        statement = (
+            "SELECT file_path FROM noticed_keys WHERE source_id = %(source_id)s AND file_path > %(after)s"
+            " ORDER BY file_path LIMIT %(limit)s"
         )
         with self._of_source(source) as (connection, source_id):
             facts = {"source_id": source_id, "after": after, "limit": limit}
@@ -119,21 +108,19 @@ class Notices(LedgerPart):
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
         """Return how many keys are noticed and how many messages are set apart, of each of these sources that has any."""
-        statement = text(
-            """
+        statement = """
             SELECT name, (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS keys,
                 (SELECT count(*) FROM messages_set_apart WHERE messages_set_apart.source_id = sources.source_id) AS messages
-            FROM sources WHERE name = ANY(:sources)
+            FROM sources WHERE name = ANY(%(sources)s)
             """
-        )
         with self._database.transaction() as connection:
-            rows = connection.execute(statement, {"sources": list(sources)}).all()
+            rows = connection.execute(statement, {"sources": list(sources)}).fetchall()
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
         """Return the messages of a source's queue that were set apart, the oldest first."""
-        statement = text(
-            "SELECT message_id, body, reason, set_apart_at FROM messages_set_apart WHERE source_id = :source_id"
+        statement = (
+            "SELECT message_id, body, reason, set_apart_at FROM messages_set_apart WHERE source_id = %(source_id)s"
             " ORDER BY set_apart_at, message_id"
         )
         with self._of_source(source) as (connection, source_id):
@@ -141,7 +128,7 @@ class Notices(LedgerPart):
 
     def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
         """Remove messages that were set apart."""
-        statement = text("DELETE FROM messages_set_apart WHERE source_id = :source_id AND message_id = ANY(:ids)")
+        statement = "DELETE FROM messages_set_apart WHERE source_id = %(source_id)s AND message_id = ANY(%(ids)s)"
         with self._of_source(source) as (connection, source_id):
             connection.execute(statement, {"source_id": source_id, "ids": list(message_ids)})
 

@@ -8,11 +8,10 @@ Source: docs/decisions/0020-objects-over-several-chunks.md.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection, text
-
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
+from caf_pipeline.ledger.database import Connection
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import PartLocation
@@ -29,62 +28,51 @@ _PART: Final = {
     "object_bytes": "int8",
 }
 # Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
-_REGISTER: Final = text(
-    """
+_REGISTER: Final = """
     INSERT INTO object_parts (plan_id, source_id, caf_file_id, file_path, object_version, part, part_count, start_byte, end_byte,
         object_bytes, location_part)
-    SELECT :plan_id, :source_id, splitting.*, part + coalesce(
+    SELECT %(plan_id)s, %(source_id)s, splitting.*, part + coalesce(
         (SELECT min(old.location_part - old.part) FROM object_parts AS old
-            WHERE old.plan_id = :plan_id AND old.file_path = splitting.file_path
+            WHERE old.plan_id = %(plan_id)s AND old.file_path = splitting.file_path
                 AND old.object_version = splitting.object_version),
         (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old
-            WHERE old.source_id = :source_id AND old.file_path = splitting.file_path
+            WHERE old.source_id = %(source_id)s AND old.file_path = splitting.file_path
                 AND old.object_version = splitting.object_version))
     FROM splitting
     """
-)
-_OWN: Final = text("SELECT * FROM object_parts WHERE caf_file_id = :id")
+_OWN: Final = "SELECT * FROM object_parts WHERE caf_file_id = %(id)s"
 # In one order, by all who wait for each other.
-_ALL: Final = text(
-    """
+_ALL: Final = """
     SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts ON parts.plan_id = own.plan_id
         AND parts.file_path = own.file_path AND parts.object_version = own.object_version
-    WHERE own.caf_file_id = :id ORDER BY parts.part FOR UPDATE OF parts
+    WHERE own.caf_file_id = %(id)s ORDER BY parts.part FOR UPDATE OF parts
     """
-)
-_IS_LOCATED: Final = text(
-    """
+_IS_LOCATED: Final = """
     SELECT EXISTS (SELECT FROM objects_in_parts AS whole JOIN object_parts AS own ON own.source_id = whole.source_id
         AND own.file_path = whole.file_path AND own.object_version = whole.object_version AND own.plan_id = whole.plan_id
-        WHERE own.caf_file_id = :id)
+        WHERE own.caf_file_id = %(id)s)
     """
-)
-_END_SKIP: Final = text(
-    """
-    DELETE FROM skipped_objects AS old USING object_parts AS own WHERE own.caf_file_id = :id
+_END_SKIP: Final = """
+    DELETE FROM skipped_objects AS old USING object_parts AS own WHERE own.caf_file_id = %(id)s
         AND old.source_id = own.source_id AND old.file_path = own.file_path AND old.object_version = own.object_version
     """
-)
 # A chunk whose row is locked is being moved: its own run finds out.
-_WITHDRAW_PLANNED: Final = text(
-    """
+_WITHDRAW_PLANNED: Final = """
     UPDATE caf_files SET state = 'withdrawn', updated_at = now(), reason = 'another part of its object cannot be archived: '
-        || (SELECT name || ' is ' || CAST(:after AS text) FROM caf_files WHERE caf_file_id = :id)
+        || (SELECT name || ' is ' || CAST(%(after)s AS text) FROM caf_files WHERE caf_file_id = %(id)s)
     WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
-        WHERE caf_file_id = ANY(:all) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
+        WHERE caf_file_id = ANY(%(all)s) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
     """
-)
-_LOCATE: Final = text(
-    """
+_LOCATE: Final = """
     INSERT INTO locations (source_id, file_path, identity, caf_file_id, start_byte, last_modified, sha256, content)
-    SELECT source_id, file_path, location_identity(object_version, location_part), caf_file_id, :start_byte, :last_modified,
-        :sha256, location_content(object_version, location_part, CAST(:version_id AS text), :etag, :end_byte - :start_byte)
-    FROM object_parts WHERE caf_file_id = :id AND file_path = :key AND object_version = :object_version
+    SELECT source_id, file_path, location_identity(object_version, location_part), caf_file_id, %(start_byte)s, %(last_modified)s,
+        %(sha256)s, location_content(object_version, location_part, CAST(%(version_id)s AS text), %(etag)s,
+            %(end_byte)s - %(start_byte)s)
+    FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s AND object_version = %(object_version)s
         AND (part, part_count, start_byte, end_byte, object_bytes)
-            = (:number, :count, :first_byte, :last_byte, :object_bytes)
-        AND end_byte - start_byte = :end_byte - :start_byte
+            = (%(number)s, %(count)s, %(first_byte)s, %(last_byte)s, %(object_bytes)s)
+        AND end_byte - start_byte = %(end_byte)s - %(start_byte)s
     """
-)
 
 
 def register_parts(
@@ -122,10 +110,8 @@ def restore_part(connection: Connection, source_id: int, plan_id: int, caf_file_
 
 def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
     connection.execute(
-        text(
-            'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", object_version text COLLATE "C",'
-            " part integer, part_count integer, start_byte bigint, end_byte bigint, object_bytes bigint) ON COMMIT DROP"
-        )
+        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", object_version text COLLATE "C",'
+        " part integer, part_count integer, start_byte bigint, end_byte bigint, object_bytes bigint) ON COMMIT DROP"
     )
     if copy_rows(connection, "splitting", _PART, rows):
         connection.execute(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
@@ -133,7 +119,7 @@ def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterab
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
     """Tell whether a chunk has a part of an object."""
-    return connection.execute(_OWN, {"id": caf_file_id}).first() is not None
+    return connection.execute(_OWN, {"id": caf_file_id}).fetchone() is not None
 
 
 def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") -> None:
@@ -176,10 +162,10 @@ def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> 
         return True
     found = list(connection.execute(_ALL, {"id": caf_file_id}).scalars())
     if after not in IN_GOOD_STANDING:
-        connection.execute(text("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(:all)"), {"all": found})
+        connection.execute("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(%(all)s)", {"all": found})
         connection.execute(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})
         withdraw_claims(connection, found)
     elif connection.execute(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
         connection.execute(_END_SKIP, {"id": caf_file_id})
-        connection.execute(text("DELETE FROM claims WHERE caf_file_id = ANY(:all)"), {"all": found})
+        connection.execute("DELETE FROM claims WHERE caf_file_id = ANY(%(all)s)", {"all": found})
     return True

@@ -10,8 +10,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection, text
-
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
@@ -31,7 +29,7 @@ from caf_pipeline.ledger.copy import (
     withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.database import Connection, Database
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
@@ -86,9 +84,9 @@ _PLAN = (
     "SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes"
     " FROM plans JOIN sources USING (source_id)"
 )
-_RESERVED_BY_OTHERS = text(
+_RESERVED_BY_OTHERS = (
     "SELECT coalesce(sum(size_bytes), 0) FROM staging_reservations JOIN caf_files USING (caf_file_id)"
-    " WHERE staging_reservations.folder = :folder AND caf_file_id <> :caf_file_id AND state = ANY(:claiming)"
+    " WHERE staging_reservations.folder = %(folder)s AND caf_file_id <> %(caf_file_id)s AND state = ANY(%(claiming)s)"
 )
 
 
@@ -151,13 +149,13 @@ class Ledger(
         """
         with self._database.transaction() as connection:
             connection.execute(
-                text(
-                    "INSERT INTO sources (name, archive_id, address) VALUES (:name, :archive_id, :address)"
+                (
+                    "INSERT INTO sources (name, archive_id, address) VALUES (%(name)s, %(archive_id)s, %(address)s)"
                     " ON CONFLICT (name) DO NOTHING"
                 ),
                 {"name": name, "archive_id": archive_id, "address": address},
             )
-            known = connection.execute(text("SELECT address FROM sources WHERE name = :name"), {"name": name}).scalar_one()
+            known = connection.execute("SELECT address FROM sources WHERE name = %(name)s", {"name": name}).scalar_one()
         if known != address:
             raise LedgerError(
                 f"source '{name}' is {known} in the ledger, and {address} in the settings",
@@ -167,16 +165,16 @@ class Ledger(
     def find_plan(self, sha256: bytes) -> PlanRecord | None:
         """Return the plan of this full hash."""
         with self._database.transaction() as connection:
-            row = connection.execute(text(f"{_PLAN} WHERE sha256 = :sha256"), {"sha256": sha256}).one_or_none()
+            row = connection.execute(f"{_PLAN} WHERE sha256 = %(sha256)s", {"sha256": sha256}).fetchone()
         return None if row is None else PlanRecord(**row._asdict())
 
     def plan_name_taken(self, source: str, short: str) -> bool:
         """Tell whether another plan of the source already has this short name."""
         with self._database.transaction() as connection:
             found = connection.execute(
-                text(f"{_PLAN} WHERE sources.name = :source AND plans.name = :short"), {"source": source, "short": short}
+                f"{_PLAN} WHERE sources.name = %(source)s AND plans.name = %(short)s", {"source": source, "short": short}
             )
-            return found.first() is not None
+            return found.fetchone() is not None
 
     def register_plan(
         self,
@@ -249,7 +247,7 @@ class Ledger(
         method = _OWN_METHOD.get((before, after))
         if method is not None:
             raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
-        changes = f"reason = :reason, attempts = attempts + {int(after is _S.PACKING)}"
+        changes = f"reason = %(reason)s, attempts = attempts + {int(after is _S.PACKING)}"
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
         if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
@@ -273,10 +271,10 @@ class Ledger(
         Raises:
             LedgerError: the claims that are left are not as many as the members; nothing was written.
         """
-        changes = """sealed_at = now(), caf_size_bytes = :caf_size_bytes, stored_size_bytes = :stored_size_bytes,
-            member_count = :member_count, member_bytes = :member_bytes, skipped_count = :skipped_count,
-            released_count = :released_count, merkle_root = :merkle_root, proof_type = :proof_type,
-            samples = CAST(:samples AS jsonb), tail_start = :tail_start, tail_sha256 = :tail_sha256"""
+        changes = """sealed_at = now(), caf_size_bytes = %(caf_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
+            member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
+            released_count = %(released_count)s, merkle_root = %(merkle_root)s, proof_type = %(proof_type)s,
+            samples = CAST(%(samples)s AS jsonb), tail_start = %(tail_start)s, tail_sha256 = %(tail_sha256)s"""
         facts = {**asdict(seal), "samples": samples_as_json(seal.samples)}
         after = _S.SEALED if seal.member_count else _S.EMPTY
         with self._database.transaction() as connection:
@@ -286,7 +284,7 @@ class Ledger(
             if follow_move(connection, moved.caf_file_id, after):
                 return
             left = connection.execute(
-                text("SELECT count(*) FROM claims WHERE caf_file_id = :id"), {"id": moved.caf_file_id}
+                ("SELECT count(*) FROM claims WHERE caf_file_id = %(id)s"), {"id": moved.caf_file_id}
             ).scalar_one()
             # An object without a claim may by now be in another plan; archiving it here too would be doing it twice.
             if left != seal.member_count:
@@ -301,16 +299,16 @@ class Ledger(
         with self._database.transaction() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
-            statement = text("UPDATE caf_files SET samples = CAST(:samples AS jsonb) WHERE caf_file_id = :id")
+            statement = "UPDATE caf_files SET samples = CAST(%(samples)s AS jsonb) WHERE caf_file_id = %(id)s"
             connection.execute(statement, {"samples": samples_as_json(samples), "id": caf_file_id})
 
     def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
         """Give a `sealed` chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
         with self._database.transaction() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.SEALED,), "given another root")
-            statement = text(
-                "UPDATE caf_files SET merkle_root = :root, proof_type = :proof_type, samples = CAST(:samples AS jsonb),"
-                " updated_at = now() WHERE caf_file_id = :id"
+            statement = (
+                "UPDATE caf_files SET merkle_root = %(root)s, proof_type = %(proof_type)s, samples = CAST(%(samples)s AS jsonb),"
+                " updated_at = now() WHERE caf_file_id = %(id)s"
             )
             facts = {"root": merkle_root, "proof_type": proof_type, "samples": samples_as_json(samples), "id": caf_file_id}
             connection.execute(statement, facts)
@@ -323,7 +321,7 @@ class Ledger(
         """
         with self._database.transaction() as connection:
             facts = {"owner": posting.owner, "start": posting.start}
-            changes = "posted_at = now(), owner = :owner, start = :start"
+            changes = "posted_at = now(), owner = %(owner)s, start = %(start)s"
             moved = move_row(connection, lease, chunk, _S.POSTING, _S.POSTED, changes=changes, facts=facts)
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
@@ -378,10 +376,10 @@ class Ledger(
         """
         with self._database.transaction() as connection:
             require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
-            statement = text(
-                "UPDATE caf_files SET owner = :owner, start = :start, posted_at = now(), updated_at = now(),"
+            statement = (
+                "UPDATE caf_files SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(),"
                 " read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
-                " WHERE name = :chunk"
+                " WHERE name = %(chunk)s"
                 " RETURNING caf_file_id, merkle_root, stored_size_bytes"
             )
             row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
@@ -409,9 +407,9 @@ class Ledger(
         """Count a run of the chunk that failed on this object, once; return how many runs there were."""
         with self._database.transaction() as connection:
             times = connection.execute(
-                text(
+                (
                     "INSERT INTO read_failures AS old (caf_file_id, file_path, object_version, last_run)"
-                    " SELECT caf_file_id, :key, :version, :run FROM caf_files WHERE name = :chunk"
+                    " SELECT caf_file_id, %(key)s, %(version)s, %(run)s FROM caf_files WHERE name = %(chunk)s"
                     " ON CONFLICT (caf_file_id, file_path, object_version) DO UPDATE SET"
                     " times = old.times + CASE WHEN old.last_run = excluded.last_run THEN 0 ELSE 1 END,"
                     " last_run = excluded.last_run RETURNING times"
@@ -432,7 +430,7 @@ class Ledger(
         """
         with self._database.transaction() as connection:
             # Two runs must not both find the last of the room; a lock of the transaction, not of the session.
-            connection.execute(text("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE")
             caf_file_id = guarded(connection, lease, chunk)
             others = connection.execute(
                 _RESERVED_BY_OTHERS, {"folder": folder, "caf_file_id": caf_file_id, "claiming": sorted(CLAIMING)}
@@ -443,8 +441,8 @@ class Ledger(
                     hint="wait for other chunks to be archived, or raise packing.staging_limit",
                 )
             connection.execute(
-                text(
-                    "INSERT INTO staging_reservations (caf_file_id, folder, size_bytes) VALUES (:id, :folder, :size)"
+                (
+                    "INSERT INTO staging_reservations (caf_file_id, folder, size_bytes) VALUES (%(id)s, %(folder)s, %(size)s)"
                     " ON CONFLICT (caf_file_id) DO UPDATE SET folder = excluded.folder, size_bytes = excluded.size_bytes"
                 ),
                 {"id": caf_file_id, "folder": folder, "size": size_bytes},
@@ -454,42 +452,41 @@ class Ledger(
         """Give the chunk's reservation back; does nothing where there is none."""
         with self._database.transaction() as connection:
             connection.execute(
-                text(
+                (
                     "DELETE FROM staging_reservations USING caf_files"
-                    " WHERE staging_reservations.caf_file_id = caf_files.caf_file_id AND name = :chunk"
+                    " WHERE staging_reservations.caf_file_id = caf_files.caf_file_id AND name = %(chunk)s"
                 ),
                 {"chunk": chunk},
             )
 
 
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
-_CLAIM_SKIPPED_AGAIN = text(
-    """
+_CLAIM_SKIPPED_AGAIN = """
     INSERT INTO claims (source_id, file_path, object_version, caf_file_id, last_modified)
     SELECT source_id, file_path, object_version, caf_file_id, last_modified FROM skipped_objects AS s
-    WHERE caf_file_id = :id AND NOT EXISTS (
+    WHERE caf_file_id = %(id)s AND NOT EXISTS (
         SELECT FROM locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
         WHERE l.source_id = s.source_id AND l.file_path = s.file_path
-            AND l.identity = location_identity(s.object_version, 0) AND f.state = ANY(:good))
+            AND l.identity = location_identity(s.object_version, 0) AND f.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
     """
-)
 
 # A skip of an object that is located now says nothing any more.
-_END_OLD_SKIPS = text(
-    "DELETE FROM skipped_objects AS old USING claims WHERE claims.caf_file_id = :id AND old.source_id = claims.source_id"
+_END_OLD_SKIPS = (
+    "DELETE FROM skipped_objects AS old USING claims WHERE claims.caf_file_id = %(id)s AND old.source_id = claims.source_id"
     " AND old.file_path = claims.file_path AND old.object_version = claims.object_version"
 )
 
 
 def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> int | None:
     """Return the new plan's id, None where a plan of this hash is there already."""
-    statement = text(
+    statement = (
         "INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)"
-        " VALUES (:source_id, :name, :sha256, :snapshot, :folder, :object_count, :object_bytes)"
+        " VALUES (%(source_id)s, %(name)s, %(sha256)s, %(snapshot)s, %(folder)s, %(object_count)s, %(object_bytes)s)"
         " ON CONFLICT (sha256) DO NOTHING RETURNING plan_id"
     )
-    return connection.execute(statement, {**asdict(plan), "source_id": source_id}).scalar_one_or_none()
+    plan_id: int | None = connection.execute(statement, {**asdict(plan), "source_id": source_id}).scalar_one_or_none()
+    return plan_id
 
 
 def _insert_chunks(
@@ -509,5 +506,5 @@ def _insert_chunks(
         for one in chunks
     )
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
-    found = connection.execute(text("SELECT number, caf_file_id FROM caf_files WHERE plan_id = :id"), {"id": plan_id})
+    found = connection.execute("SELECT number, caf_file_id FROM caf_files WHERE plan_id = %(id)s", {"id": plan_id})
     return {number: caf_file_id for number, caf_file_id in found}

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Row, text
-
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.ledger.current_content import last_whole, still_skipped
 from caf_pipeline.ledger.database import LedgerPart
@@ -17,34 +15,29 @@ WINDOW_SECONDS: Final = 3600
 
 # Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves. Nor
 # does anything where chunks are only planned.
-_STATES: Final = text(
-    """
+_STATES: Final = """
     SELECT sources.name AS source, state, count(*) AS chunks,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
         max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts,
         max(checked_at) FILTER (WHERE state = 'located') AS looked_at,
         min(located_at) FILTER (WHERE state = 'located') AS located_at
-    FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(:sources) GROUP BY sources.name, state
+    FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(%(sources)s) GROUP BY sources.name, state
     """
-)
 # The first chunk of the window only begins it: when it was begun is not of the window. A rebuild packed nothing.
-_RECENT: Final = text(
-    """
+_RECENT: Final = """
     WITH recent AS (SELECT sources.name AS source, located_at, member_count, member_bytes,
             row_number() OVER (PARTITION BY source_id ORDER BY located_at, caf_file_id) > 1 AS counts
         FROM caf_files JOIN sources USING (source_id)
-        WHERE sources.name = ANY(:sources) AND located_at > now() - make_interval(secs => :window) AND attempts > 0)
+        WHERE sources.name = ANY(%(sources)s) AND located_at > now() - make_interval(secs => %(window)s) AND attempts > 0)
     SELECT source, CAST(extract(epoch FROM now() - min(located_at)) AS double precision) AS seconds,
         count(*) FILTER (WHERE counts) AS chunks, coalesce(sum(member_count) FILTER (WHERE counts), 0) AS objects,
         coalesce(sum(member_bytes) FILTER (WHERE counts), 0) AS size_bytes
     FROM recent GROUP BY source
     """
-)
 # The oldest chunk under way is the first by its id: see `launchable`.
 _UNDER_WAY: Final = ", ".join(f"'{state}'" for state in UNDER_WAY)
-_FACTS: Final = text(
-    f"""
+_FACTS: Final = f"""
     SELECT sources.name AS source,
         (SELECT created_at FROM caf_files WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, 0)
             AND caf_files.source_id <= sources.source_id AND state IN ({_UNDER_WAY})
@@ -58,17 +51,14 @@ _FACTS: Final = text(
         (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,
         (SELECT count(*) FROM caf_files WHERE caf_files.source_id = sources.source_id AND state = 'located'
             AND suspected_at IS NOT NULL) AS suspected_chunks
-    FROM sources WHERE sources.name = ANY(:sources)
+    FROM sources WHERE sources.name = ANY(%(sources)s)
     """
-)
-_COPIES: Final = text(
-    """
+_COPIES: Final = """
     SELECT sources.name AS source, CASE WHEN fault <> '' THEN 'faulty' WHEN listed THEN 'listed' ELSE 'unlisted' END AS status,
         count(*) AS copies
     FROM copies JOIN caf_files USING (caf_file_id) JOIN sources USING (source_id)
-    WHERE sources.name = ANY(:sources) AND state IN ('located', 'damaged') GROUP BY 1, 2
+    WHERE sources.name = ANY(%(sources)s) AND state IN ('located', 'damaged') GROUP BY 1, 2
     """
-)
 _UNKNOWN: Final[dict[str, Any]] = {
     "oldest_planned_at": None,
     "skipped_objects": 0,
@@ -94,7 +84,7 @@ class Progress(LedgerPart):
         looks: dict[str, tuple[datetime | None, datetime | None]] = {}
         attempts: Counter[str] = Counter()
         with self._database.transaction() as connection:
-            at = connection.execute(text("SELECT now()")).scalar_one()
+            at = connection.execute("SELECT now()").scalar_one()
             for row in connection.execute(_STATES, {"sources": list(sources)}):
                 states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
                 attempts[row.source] += int(row.attempts)
@@ -104,7 +94,7 @@ class Progress(LedgerPart):
                     moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             facts = {"sources": list(sources), "window": WINDOW_SECONDS}
             recent = {row.source: row for row in connection.execute(_RECENT, facts)}
-            known = {row.pop("source"): row for row in map(Row._asdict, connection.execute(_FACTS, facts))}
+            known = {row.pop("source"): row for row in (row._asdict() for row in connection.execute(_FACTS, facts))}
         return [
             SourceProgress(
                 source=source,

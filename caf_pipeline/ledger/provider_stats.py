@@ -6,21 +6,19 @@ Source: "Server limits" in the notes on Jackal's protocol: what fits an upload f
 
 from collections.abc import Mapping
 
-from sqlalchemy import text
-
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.store.protocol import ProviderRecord
 
 # Half of what it was, half of what it is: a provider that became slow is known after two or three uploads.
 _TRANSFERRED = """
-    INSERT INTO providers AS old (provider, {rate}) VALUES (:provider, :rate)
+    INSERT INTO providers AS old (provider, {rate}) VALUES (%(provider)s, %(rate)s)
     ON CONFLICT (provider) DO UPDATE SET failures = 0,
         {rate} = coalesce((old.{rate} + excluded.{rate}) / 2, excluded.{rate}, old.{rate})
 """
-_UPLOADED = text(_TRANSFERRED.format(rate="upload_rate"))
-_DOWNLOADED = text(_TRANSFERRED.format(rate="download_rate"))
-_FAILED = text(
-    "INSERT INTO providers AS old (provider, failures, failed_at) VALUES (:provider, 1, clock_timestamp())"
+_UPLOADED = _TRANSFERRED.format(rate="upload_rate")
+_DOWNLOADED = _TRANSFERRED.format(rate="download_rate")
+_FAILED = (
+    "INSERT INTO providers AS old (provider, failures, failed_at) VALUES (%(provider)s, 1, clock_timestamp())"
     " ON CONFLICT (provider) DO UPDATE SET failures = old.failures + 1, failed_at = excluded.failed_at"
 )
 
@@ -35,8 +33,8 @@ class ProviderRecords:
         """Return what is known, by provider."""
         with self._database.transaction() as connection:
             rows = connection.execute(
-                text("SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider")
-            ).all()
+                "SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider"
+            ).fetchall()
         return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:

@@ -7,31 +7,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, text
-
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove
 from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
 from caf_pipeline.store.protocol import Copy, Lease, Sample
 
-_VERIFIED = text(
-    """
-    INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven) VALUES (:id, :provider, :proof, :last_proven)
+_VERIFIED = """
+    INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven)
+    VALUES (%(id)s, %(provider)s, %(proof)s, %(last_proven)s)
     ON CONFLICT (caf_file_id, provider) DO UPDATE SET proof = excluded.proof, listed = true, fault = '', checked_at = now(),
         last_proven = coalesce(excluded.last_proven, old.last_proven)
     """
-)
 # A window counts once, and one that is not later than the last one seen says nothing new. One that does not follow it begins
 # the count again, except for windows that count apart. They are counted from the last trouble on: what a copy proved before it
 # was found wrong, or was listed no more, says nothing of what it is now.
-_LOOKED_AT = text(
-    """
+_LOOKED_AT = """
     INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven, last_window, windows, fault)
-    VALUES (:id, :provider, :proof, :last_proven, CASE WHEN :fault = '' THEN CAST(:window AS bigint) END,
-        CASE WHEN :fault = '' AND CAST(:window AS bigint) IS NOT NULL THEN 1 ELSE 0 END, :fault)
+    VALUES (%(id)s, %(provider)s, %(proof)s, %(last_proven)s, CASE WHEN %(fault)s = '' THEN CAST(%(window)s AS bigint) END,
+        CASE WHEN %(fault)s = '' AND CAST(%(window)s AS bigint) IS NOT NULL THEN 1 ELSE 0 END, %(fault)s)
     ON CONFLICT (caf_file_id, provider) DO UPDATE SET
         proof = excluded.proof, listed = true, fault = excluded.fault, checked_at = now(),
         last_proven = coalesce(excluded.last_proven, old.last_proven),
@@ -39,26 +35,21 @@ _LOOKED_AT = text(
             THEN greatest(excluded.last_window, old.last_window) ELSE excluded.last_window END,
         windows = CASE WHEN excluded.fault <> '' THEN 0 WHEN NOT old.listed OR old.fault <> '' THEN excluded.windows
             WHEN excluded.last_window IS NULL OR excluded.last_window <= old.last_window THEN old.windows
-            WHEN :apart OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
+            WHEN %(apart)s OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
     """
-)
 # What came back from a copy counts as long as that copy does.
-_SEEN = text(
-    """
+_SEEN = """
     UPDATE caf_files SET checked_at = now(), suspected_at = NULL,
-        look_again_at = CASE WHEN :enough > (SELECT count(*) FROM copies WHERE caf_file_id = :id AND listed AND fault = ''
-            AND windows >= :required) THEN now() + make_interval(secs => CAST(:again_in AS double precision)) END,
-        read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = :id
+        look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = ''
+            AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END,
+        read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = %(id)s
             AND provider = read_back_from AND listed AND fault = '') THEN read_back_at END
-    WHERE caf_file_id = :id
+    WHERE caf_file_id = %(id)s
     """
-)
-_KNOWN = text(
-    """
+_KNOWN = """
     SELECT provider, proof, listed, last_proven, windows, fault, copies.checked_at, last_window
-    FROM copies JOIN caf_files USING (caf_file_id) WHERE name = :chunk ORDER BY provider
+    FROM copies JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s ORDER BY provider
     """
-)
 
 
 class Replicas(LedgerPart):
@@ -67,7 +58,7 @@ class Replicas(LedgerPart):
     def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
+            rows = connection.execute(_KNOWN, {"chunk": chunk}).fetchall()
         return [KnownCopy(**row._asdict()) for row in rows]
 
     def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
@@ -104,7 +95,7 @@ class Replicas(LedgerPart):
         """
         with self._database.transaction() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            statement = text("UPDATE caf_files SET read_back_at = now(), read_back_from = :provider WHERE caf_file_id = :id")
+            statement = "UPDATE caf_files SET read_back_at = now(), read_back_from = %(provider)s WHERE caf_file_id = %(id)s"
             connection.execute(statement, {"id": caf_file_id, "provider": provider})
 
 
@@ -117,16 +108,16 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
     """List no copy any more, except those of these providers."""
-    statement = text(
+    statement = (
         "UPDATE copies SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
-        " WHERE caf_file_id = :id AND provider <> ALL(CAST(:but AS text[]))"
+        " WHERE caf_file_id = %(id)s AND provider <> ALL(CAST(%(but)s AS text[]))"
     )
     connection.execute(statement, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
     """Raise IllegalMove where the last look found no listed copy with right bytes."""
-    statement = text("SELECT EXISTS (SELECT FROM copies WHERE caf_file_id = :id AND listed AND fault = '')")
+    statement = "SELECT EXISTS (SELECT FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = '')"
     if not connection.execute(statement, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"

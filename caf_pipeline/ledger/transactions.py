@@ -10,13 +10,11 @@ Source: promise 3 in docs/design.md.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final
-
-from sqlalchemy import Connection, Row, text
+from typing import Final
 
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.database import Connection, Database, Row
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
@@ -31,96 +29,85 @@ _FORGETTING: Final = frozenset({_S.PLANNED, _S.PACKING, _S.WITHDRAWN, _S.ABANDON
 _MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 
 # A server that is set up to answer before it has written would break the promise.
-_DURABLY: Final = text("SET LOCAL synchronous_commit = on")
+_DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
 # The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
-_LOCK_LEASE = text("SELECT 1 FROM leases WHERE name = :name AND epoch = :epoch AND expires_at > to_timestamp(0) FOR SHARE")
+_LOCK_LEASE = "SELECT 1 FROM leases WHERE name = %(name)s AND epoch = %(epoch)s AND expires_at > to_timestamp(0) FOR SHARE"
 
-_CHUNK_ROW = text("SELECT caf_file_id, state, start FROM caf_files WHERE name = :chunk FOR NO KEY UPDATE")
+_CHUNK_ROW = "SELECT caf_file_id, state, start FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
 # Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
-_END_FIRST_POST = text(
-    "UPDATE transaction_posts SET live = false WHERE caf_file_id = :id AND account = :account AND live AND start = :start"
+_END_FIRST_POST = (
+    "UPDATE transaction_posts SET live = false"
+    " WHERE caf_file_id = %(id)s AND account = %(account)s AND live AND start = %(start)s"
 )
-_ASK = text(
-    """
+_ASK = """
     INSERT INTO posts AS old (caf_file_id, account, message, charged_bytes)
-    SELECT :id, :account, :message, :charged_bytes WHERE NOT EXISTS (
-        SELECT FROM transaction_posts WHERE caf_file_id = :id AND account = :account AND live)
+    SELECT %(id)s, %(account)s, %(message)s, %(charged_bytes)s WHERE NOT EXISTS (
+        SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND account = %(account)s AND live)
     ON CONFLICT (caf_file_id, account) DO UPDATE SET
         message = excluded.message, charged_bytes = excluded.charged_bytes, asked_at = excluded.asked_at
     WHERE (old.message, old.charged_bytes) <> (excluded.message, excluded.charged_bytes)
     """
-)
-_WAITING = text(
-    """
+_WAITING = """
     SELECT name AS chunk, message, charged_bytes FROM posts JOIN caf_files USING (caf_file_id)
-    WHERE account = :account AND state = ANY(:states) AND NOT EXISTS (
+    WHERE account = %(account)s AND state = ANY(%(states)s) AND NOT EXISTS (
         SELECT FROM transaction_posts AS known
         WHERE known.caf_file_id = posts.caf_file_id AND known.account = posts.account AND live)
     ORDER BY asked_at, caf_file_id
     """
-)
-_END_OTHER_ASKS = text("DELETE FROM posts WHERE caf_file_id = :id AND account <> :account")
-_OTHER_POSTS = text(
-    "SELECT DISTINCT account FROM transaction_posts WHERE caf_file_id = :id AND account <> :account AND live ORDER BY 1"
+_END_OTHER_ASKS = "DELETE FROM posts WHERE caf_file_id = %(id)s AND account <> %(account)s"
+_OTHER_POSTS = (
+    "SELECT DISTINCT account FROM transaction_posts WHERE caf_file_id = %(id)s AND account <> %(account)s AND live ORDER BY 1"
 )
 SIGNED: Final = "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
-_PENDING = text(f"{SIGNED} WHERE account = :account AND outcome IS NULL ORDER BY sequence")
+_PENDING = f"{SIGNED} WHERE account = %(account)s AND outcome IS NULL ORDER BY sequence"
 # In one order, so that two commits cannot wait for each other.
-_LOCK_CHUNKS = text(
-    "SELECT caf_file_id, name, state FROM caf_files WHERE name = ANY(:chunks) ORDER BY caf_file_id FOR NO KEY UPDATE"
+_LOCK_CHUNKS = (
+    "SELECT caf_file_id, name, state FROM caf_files WHERE name = ANY(%(chunks)s) ORDER BY caf_file_id FOR NO KEY UPDATE"
 )
-_ASKED_AND_FREE = text(
-    """
+_ASKED_AND_FREE = """
     SELECT caf_file_id, EXISTS (SELECT FROM transaction_posts AS known WHERE known.caf_file_id = posts.caf_file_id
         AND known.account = posts.account AND live) AS taken
-    FROM posts WHERE account = :account AND caf_file_id = ANY(:ids)
+    FROM posts WHERE account = %(account)s AND caf_file_id = ANY(%(ids)s)
     """
-)
-_COMMIT = text(
-    """
+_COMMIT = """
     INSERT INTO transactions (hash, account, sequence, timeout_height, body, purpose, cost)
-    VALUES (:hash, :account, :sequence, :timeout_height, :body, :purpose, :cost)
+    VALUES (%(hash)s, %(account)s, %(sequence)s, %(timeout_height)s, %(body)s, %(purpose)s, %(cost)s)
     ON CONFLICT (account, sequence) WHERE outcome IS NULL OR outcome IN ('included', 'failed') DO NOTHING
     """
+_COMMIT_POST = (
+    "INSERT INTO transaction_posts (hash, account, position, caf_file_id) VALUES (%(hash)s, %(account)s, %(position)s, %(id)s)"
 )
-_COMMIT_POST = text(
-    "INSERT INTO transaction_posts (hash, account, position, caf_file_id) VALUES (:hash, :account, :position, :id)"
+_TRANSACTION = "SELECT account, outcome FROM transactions WHERE hash = %(hash)s FOR NO KEY UPDATE"
+_SETTLE = (
+    "UPDATE transactions SET outcome = %(outcome)s, settled_at = now(), cost = coalesce(CAST(%(cost)s AS bigint), cost),"
+    " cost_told = CAST(%(cost)s AS bigint) IS NOT NULL WHERE hash = %(hash)s"
 )
-_TRANSACTION = text("SELECT account, outcome FROM transactions WHERE hash = :hash FOR NO KEY UPDATE")
-_SETTLE = text(
-    "UPDATE transactions SET outcome = :outcome, settled_at = now(), cost = coalesce(CAST(:cost AS bigint), cost),"
-    " cost_told = CAST(:cost AS bigint) IS NOT NULL WHERE hash = :hash"
-)
-_POSITIONS = text("SELECT position FROM transaction_posts WHERE hash = :hash ORDER BY position")
-_START = text("UPDATE transaction_posts SET start = :start WHERE hash = :hash AND position = :position")
-_END_INCLUDED = text(
-    "DELETE FROM posts USING transaction_posts AS included WHERE included.hash = :hash"
+_POSITIONS = "SELECT position FROM transaction_posts WHERE hash = %(hash)s ORDER BY position"
+_START = "UPDATE transaction_posts SET start = %(start)s WHERE hash = %(hash)s AND position = %(position)s"
+_END_INCLUDED = (
+    "DELETE FROM posts USING transaction_posts AS included WHERE included.hash = %(hash)s"
     " AND included.caf_file_id = posts.caf_file_id AND included.account = posts.account"
 )
-_END_POSTS = text("UPDATE transaction_posts SET live = false WHERE hash = :hash")
-_START_OF = text(
-    """
+_END_POSTS = "UPDATE transaction_posts SET live = false WHERE hash = %(hash)s"
+_START_OF = """
     SELECT transaction_posts.start
     FROM transaction_posts JOIN transactions USING (hash, account) JOIN caf_files USING (caf_file_id)
-    WHERE account = :account AND name = :chunk AND outcome = 'included'
+    WHERE account = %(account)s AND name = %(chunk)s AND outcome = 'included'
     ORDER BY transaction_posts.start DESC, sequence DESC LIMIT 1
     """
-)
-_SPENT = text(
-    "SELECT coalesce(sum(cost), 0) FROM transactions WHERE account = :account"
+_SPENT = (
+    "SELECT coalesce(sum(cost), 0) FROM transactions WHERE account = %(account)s"
     " AND (outcome IS NULL OR outcome IN ('included', 'failed'))"
 )
-_AT_LIST_PRICE = text(
-    "SELECT count(*) FROM transactions WHERE account = :account AND purpose = 'buy' AND NOT cost_told"
+_AT_LIST_PRICE = (
+    "SELECT count(*) FROM transactions WHERE account = %(account)s AND purpose = 'buy' AND NOT cost_told"
     " AND (outcome IS NULL OR outcome = 'included')"
 )
-_SEE_HEIGHT = text(
-    """
-    INSERT INTO chain_heights AS old (chain_id, height) VALUES (:chain_id, :height)
+_SEE_HEIGHT = """
+    INSERT INTO chain_heights AS old (chain_id, height) VALUES (%(chain_id)s, %(height)s)
     ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
     """
-)
 
 
 class TransactionLog:
@@ -154,7 +141,7 @@ class TransactionLog:
             IllegalMove: the chunk is not to be posted. NotLocated: there is no such chunk.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).one_or_none()
+            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).fetchone()
             if row is None:
                 raise NotLocated(f"the ledger has no chunk {chunk}")
             if row.state not in _MAY_BE_POSTED:
@@ -170,12 +157,12 @@ class TransactionLog:
         Afterwards no other account comes to have one, as long as the caller has the chunk's lease.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).one_or_none()
+            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).fetchone()
             if row is None:
                 return ()
             facts = {"id": row.caf_file_id, "account": account}
             connection.execute(_END_OTHER_ASKS, facts)
-            return connection.execute(_OTHER_POSTS, facts).scalars().all()
+            return connection.execute(_OTHER_POSTS, facts).scalars()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted.
@@ -183,13 +170,13 @@ class TransactionLog:
         That is one that is `posting`, or `damaged` and to be posted again.
         """
         with self._database.transaction() as connection:
-            rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).all()
+            rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).fetchall()
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions whose fate is not known, by sequence."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_PENDING, {"account": account}).all()
+            rows = connection.execute(_PENDING, {"account": account}).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
@@ -264,7 +251,7 @@ class TransactionLog:
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 where none was."""
         with self._database.transaction() as connection:
-            statement = text("SELECT height FROM chain_heights WHERE chain_id = :chain_id")
+            statement = "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s"
             return int(connection.execute(statement, {"chain_id": chain_id}).scalar_one_or_none() or 0)
 
     def see_height(self, chain_id: str, height: int) -> None:
@@ -298,19 +285,19 @@ def before_move(connection: Connection, caf_file_id: int, chunk: str, before: Ch
 
 def end_waiting(connection: Connection, caf_file_id: int) -> None:
     """Forget the chunk's messages that wait: it is posted, or is not to be posted any more."""
-    connection.execute(text("DELETE FROM posts WHERE caf_file_id = :id"), {"id": caf_file_id})
+    connection.execute("DELETE FROM posts WHERE caf_file_id = %(id)s", {"id": caf_file_id})
 
 
 def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, after: ChunkState) -> str:
     """Return why the chunk's post may not be forgotten, or ""."""
     # A damaged chunk's own post is known, and so is that of one to be abandoned: its cost is reported.
     known_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
-    statement = text(
-        "SELECT transaction_posts.start FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE caf_file_id = :id"
-        " AND live AND (:known_counts OR transaction_posts.start IS DISTINCT FROM caf_files.start)"
+    statement = (
+        "SELECT transaction_posts.start FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE caf_file_id = %(id)s"
+        " AND live AND (%(known_counts)s OR transaction_posts.start IS DISTINCT FROM caf_files.start)"
         " ORDER BY transaction_posts.start NULLS FIRST LIMIT 1"
     )
-    row = connection.execute(statement, {"id": caf_file_id, "known_counts": known_counts}).one_or_none()
+    row = connection.execute(statement, {"id": caf_file_id, "known_counts": known_counts}).fetchone()
     if row is None:
         return ""
     return "has a transaction under way" if row.start is None else "was posted"
@@ -326,15 +313,15 @@ def _require_lease_of(lease: Lease, account: str, what: str) -> None:
 
 def _lock_lease(connection: Connection, lease: Lease) -> None:
     """Lock the lease's row, or raise LeaseLost where another run has it now."""
-    if connection.execute(_LOCK_LEASE, {"name": lease.name, "epoch": lease.epoch}).one_or_none() is None:
+    if connection.execute(_LOCK_LEASE, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
         raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
-def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[Any]:
+def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row:
     """Return the transaction's row, locked, with the lease of its account."""
     # The lease first: a commit locks in that order.
     _lock_lease(connection, lease)
-    row = connection.execute(_TRANSACTION, {"hash": hash}).one_or_none()
+    row = connection.execute(_TRANSACTION, {"hash": hash}).fetchone()
     if row is None:
         raise LedgerError(f"the ledger has no transaction {hash}")
     _require_lease_of(lease, row.account, f"settle transaction {hash} of account {row.account}")
@@ -343,7 +330,7 @@ def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[An
 
 def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
     """Return the ids of chunks that may be posted by this account now, their rows locked; raise LedgerError for any other."""
-    found = connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)}).all()
+    found = connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)}).fetchall()
     rows = connection.execute(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
     asked = {row.caf_file_id: row.taken for row in rows}
     states = {row.name: (row.caf_file_id, row.state) for row in found}
@@ -365,7 +352,7 @@ def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) ->
 
 def _record_starts(connection: Connection, hash: str, starts: Sequence[int]) -> None:
     """Write the start of each post; what waited for them waits no more."""
-    positions = connection.execute(_POSITIONS, {"hash": hash}).scalars().all()
+    positions = connection.execute(_POSITIONS, {"hash": hash}).scalars()
     if len(positions) != len(starts):
         raise LedgerError(f"transaction {hash} has {len(positions)} posts, and {len(starts)} starts were given")
     for position, start in zip(positions, starts, strict=True):

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from sqlalchemy import text
-
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, RunWait
@@ -13,15 +11,17 @@ from caf_pipeline.waits import RENEW_SECONDS, Wait
 
 _LIVE_SECONDS: Final = 3 * RENEW_SECONDS  # two renewals may fail in a row
 
-_MINE: Final = "run = :run AND boot_id = :boot_id AND pid = :pid AND process_started = :process_started AND source = :source"
-# Rows that processes left when they were killed are removed by whoever writes next.
-_REMOVE = text(f"DELETE FROM waits WHERE ({_MINE}) OR expires_at < clock_timestamp() - interval '1 day'")
-_INSERT = text(
-    "INSERT INTO waits (run, boot_id, pid, process_started, source, chunk, what, ends_by, since, expires_at)"
-    " VALUES (:run, :boot_id, :pid, :process_started, :source, :chunk, :what, :ends_by, :since,"
-    " clock_timestamp() + make_interval(secs => :seconds))"
+_MINE: Final = (
+    "run = %(run)s AND boot_id = %(boot_id)s AND pid = %(pid)s AND process_started = %(process_started)s AND source = %(source)s"
 )
-_LIVE = text(
+# Rows that processes left when they were killed are removed by whoever writes next.
+_REMOVE = f"DELETE FROM waits WHERE ({_MINE}) OR expires_at < clock_timestamp() - interval '1 day'"
+_INSERT = (
+    "INSERT INTO waits (run, boot_id, pid, process_started, source, chunk, what, ends_by, since, expires_at)"
+    " VALUES (%(run)s, %(boot_id)s, %(pid)s, %(process_started)s, %(source)s, %(chunk)s, %(what)s, %(ends_by)s, %(since)s,"
+    " clock_timestamp() + make_interval(secs => %(seconds)s))"
+)
+_LIVE = (
     "SELECT run, boot_id, pid, process_started, source, chunk, what, ends_by, since FROM waits"
     " WHERE expires_at > clock_timestamp() ORDER BY source, since, chunk, what"
 )
@@ -44,7 +44,7 @@ class RunWaits(LedgerPart):
     def waits(self) -> Sequence[RunWait]:
         """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_LIVE).all()
+            rows = connection.execute(_LIVE).fetchall()
         return [
             RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
             for row in rows

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.retrieval import log_search
@@ -134,7 +133,7 @@ def test_providers_that_lie_spoil_no_search(caf, network):
 def test_of_what_an_earlier_version_archived_the_headers_are_read(caf):
     def record(value):
         with caf.surroundings(), opened_ledger(load_settings()) as ledger, ledger._database.transaction() as connection:
-            connection.execute(text("UPDATE caf_files SET has_log_times = :value"), {"value": value})
+            connection.execute("UPDATE caf_files SET has_log_times = %(value)s", {"value": value})
 
     record(False)
     try:

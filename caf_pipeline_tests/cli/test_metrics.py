@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from sqlalchemy import text
 
 from caf_pipeline.cli.metrics import render
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
@@ -39,11 +38,11 @@ def samples(page: str) -> dict[tuple[str, ...], float]:
 def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     with ledger._database.transaction() as connection:
         first = "(SELECT min(caf_file_id) FROM caf_files)"
-        connection.execute(text(f"UPDATE caf_files SET state = 'packing', attempts = 4 WHERE caf_file_id = {first}"))
+        connection.execute(f"UPDATE caf_files SET state = 'packing', attempts = 4 WHERE caf_file_id = {first}")
         last = "(SELECT max(caf_file_id) FROM caf_files)"
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
-        connection.execute(text(f"UPDATE caf_files SET {looked_at} WHERE caf_file_id = {last}"))
-        connection.execute(text("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)"))
+        connection.execute(f"UPDATE caf_files SET {looked_at} WHERE caf_file_id = {last}")
+        connection.execute("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)")
     ledger.controls().order("paused", "a test")
     found = samples(caf("metrics").out.decode())
     assert found["caf_chunks", "src", "located"] == 2
@@ -74,11 +73,11 @@ def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(address.removesuffix("metrics"))
     with ledger._database.transaction() as connection:
-        connection.execute(text("ALTER TABLE sources RENAME TO hidden"))
+        connection.execute("ALTER TABLE sources RENAME TO hidden")
     with pytest.raises(urllib.error.HTTPError, match="503"):
         urllib.request.urlopen(address)
     with ledger._database.transaction() as connection:
-        connection.execute(text("ALTER TABLE hidden RENAME TO sources"))
+        connection.execute("ALTER TABLE hidden RENAME TO sources")
     with urllib.request.urlopen(address) as answer:
         assert answer.status == 200
     serving.send_signal(signal.SIGINT)

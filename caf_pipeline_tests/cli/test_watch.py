@@ -4,7 +4,6 @@ import json
 import signal
 
 import pytest
-from sqlalchemy import text
 
 from caf_pipeline.cli import watch
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
@@ -23,7 +22,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 def change(ledger, statement, **facts):
     with ledger._database.transaction() as connection:
-        connection.execute(text(statement), facts)
+        connection.execute((statement), facts)
 
 
 def locate(ledger, minutes_ago):
@@ -31,7 +30,9 @@ def locate(ledger, minutes_ago):
     names = sorted(chunk.name for chunk in ledger.chunks("src"))
     change(ledger, "UPDATE caf_files SET state = 'planned', located_at = NULL")
     for name, minutes in zip(names, minutes_ago, strict=False):
-        statement = "UPDATE caf_files SET state = 'located', located_at = now() - :m * interval '1 minute' WHERE name = :name"
+        statement = (
+            "UPDATE caf_files SET state = 'located', located_at = now() - %(m)s * interval '1 minute' WHERE name = %(name)s"
+        )
         change(ledger, statement, m=minutes, name=name)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, RunsFilter
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
@@ -138,9 +137,9 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(p
 def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(planned, monkeypatch, capsys):
     withdrawn, empty, located, *others = planned.chunks()
     heartbeat(planned)
-    its = text("SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = :name")
+    its = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
     with planned.ledger._database.transaction() as connection:
-        claimed = connection.execute(its, {"name": empty}).scalars().all()
+        claimed = connection.execute(its, {"name": empty}).scalars()
 
     def follow(*_):
         chunk_steps.withdraw(planned.workplace(), withdrawn, reason="too large")

@@ -10,7 +10,6 @@ import pytest
 from dagster import AssetKey, RunsFilter
 from pydantic import ByteSize
 from rich.console import Console
-from sqlalchemy import text
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
@@ -183,7 +182,7 @@ def test_the_ui_shows_no_tag_of_a_run_that_only_machines_read(pipeline, run):
 def spoil(database, *chunks):
     """Let the plans of chunks differ from the ledger: an error that no retry mends."""
     with database.transaction() as connection:
-        statement = text("UPDATE caf_files SET object_count = 99 WHERE name = ANY(:names)")
+        statement = "UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)"
         connection.execute(statement, {"names": list(chunks)})
 
 

@@ -135,7 +135,7 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
 LOADED = [
     "caf_pipeline.errors",
     "typer",
-    "sqlalchemy",
+    "psycopg",
     "dagster",
     "caf_pipeline.dagster_host.progress_bar",
     "botocore.httpsession",

@@ -13,7 +13,6 @@ import pytest
 from dagster import RunsFilter
 from pydantic import ByteSize, SecretStr
 from rich.console import Console
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import worker
@@ -102,7 +101,7 @@ def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(pi
 
 def _spoil(database, *chunks):
     with database.transaction() as connection:
-        connection.execute(text("UPDATE caf_files SET object_count = 99 WHERE name = ANY(:names)"), {"names": list(chunks)})
+        connection.execute("UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)", {"names": list(chunks)})
 
 
 @pytest.mark.thorough

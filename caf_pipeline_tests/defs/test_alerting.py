@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, AssetObservation
 from pydantic import SecretStr
-from sqlalchemy import text
 
 from caf_pipeline.defs import alerting
 from caf_pipeline.defs.alerting import due_alerts
@@ -252,7 +251,7 @@ def test_where_nobody_is_named_the_checks_still_tell(parked):
 def age(pipeline, **changes: str) -> None:
     with pipeline.ledger._database.transaction() as connection:
         for table, change in changes.items():
-            connection.execute(text(f"UPDATE {table} SET {change}"))
+            connection.execute(f"UPDATE {table} SET {change}")
 
 
 def evaluation_of(pipeline):

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from dagster import AssetKey, DagsterEventType, Definitions
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
@@ -136,7 +135,7 @@ def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, data
     (chunk,) = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]).success
     with database.transaction() as connection:
-        connection.execute(text("UPDATE caf_files SET member_count = 1"))
+        connection.execute("UPDATE caf_files SET member_count = 1")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
     assert materialized(pipeline, result) == ["caf_chunk"]
@@ -258,7 +257,7 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
     archive_chunk(pipeline.workplace(), chunk)
     for state, passed in (("damaged", False), ("located", True)):
         with pipeline.ledger._database.transaction() as connection:
-            connection.execute(text("UPDATE caf_files SET state = :state"), {"state": state})
+            connection.execute("UPDATE caf_files SET state = %(state)s", {"state": state})
         (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
         assert check.passed is passed
         assert ("1 chunk damaged: " in (check.description or "")) is not passed

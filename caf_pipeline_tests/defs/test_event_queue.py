@@ -146,7 +146,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     queue.send("k", sequencer="0A")
     queue.drain()
     with queue.work.ledger._database.transaction() as connection:
-        connection.exec_driver_sql("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
+        connection.execute("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
     snapshot = planning.take_inventory(queue.work)
     queue.send("k", sequencer="0B")
     queue.drain()

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterRunStatus
 from rich.console import Console
-from sqlalchemy import text
 
 from caf_pipeline.dagster_host.run_source import run_source
 from caf_pipeline_tests.support.webserver import metadata_of, webserver
@@ -105,7 +104,7 @@ def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pi
     columns = always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
     assert [column["name"] for column in columns if column["constraints"]["nullable"]] == ["version_id"]
     with database.transaction() as connection:
-        named = text(
+        named = (
             "SELECT column_name, data_type FROM information_schema.columns"
             " WHERE table_name = 'file_locations' ORDER BY ordinal_position"
         )

@@ -163,7 +163,7 @@ def test_a_report_that_was_planned_is_planned_again_where_the_ledger_was_restore
     name = reports.write(YESTERDAY)
     assert execute(pipeline, tick(pipeline)[1]).success
     with pipeline.ledger._database.transaction() as connection:
-        connection.exec_driver_sql("DELETE FROM inventories")
+        connection.execute("DELETE FROM inventories")
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     assert tick(pipeline)[0] == name
 

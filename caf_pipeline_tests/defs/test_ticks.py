@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import address_of
@@ -15,6 +15,7 @@ from caf_pipeline.defs.launch_look import MOST_LAUNCHED, refused_chunks
 from caf_pipeline.defs.launching import PAGE
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import planning
@@ -30,13 +31,13 @@ TICK_SECONDS = 10  # of a tick that waits in vain; half of it is enough for all 
 
 PLANNED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(:source || random() AS bytea)), 's', 'f', 1, 1
-        FROM sources WHERE name = :source RETURNING *)
+        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(%(source)s || random() AS bytea)), 's', 'f', 1, 1
+        FROM sources WHERE name = %(source)s RETURNING *)
     INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
         located_at, sealed_at, merkle_root, posted_at, owner, start, verified_at)
-    SELECT :source || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
-        :state, 1, 1, 1000, CASE WHEN :state = 'located' THEN now() END, now(), '', now(), '', 1, now()
-    FROM plan, generate_series(1, :count) AS number
+    SELECT %(source)s || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
+        %(state)s, 1, 1, 1000, CASE WHEN %(state)s = 'located' THEN now() END, now(), '', now(), '', 1, now()
+    FROM plan, generate_series(1, %(count)s) AS number
 """
 
 
@@ -53,13 +54,13 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
     """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
     with pipeline.ledger._database.transaction() as connection:
         connection.execute(
-            text(
-                "INSERT INTO sources (name, archive_id, address) VALUES (:source, :source, :address)"
+            (
+                "INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, %(source)s, %(address)s)"
                 " ON CONFLICT (name) DO NOTHING"
             ),
             {"source": source, "address": address_of(pipeline.settings.sources[source])},
         )
-        connection.execute(text(PLANNED), {"source": source, "count": count, "state": state})
+        connection.execute(PLANNED, {"source": source, "count": count, "state": state})
 
 
 def report_incomplete(pipeline, source: str) -> None:
@@ -72,13 +73,15 @@ def report_incomplete(pipeline, source: str) -> None:
 
 
 @pytest.fixture
-def statements(pipeline):
+def statements(pipeline, monkeypatch):
     """Every statement that a tick has sent, to the ledger or to Dagster's storage."""
     sent: list[str] = []
 
     def seen(connection, cursor, statement, *_):
         sent.append(statement)
 
+    execute = Connection.execute
+    monkeypatch.setattr(Connection, "execute", lambda self, query, *args: sent.append(query) or execute(self, query, *args))
     event.listen(Engine, "before_cursor_execute", seen)
     yield sent
     event.remove(Engine, "before_cursor_execute", seen)
@@ -183,13 +186,13 @@ def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(
     plan_chunks(pipeline, SOURCE, 20_000)
     facts = {"sources": [SOURCE], "after": [0], "limit": PAGE, "prefix": chunk_lease("")}
     with pipeline.ledger._database.transaction() as connection:
-        connection.execute(text("ANALYZE caf_files"))
+        connection.execute("ANALYZE caf_files")
         for statement, index in (
             (launchable._LAUNCHABLE, "caf_files_under_way"),
             (launchable._LAST_LOCATED, "caf_files_by_located"),
         ):
-            names = {name for name in facts if f":{name}" in statement.text}
-            explained = connection.execute(text(f"EXPLAIN {statement.text}"), {name: facts[name] for name in names})
+            names = {name for name in facts if f"%({name})s" in statement}
+            explained = connection.execute(f"EXPLAIN {statement}", {name: facts[name] for name in names})
             plan = "\n".join(explained.scalars())
             assert index in plan, plan
             assert "Seq Scan on caf_files" not in plan

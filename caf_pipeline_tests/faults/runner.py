@@ -131,7 +131,6 @@ def _warm_up() -> None:
     from caf_pipeline.system.left_out import leave_out_unused
 
     leave_out_unused()
-    import sqlalchemy.dialects.postgresql  # noqa: F401 - which the name in a URL loads
     from mnemonic import Mnemonic
 
     import caf_pipeline.source.s3.source

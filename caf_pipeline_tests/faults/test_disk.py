@@ -219,7 +219,7 @@ def database_disk():
     """A disk with a server on it."""
     with a_disk(DATABASE_DISK_BYTES) as disk:
         url = embedded_url(Settings(home=disk.folder))
-        yield disk, url.set(drivername="postgresql").render_as_string(hide_password=False)
+        yield disk, url
         disk.make_room()
         server = int((disk.folder / "postgres" / "data" / "postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGQUIT)  # at once: nobody needs what it has

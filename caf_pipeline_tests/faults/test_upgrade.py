@@ -14,7 +14,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, LedgerUnreachable, ObjectReadFailed
 from caf_pipeline.ledger import migrations
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.migrations import applied_migrations, migrate, sql_folder
 from caf_pipeline.packing.journal import format as journal
 from caf_pipeline.steps import chunk_steps
@@ -291,7 +291,7 @@ def test_a_migration_waits_for_a_run_in_a_transaction_and_both_go_on(fault, smal
 
 
 def migrated(url):
-    database = Database(parse_url(url))
+    database = Database(url)
     try:
         return database.migrate()
     finally:

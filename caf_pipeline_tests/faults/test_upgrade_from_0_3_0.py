@@ -148,8 +148,7 @@ def test_the_embedded_database_and_dagster_home_of_version_0_3_0_are_gone_on_wit
         status, said = run_old(tree, caf, MOMENTS["a post is sent"][0])
         assert status == KILLED, said
         assert (home / "dagster" / "dagster.yaml").readlink().is_relative_to(tree)
-        url = embedded_url(Settings(home=home)).set(drivername="postgresql")
-        old_world.database_url = url.render_as_string(hide_password=False)
+        old_world.database_url = embedded_url(Settings(home=home))
         before = chunks_of(old_world)
         assert "posting" in {state for state, _, _ in before.values()}
         done = caf.process("run", "--source", SOURCE)

@@ -1,5 +1,6 @@
 """Opening the database, and what its errors become."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -8,13 +9,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import sqlalchemy.exc
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
-from sqlalchemy import text
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
-from caf_pipeline.ledger.database import Database, driver_connection, open_database, parse_url
+from caf_pipeline.ledger.database import KEPT_IDLE, Database, open_database, parse_url
 from caf_pipeline.settings import Settings
+from caf_pipeline_tests.support.postgres import database_at
 from caf_pipeline_tests.system.test_unreachable import answer_once
 
 PASSWORD = "s3cr3t-p4ss"
@@ -28,52 +29,52 @@ def settings(url):
     "text", ["postgresql://u@h/d", "postgres://u@h/d", "postgresql+psycopg2://u@h/d", "postgresql+psycopg://u@h/d"]
 )
 def test_any_postgres_address_is_for_psycopg_3(text):
-    assert parse_url(text).render_as_string() == "postgresql+psycopg://u@h/d"
+    assert parse_url(text) == "postgresql://u@h/d"
 
 
 def test_a_configured_database_is_opened_and_migrated(empty_database_url):
     database = open_database(settings(empty_database_url))
     with database.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
+        assert connection.execute("SELECT count(*) FROM sources").scalar_one() == 0
     database.close()
 
 
 def test_a_transaction_that_fails_writes_nothing(database):
     def insert_and_fail():
         with database.transaction() as connection:
-            connection.exec_driver_sql("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
+            connection.execute("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
             raise ConnectionError("the cable")
 
     with pytest.raises(ConnectionError):
         insert_and_fail()
     with database.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one() == 0
+        assert connection.execute("SELECT count(*) FROM sources").scalar_one() == 0
 
 
 def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database, caplog):
     def interrupted():
         with database.transaction() as connection:
-            driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
+            connection.pgconn.send_query(b"SELECT pg_sleep(0.1)")
             raise KeyboardInterrupt  # the roll-back then fails: a command is in progress
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not caplog.records
     with database.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1
+        assert connection.execute("SELECT 1").scalar_one() == 1
 
 
 def test_no_statement_is_prepared(database):
     with database.transaction() as connection:
         for _ in range(20):
-            connection.exec_driver_sql("SELECT 1")
-        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+            connection.execute("SELECT 1")
+        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
 
 
 def answers(database):
     """Whether the database answers in a transaction, and a question."""
     with database.transaction() as connection:
-        in_transaction = connection.exec_driver_sql("SELECT 1").scalar_one()
+        in_transaction = connection.execute("SELECT 1").scalar_one()
     return (in_transaction, asked(database)) == (1, 1)
 
 
@@ -86,8 +87,8 @@ def end_connections(database, admin_url):
     """End the server's side of all connections to the database, as its restart does; return when they are gone."""
     of_database = "FROM pg_stat_activity WHERE datname = %s"
     with psycopg.connect(admin_url, autocommit=True) as admin:
-        admin.execute(f"SELECT pg_terminate_backend(pid) {of_database}", [database.url.database])
-        while admin.execute(f"SELECT count(*) {of_database}", [database.url.database]).fetchone() != (0,):
+        admin.execute(f"SELECT pg_terminate_backend(pid) {of_database}", [database.name])
+        while admin.execute(f"SELECT count(*) {of_database}", [database.name]).fetchone() != (0,):
             pass
 
 
@@ -116,11 +117,20 @@ def test_a_server_that_went_away_without_a_word_is_noticed_by_a_connection_that_
     assert asked(database) == 1
 
 
-def test_a_connection_is_given_back_as_it_was(database):
+def test_what_is_left_open_on_a_connection_is_rolled_back(database):
     with database.reading() as connection:
-        assert connection.autocommit
-    with database.transaction() as connection:
-        assert not driver_connection(connection).autocommit
+        connection.execute("BEGIN; INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
+    with database.reading() as again:
+        assert again is connection
+        assert again.execute("SELECT count(*) FROM sources").scalar_one() == 0
+
+
+def test_no_more_connections_are_kept_than_a_step_uses(database):
+    with contextlib.ExitStack() as stack:
+        used = [stack.enter_context(database.reading()) for _ in range(KEPT_IDLE + 3)]
+    assert sum(not connection.closed for connection in used) == KEPT_IDLE
+    database.close()
+    assert all(connection.closed for connection in used)
 
 
 # --- errors ---
@@ -141,10 +151,10 @@ STATES = [
 @pytest.mark.parametrize(("code", "kind"), STATES)
 def test_what_the_server_says_becomes_an_error_of_the_tree(database, code, kind):
     with pytest.raises(LedgerError, match="the server's words") as raised, database.transaction() as connection:
-        connection.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'the server''s words' USING ERRCODE = '{code}'; END $$")
+        connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'the server''s words' USING ERRCODE = '{code}'; END $$")
     assert type(raised.value) is kind
     assert raised.value.permanent is (kind is LedgerError)
-    assert isinstance(raised.value.__cause__, sqlalchemy.exc.DBAPIError)
+    assert isinstance(raised.value.__cause__, psycopg.Error)
 
 
 def shown(error):
@@ -155,14 +165,14 @@ def shown(error):
 @pytest.fixture
 def password_url(postgres_url):
     """The address of a database by way of a user that has a password, over a server that asks for it."""
-    url = parse_url(postgres_url)
-    hba = Path(url.query["host"]) / "pg_hba.conf"
+    folder = conninfo_to_dict(postgres_url)["host"]
+    hba = Path(folder) / "pg_hba.conf"
     before = hba.read_text()
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"CREATE ROLE guarded LOGIN PASSWORD '{PASSWORD}'")
         hba.write_text(f"local all guarded scram-sha-256\n{before}")
         admin.execute("SELECT pg_reload_conf()")
-        yield f"postgresql://guarded:{{}}@/postgres?host={url.query['host']}"
+        yield f"postgresql://guarded:{{}}@/postgres?host={folder}"
         hba.write_text(before)
         admin.execute("SELECT pg_reload_conf()")
         admin.execute("DROP ROLE guarded")
@@ -184,7 +194,7 @@ def test_a_right_password_without_rights_is_told_what_to_grant(password_url):
 
 
 def test_an_unknown_database_is_permanent_and_named(postgres_url):
-    url = parse_url(postgres_url).set(database="nowhere").render_as_string()
+    url = database_at(postgres_url, "nowhere")
     with pytest.raises(LedgerError, match="'nowhere'") as refused:
         open_database(settings(url))
     assert refused.value.permanent
@@ -234,6 +244,8 @@ def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, 
         f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?nonsense=1",
         f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?connect_timeout=soon",
         f"postgresql://127.0.0.1:1/d?password={PASSWORD}&nonsense=1",
+        f"postgresql://u:{PASSWORD}@/d?host=h1&host=h2",
+        f"postgresql://u:{PASSWORD}@w@h/d",
     ],
 )
 def test_a_bad_address_is_refused_without_its_password(url):
@@ -243,32 +255,31 @@ def test_a_bad_address_is_refused_without_its_password(url):
 
 
 def test_a_password_in_the_query_is_not_part_of_the_description():
-    database = Database(parse_url(f"postgresql:///d?host=h1&host=h2&password={PASSWORD}"))
+    database = Database(parse_url(f"postgresql:///d?host=h1,h2&password={PASSWORD}"))
     assert database.description == "the database 'd' at h1,h2"
 
 
-def test_the_number_of_connections_is_bounded(database):
+def test_the_number_of_connections_is_bounded(database, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.ledger.database.POOL_SECONDS", 0.1)
     with pytest.raises(LedgerUnreachable, match="in use"):
         exhaust(database, 30)
 
 
 def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(database, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.ledger.database._SETTINGS", text("SET LOCAL idle_in_transaction_session_timeout = 50"))
+    monkeypatch.setattr("caf_pipeline.ledger.database._BEGIN", "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 50")
     with pytest.raises(LedgerUnreachable):
         stand_still(database)
 
 
 def stand_still(database):
     """Hold a lock until another has it."""
-    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with database.transaction() as connection, psycopg.connect(url) as other:
-        connection.exec_driver_sql("LOCK TABLE leases")
+    with database.transaction() as connection, psycopg.connect(database.url) as other:
+        connection.execute("LOCK TABLE leases")
         other.execute("LOCK TABLE leases")
-        connection.exec_driver_sql("SELECT 1")
+        connection.execute("SELECT 1")
 
 
 def exhaust(database, depth):
-    database.engine.pool._timeout = 0.1
     with database.transaction():
         if depth:
             exhaust(database, depth - 1)
@@ -277,7 +288,7 @@ def exhaust(database, depth):
 def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(tmp_path, monkeypatch, postgres_url):
     monkeypatch.setitem(os.environ, "PGHOST", "nowhere.invalid")
     monkeypatch.setitem(os.environ, "PGDATABASE", "nowhere")
-    database = Database(parse_url(postgres_url))
+    database = Database(postgres_url)
     with database.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT current_database()").scalar_one() == "postgres"
+        assert connection.execute("SELECT current_database()").scalar_one() == "postgres"
     database.close()

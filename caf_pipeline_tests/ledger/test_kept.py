@@ -7,7 +7,6 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
@@ -104,7 +103,7 @@ def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(le
     archive(ledger, ["a", "b"])
     known()
     with database.transaction() as connection:
-        connection.execute(text("DELETE FROM locations WHERE file_path = 'a'"))
+        connection.execute("DELETE FROM locations WHERE file_path = 'a'")
     assert known() == {"b"}
 
 
@@ -146,7 +145,7 @@ def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, d
     archive(ledger, ["a", "b"])
     assert known() == {"a", "b"}
     with database.transaction() as connection:  # as if it were another one: the same ids are given again
-        connection.execute(text("TRUNCATE locations, caf_files, plans, claims RESTART IDENTITY CASCADE"))
+        connection.execute("TRUNCATE locations, caf_files, plans, claims RESTART IDENTITY CASCADE")
     assert known() == set()
     archive(ledger, ["c", "d"])
     assert known() == {"c", "d"}
@@ -232,5 +231,5 @@ def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp
     archive(ledger, ["a", "b"])
     known()
     with database.transaction() as connection:
-        connection.execute(text(f"UPDATE locations SET {lie} WHERE file_path = 'a'"))
+        connection.execute(f"UPDATE locations SET {lie} WHERE file_path = 'a'")
     assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2

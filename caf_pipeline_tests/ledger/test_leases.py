@@ -13,7 +13,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger import records
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
@@ -26,7 +26,7 @@ NEVER = 3600.0  # a test that waited for this lease to run out would not end
 CHILD = """
 import sys
 from dataclasses import replace
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import LeaseLost
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.chunk_state import ChunkState
@@ -34,7 +34,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.ledger import batches, location
 
 url, chunk, seconds, boot, what = sys.argv[1:]
-ledger = Ledger(Database(parse_url(url)), lease_seconds=float(seconds))
+ledger = Ledger(Database(url), lease_seconds=float(seconds))
 me = this_process("run-child")
 with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) as lease:
     print("held", flush=True)
@@ -180,11 +180,11 @@ def test_a_lease_that_was_taken_over_is_known_to_be_lost(database, database_url)
 
 
 def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database_url):
-    database = Database(parse_url(database_url))
+    database = Database(database_url)
     with HeldLease(database, "plan/src", holder("run-1"), seconds=SHORT) as lease:
         lease.check()
         with psycopg.connect(postgres_url, autocommit=True) as admin:
-            name = database.url.database
+            name = database.name
             admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         with pytest.raises(LeaseLost, match="not be renewed"):

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
@@ -173,16 +172,14 @@ def test_locations_of_any_text_are_in_the_table_as_they_were_in_their_batches(da
     ]
     expected = [row for some in rows for row in some]
     with database.transaction() as connection:
-        connection.execute(text("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP"))
+        connection.execute("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP")
         count = copy_location_batches(connection, "loading", 7, 2**31 - 1, given_batches)
-        loaded = connection.execute(text(AS_GIVEN)).all()
-        same = connection.execute(text("SELECT DISTINCT source_id, caf_file_id, location_part(identity) FROM loading")).all()
+        loaded = connection.execute(AS_GIVEN).fetchall()
+        same = connection.execute("SELECT DISTINCT source_id, caf_file_id, location_part(identity) FROM loading").fetchall()
         differing = connection.execute(
-            text(
-                f"SELECT count(*) FROM loading, LATERAL (SELECT {READ}) AS read (version, part, version_id, etag, size)"
-                " WHERE location_identity(version, 0) <> identity"
-                " OR location_content(version, 0, version_id, etag, size) IS DISTINCT FROM content"
-            )
+            f"SELECT count(*) FROM loading, LATERAL (SELECT {READ}) AS read (version, part, version_id, etag, size)"
+            " WHERE location_identity(version, 0) <> identity"
+            " OR location_content(version, 0, version_id, etag, size) IS DISTINCT FROM content"
         ).scalar_one()
     assert count == len(expected)
     assert [LocationRow(*one) for one in loaded] == expected
@@ -254,7 +251,7 @@ def plan_of(connection):
         for other_way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin"):
             connection.execute(f"SET enable_{other_way} = off")
         for name, value in values.items():
-            query = query.replace(f":{name}", value)
+            query = query.replace(f"%({name})s", value)
         return "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}"))
 
     return plan
@@ -263,8 +260,8 @@ def plan_of(connection):
 @pytest.mark.parametrize(
     "query",
     [
-        pytest.param(copy._CLAIMED_BUT_LOCATED.text, id="claimed, but located"),
-        pytest.param(copy._HAS_STALE_ROWS.text, id="stale rows"),
+        pytest.param(copy._CLAIMED_BUT_LOCATED, id="claimed, but located"),
+        pytest.param(copy._HAS_STALE_ROWS, id="stale rows"),
         pytest.param("SELECT * FROM objects_in_parts WHERE source_id = 1", id="parts"),
         pytest.param(_PARTS.replace("%(source_id)s", "1"), id="parts exported"),
     ],
@@ -278,7 +275,7 @@ def test_one_object_version_is_found_in_the_index(plan_of, query):
 
 def test_claims_of_what_is_restored_are_found_in_the_index(plan_of, connection):
     connection.execute("CREATE TEMPORARY TABLE restoring (LIKE locations)")
-    plan = plan_of(import_chunk._CLAIMED.text)
+    plan = plan_of(import_chunk._CLAIMED)
     assert any("Index Cond" in line and "(object_version = (CASE" in line for line in plan.splitlines())
 
 

@@ -10,7 +10,7 @@ import pytest
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger import database as database_module
 from caf_pipeline.ledger import migrations
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.migrations import applied_migrations, migrate, sql_folder
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
@@ -50,7 +50,7 @@ def start(url, folder):
 
 
 def test_an_empty_database_gets_every_migration_once(empty_database_url):
-    database = Database(parse_url(empty_database_url))
+    database = Database(empty_database_url)
     assert database.migrate() == sorted(path.stem for path in sql_folder().glob("*.sql"))
     assert database.migrate() == []
     database.close()
@@ -172,7 +172,7 @@ def test_a_ledger_of_before_jackal_keeps_its_rows(connection, empty_database_url
         "INSERT INTO copies (caf_file_id, provider, proof) VALUES (1, 'p', 'q')"
     )
     assert migrate(connection) == [name for name in names_of_migrations() if name > "0001.ledger"]
-    database = Database(parse_url(empty_database_url))
+    database = Database(empty_database_url)
     ledger = Ledger(database)
     assert (ledger.chunk("s-1").state, ledger.chunk("s-1").reason) == ("parked", "no money")
     assert [(copy.provider, copy.listed, copy.windows) for copy in ledger.known_copies("s-1")] == [("p", True, 0)]

@@ -13,12 +13,11 @@ import psycopg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
-from caf_pipeline.ledger.database import Database, embedded_url, open_database, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url, open_database
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import CopyCheck
@@ -190,7 +189,7 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
     def lose_the_connection():
         with database.reading() as connection:
             with psycopg.connect(postgres_url, autocommit=True) as admin:
-                name = database.url.database
+                name = database.name
                 admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
             connection.execute("SELECT 1").fetchone()
 
@@ -220,7 +219,7 @@ def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
 def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
     monkeypatch.setattr("caf_pipeline.ledger.database.UNASKED_SECONDS", math.inf)
-    database = Database(parse_url(database_url))  # one connection, where that of the other has a second one for its leases
+    database = Database(database_url)  # one connection, where that of the other has a second one for its leases
     sent = tmp_path / "sent"
     with sent.open("w") as file, database.reading() as connection:
         connection.pgconn.trace(os.dup(file.fileno()))
@@ -232,7 +231,7 @@ def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch
 
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
     with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
-        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
+        connection.execute("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
     assert full.value.permanent
     assert "disk" in full.value.hint
 
@@ -246,9 +245,9 @@ def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when
 
     def read_from_the_beginning():
         with database.transaction() as connection:
-            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+            connection.execute("SELECT pg_stat_force_next_flush()")
         with database.transaction() as connection:
-            found = connection.execute(text("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"))
+            found = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
             return {name: count for name, count in found}
 
     ledger.register_source(SOURCE, "archive of src", "s3://src")
@@ -271,7 +270,7 @@ def pooler(database_url):
 @pytest.fixture
 def pooled_ledger(pooler):
     """A ledger whose statements share the pooler's connections with those of others."""
-    database = Database(parse_url(pooler.url))
+    database = Database(pooler.url)
     yield Ledger(database, lease_seconds=1.0)
     database.close()
 

@@ -119,7 +119,7 @@ def test_the_database_itself_keeps_a_chunk_from_two_live_posts(log, chunks, data
 
 def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, database_url):
     with psycopg.connect(database_url, autocommit=True) as admin:
-        admin.execute(f"ALTER DATABASE {database.url.database} SET synchronous_commit = off")
+        admin.execute(f"ALTER DATABASE {database.name} SET synchronous_commit = off")
         admin.execute(
             "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             " INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$"
@@ -138,14 +138,14 @@ def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, 
 
 CHILD = """
 import sys
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, signed
 
 url, seconds, chunk, body = sys.argv[1:]
-log = Ledger(Database(parse_url(url)), lease_seconds=float(seconds)).transactions(this_process("run-child"))
+log = Ledger(Database(url), lease_seconds=float(seconds)).transactions(this_process("run-child"))
 log.ask(ACCOUNT, chunk, chunk.encode(), 30)
 print("asked", flush=True)
 sys.stdin.readline()

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from sqlalchemy import text
-
 from caf_pipeline.ledger.processes import boot_id, this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.waits import Wait
@@ -36,14 +34,14 @@ def test_a_wait_of_a_dead_process_is_not_shown(ledger):
 def test_a_wait_that_was_not_renewed_is_not_shown(ledger, database):
     ledger.record_waits(this_process("run-1"), "src", [WAIT])
     with database.transaction() as connection:
-        connection.execute(text("UPDATE waits SET expires_at = clock_timestamp()"))
+        connection.execute("UPDATE waits SET expires_at = clock_timestamp()")
     assert ledger.waits() == []
 
 
 def test_rows_that_killed_processes_left_are_removed(ledger, database):
     ledger.record_waits(this_process("run-1"), "src", [WAIT])
     with database.transaction() as connection:
-        connection.execute(text("UPDATE waits SET expires_at = now() - interval '2 days'"))
+        connection.execute("UPDATE waits SET expires_at = now() - interval '2 days'")
     ledger.record_waits(this_process("run-2"), "src", [])
     with database.transaction() as connection:
-        assert connection.execute(text("SELECT count(*) FROM waits")).scalar_one() == 0
+        assert connection.execute("SELECT count(*) FROM waits").scalar_one() == 0

@@ -6,7 +6,6 @@ import os
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreUnreachable
@@ -32,9 +31,9 @@ LOCATED = """
         located_at, sealed_at, merkle_root, posted_at, owner, start, verified_at)
         SELECT 'src-00000000-' || to_char(number, 'fm000000'), source_id, plan_id, number, 'located', 1, 1, 1000, now(), now(),
             sha256(CAST(number::text AS bytea)), now(), 'jkl1owner', 1, now()
-        FROM plan, generate_series(1, :count) AS number RETURNING caf_file_id)
+        FROM plan, generate_series(1, %(count)s) AS number RETURNING caf_file_id)
     INSERT INTO copies (caf_file_id, provider, proof)
-    SELECT caf_file_id, provider, '' FROM chunks, unnest(CAST(:providers AS text[])) AS provider
+    SELECT caf_file_id, provider, '' FROM chunks, unnest(CAST(%(providers)s AS text[])) AS provider
 """
 PROVIDERS = ["jkl1anna", "jkl1bert", "jkl1carl"]
 
@@ -63,7 +62,7 @@ def posting(work, name):
 
 def make_due(database):
     with database.transaction() as connection:
-        connection.execute(text("UPDATE bulk_looks SET next_at = now()"))
+        connection.execute("UPDATE bulk_looks SET next_at = now()")
 
 
 def suspected(work):
@@ -219,14 +218,14 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
     assert suspected(work) == names[:1]
     with database.transaction() as connection:
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
-        assert 45 < connection.execute(text(minutes)).scalar_one() <= 50
+        assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
     assert work.ledger.begin_bulk_look(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
     with database.transaction() as connection:  # written while the database's clock was a year ahead
-        connection.execute(text("UPDATE bulk_looks SET next_at = next_at + interval '1 year'"))
+        connection.execute("UPDATE bulk_looks SET next_at = next_at + interval '1 year'")
     assert look_in_bulk(other).chunks == len(names)
 
 
@@ -317,7 +316,7 @@ def on_jackal(tmp_path, ledger, database):
         work = a_workplace(tmp_path, None, ledger, store=open_jackal_store, jackal=jackal)
         opened.extend([work.store.close, node.__exit__])
         with database.transaction() as connection:
-            connection.execute(text(LOCATED), {"count": count, "providers": PROVIDERS})
+            connection.execute((LOCATED), {"count": count, "providers": PROVIDERS})
         return work, node
 
     yield make

@@ -9,7 +9,6 @@ from urllib.parse import unquote_to_bytes
 
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import text
 
 import caf_pipeline
 from caf_pipeline.chunk_state import ChunkState
@@ -123,7 +122,7 @@ A_BYTE_LESS = (
 
 def tamper(database, change: str, key: str = "key-000") -> None:
     with database.transaction() as connection:
-        connection.execute(text(f"UPDATE locations SET {change} WHERE file_path = :key"), {"key": key})
+        connection.execute(f"UPDATE locations SET {change} WHERE file_path = %(key)s", {"key": key})
 
 
 def flip_between_samples(work, name, *providers) -> None:
@@ -288,7 +287,7 @@ def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp
 
 def test_windows_of_fewer_copies_than_required_do_not_count(work, store, tmp_path, proven):
     with work.ledger._database.transaction() as connection:
-        connection.execute(text("UPDATE copies SET windows = 0, last_window = NULL WHERE provider = 'bert'"))
+        connection.execute("UPDATE copies SET windows = 0, last_window = NULL WHERE provider = 'bert'")
     assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
 
 
@@ -642,7 +641,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
         """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
         yield from original(**named)
         with database.transaction() as connection:
-            connection.execute(text("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'"))
+            connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'")
         noticed = False
         while not noticed:
             try:

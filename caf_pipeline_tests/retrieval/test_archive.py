@@ -209,7 +209,7 @@ def test_few_look_ups_are_remembered(work, archive, monkeypatch):
 
 
 def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(work, archive, database, postgres_url):
-    name = database.url.database
+    name = database.name
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
         admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))

@@ -271,13 +271,13 @@ def test_a_listing_as_of_a_time_reads_no_table_from_its_beginning(ledger, databa
     archive(ledger, keys)
     state(ledger, 1, *((key, None) for key in keys))
     with database.transaction() as connection:
-        connection.exec_driver_sql("ANALYZE current_exceptions")
+        connection.execute("ANALYZE current_exceptions")
 
     def read_from_the_beginning():
         with database.transaction() as connection:
-            connection.exec_driver_sql("SELECT pg_stat_force_next_flush()")
+            connection.execute("SELECT pg_stat_force_next_flush()")
         with database.transaction() as connection:
-            read = connection.exec_driver_sql("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
+            read = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
             return dict(map(tuple, read))
 
     before = read_from_the_beginning()

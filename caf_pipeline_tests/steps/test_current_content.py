@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from sqlalchemy import text
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
@@ -158,7 +157,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, 
         archive_everything(work)
         next_second()
     with ledger._database.transaction() as connection:
-        connection.execute(text("TRUNCATE current_exceptions, inventories"))
+        connection.execute("TRUNCATE current_exceptions, inventories")
     assert current(work)[0] == B
     plan(work)
     assert current(work)[0] == A
@@ -172,7 +171,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, buck
         next_second()
     rows = rows_of(ledger)["file_locations"]
     with database.transaction() as connection:
-        connection.execute(text("TRUNCATE sources, locations, current_exceptions, skipped_objects, leases CASCADE"))
+        connection.execute("TRUNCATE sources, locations, current_exceptions, skipped_objects, leases CASCADE")
     ledger.register_source("src", work.archive_id, work.address)
     assert all(outcome.complete for outcome in rebuild(work))
     assert rows_of(ledger)["file_locations"] == rows
@@ -284,7 +283,7 @@ def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can
     assert stored.tail_sha256 is not None
     monkeypatch.setattr(type(work.store), "holders", holders)
     with work.ledger._database.transaction() as connection:
-        connection.execute(text("UPDATE skipped_objects SET retry_at = now()"))
+        connection.execute("UPDATE skipped_objects SET retry_at = now()")
     assert plan(work).comparison.equal == 1
 
 
@@ -293,7 +292,7 @@ def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(work, bucket):
     (name,) = archive_everything(work)
     chunk = work.ledger.chunk(name)
     with work.ledger._database.transaction() as connection:
-        connection.execute(text("UPDATE caf_files SET tail_sha256 = sha256('another')"))
+        connection.execute("UPDATE caf_files SET tail_sha256 = sha256('another')")
     next_second()
     bucket.put("k", A, Metadata={"a": "1"})
     assert plan(work).comparison.not_compared == 1
@@ -376,7 +375,7 @@ class BucketMachine(RuleBasedStateMachine):
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
             self.other = a_workplace(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
-            connection.execute(text("TRUNCATE sources, claims, locations, current_exceptions, skipped_objects, leases CASCADE"))
+            connection.execute("TRUNCATE sources, claims, locations, current_exceptions, skipped_objects, leases CASCADE")
         ledger.register_source("src", self.work.archive_id, self.work.address)
         self.written = set()
         self.archived = set()

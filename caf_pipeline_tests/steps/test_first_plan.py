@@ -141,7 +141,7 @@ def test_the_launchpad_plans_a_second_copy_only_where_it_is_ordered(pipeline, ne
     (chunk,) = pipeline.plan()
     assert pipeline.execute("archive_my_source", partition_key=chunk).success
     with pipeline.ledger._database.transaction() as connection:
-        connection.exec_driver_sql("TRUNCATE sources CASCADE")
+        connection.execute("TRUNCATE sources CASCADE")
     refused = pipeline.execute("plan_my_source")
     assert not refused.success
     assert "caf rebuild" in str(refused.events_for_node("my_source__chunk_plan"))

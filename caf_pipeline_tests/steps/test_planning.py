@@ -155,7 +155,7 @@ def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(workp
 def due_again(work, key):
     """Return in how many seconds a skipped object may be planned again."""
     with work.ledger._database.transaction() as connection:
-        found = connection.exec_driver_sql(
+        found = connection.execute(
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
         )
         return float(found.scalar_one())
@@ -195,8 +195,8 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     skipped = {SkipReason.CHANGED: 1, SkipReason.ACCESS_DENIED: 1}, 2, (0, 2)
     assert counted() == skipped
     with work.ledger._database.transaction() as connection:  # hours pass
-        connection.exec_driver_sql("UPDATE inventories SET taken_at = taken_at - interval '2 hours'")
-        connection.exec_driver_sql("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
+        connection.execute("UPDATE inventories SET taken_at = taken_at - interval '2 hours'")
+        connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     assert counted() == skipped
     source.bodies["key-003"] = b"another content"
     planning.cut_plan(work, planning.take_inventory(work, until=b"key-002"))
@@ -214,7 +214,7 @@ def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planne
     for chunk in planning.cut_plan(work, planning.take_inventory(work, until=b"key-999")).chunks:
         archive_chunk(work, chunk.name)
     with work.ledger._database.transaction() as connection:  # hours pass
-        connection.exec_driver_sql("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
+        connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     (progress,) = work.ledger.progress(["src"])
     assert (work.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
     assert count_not_archived(work.ledger, "src", "key-00") == (0, 1)

@@ -128,7 +128,7 @@ def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(work,
     new_bucket.put("k", B)
     archive_everything(work)
     with ledger._database.transaction() as connection:
-        connection.exec_driver_sql("DELETE FROM inventories")  # as after a rebuild
+        connection.execute("DELETE FROM inventories")  # as after a rebuild
     reports.write(datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), rows=[])
     assert archive_report(work).exceptions == 0
     assert current(work)[1].is_current

@@ -10,13 +10,12 @@ from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
-from sqlalchemy import text
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
@@ -356,14 +355,13 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(work):
     assert not is_nowhere(work)
     with work.ledger._database.transaction() as connection:
         for name, change in NO_WHOLE.items():
-            point = connection.begin_nested()
-            if name == "another plan":
-                connection.execute(text("SET LOCAL session_replication_role = replica"))  # there is no other plan
-            assert connection.execute(text(change)).rowcount == 1, name
-            count = connection.execute(text("SELECT count(*) FROM objects_in_parts")).scalar_one()
-            assert count == 0, name
-            point.rollback()
-        assert connection.execute(text("SELECT count(*) FROM objects_in_parts")).scalar_one() == 1
+            with connection.transaction(force_rollback=True):
+                if name == "another plan":
+                    connection.execute("SET LOCAL session_replication_role = replica")  # there is no other plan
+                assert connection.execute(change).rowcount == 1, name
+                count = connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one()
+                assert count == 0, name
+        assert connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one() == 1
 
 
 def test_a_chunk_that_has_another_part_than_planned_is_not_located(work):
@@ -384,7 +382,7 @@ def test_objects_that_were_skipped_as_too_large_are_planned_after_the_upgrade(wo
     work.ledger.record_skips("src", [planning._too_large(obj)])
     assert plan(work).plan.object_count == 3
     with work.ledger._database.transaction() as connection:  # what the migration does
-        connection.execute(text("UPDATE skipped_objects SET retry_at = now() WHERE reason = 'too_large'"))
+        connection.execute("UPDATE skipped_objects SET retry_at = now() WHERE reason = 'too_large'")
     archive_everything(work)
     assert work.ledger.locate("src", "huge")
     assert work.ledger.account("src").skipped == {}
@@ -404,7 +402,7 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(work, d
     ready, failed = threading.Barrier(len(names)), []
 
     def locate(name):
-        database = Database(parse_url(database_url))
+        database = Database(database_url)
         try:
             ready.wait()
             chunk_steps.load_locations(replace(work, ledger=Ledger(database)), name)
@@ -521,7 +519,7 @@ def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(sev
     one = several.ledger.locate("src", "huge").ranges[part]
     with several.ledger._database.transaction() as connection:
         connection.execute(
-            text("UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = :part"),
+            ("UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = %(part)s"),
             {"part": part + 1},
         )
     found, why = safe_keys(several, tmp_path)

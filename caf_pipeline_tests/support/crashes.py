@@ -22,7 +22,7 @@ import psycopg
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, LeaseLost
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.transactions import TransactionLog
@@ -69,7 +69,7 @@ def killed(what: str, url: str, name: str, seconds: str) -> None:
 
 
 def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
-    with Ledger(Database(parse_url(url)), lease_seconds=seconds).lease(name, this_process("run-child")):
+    with Ledger(Database(url), lease_seconds=seconds).lease(name, this_process("run-child")):
         told.send("held")
         time.sleep(600)
 
@@ -110,7 +110,7 @@ def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict
     name, before = at
     owner = TransactionLog if hasattr(TransactionLog, name) else Ledger
     _kill_at(owner, name, before=before)
-    ledger = Ledger(Database(parse_url(url)))
+    ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None
     archive_chunk(a_workplace(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
 
@@ -181,7 +181,7 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
     moments = [0]
     for owner, name in _DEADLY:
         _count_and_die(owner, name, moments, fatal)
-    work = a_workplace(Path(folder), MemorySource({}), Ledger(Database(parse_url(url))), run="doctor")
+    work = a_workplace(Path(folder), MemorySource({}), Ledger(Database(url)), run="doctor")
     for one in examined(work):
         with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
             if one.mend is not None:
@@ -197,7 +197,7 @@ def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:
 
 def main() -> None:
     what, url, *rest = sys.argv[1:]
-    database = Database(parse_url(url))
+    database = Database(url)
     if what == "inventory":
         take_inventory(a_workplace(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
         return

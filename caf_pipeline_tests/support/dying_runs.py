@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
@@ -88,7 +88,7 @@ def _run(
 ) -> None:
     moments = [0]
     packer.pace_of = lambda settings: pace
-    ledger = Ledger(Database(parse_url(url)))
+    ledger = Ledger(Database(url))
     work = a_workplace(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
     for name in _LEDGER_MOVES:
         _count_and_die(ledger, name, moments, fatal)

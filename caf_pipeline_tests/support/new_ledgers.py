@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline_tests.support.postgres import Databases
 
@@ -44,7 +43,7 @@ NewLedger = Callable[[], Ledger]
 def make_ledger(stack: ExitStack, databases: Databases) -> Ledger:
     """Return an empty ledger in a database of its own until the stack ends; `ledger.url` is its address."""
     url = stack.enter_context(databases.taken())
-    database = Database(parse_url(url))
+    database = Database(url)
     stack.callback(database.close)
     ledger = Ledger(database)
     ledger.url = url
@@ -61,5 +60,5 @@ def new_ledger(databases: Databases) -> Iterator[NewLedger]:
 def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Return what the ledger has, by table, in an order of its own."""
     with ledger._database.transaction() as connection:
-        found = {name: connection.execute(text(statement)).mappings().all() for name, statement in TABLES.items()}
-    return {name: [dict(row) for row in rows] for name, rows in found.items()}
+        found = {name: connection.execute(statement).fetchall() for name, statement in TABLES.items()}
+    return {name: [row._asdict() for row in rows] for name, rows in found.items()}

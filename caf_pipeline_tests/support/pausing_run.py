@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import pack_chunk, packer
 from caf_pipeline_tests.support.dying_runs import OFTEN, SteadySource, a_steady_source
@@ -50,7 +50,7 @@ def main(folder: str, url: str, chunk: str, pause_at: str, lease_seconds: str) -
     source.pause_at = pause_at
     if pause_at == "taking over":
         stop_behind_taking_over()
-    ledger = Ledger(Database(parse_url(url)), lease_seconds=float(lease_seconds))
+    ledger = Ledger(Database(url), lease_seconds=float(lease_seconds))
     work = a_workplace(Path(folder), source, ledger, run="paused", target="8MiB")
     try:
         archive_chunk(work, chunk)

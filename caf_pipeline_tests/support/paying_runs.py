@@ -174,10 +174,10 @@ def open_log(where: str) -> Iterator[TransactionLog]:
     """The ledger's log at a database's address, or one in a file."""
     if where.startswith("postgresql"):
         # Imported here: a run with a log in a file begins in a quarter of the time.
-        from caf_pipeline.ledger.database import Database, parse_url
+        from caf_pipeline.ledger.database import Database
         from caf_pipeline.ledger.postgres import Ledger
 
-        database = Database(parse_url(where))
+        database = Database(where)
         try:
             yield Ledger(database).transactions(this_process("run-child"))
         finally:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from caf_pipeline.errors import LedgerUnreachable
-from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.database import Database
 from caf_pipeline_tests.support.free_ports import free_port
 
 _LOOKS = 400
@@ -35,11 +36,12 @@ class Pooler:
             pytest.skip("pgbouncer is not installed (apt-get install pgbouncer)")
         self._program, self._folder = program, folder
         self._process: subprocess.Popen[bytes] | None = None
-        url, port = parse_url(database_url), free_port()
-        self.url = f"postgresql://{url.username}@127.0.0.1:{port}/{url.database}"
-        (folder / "users.txt").write_text(f'"{url.username}" ""\n')
+        server, port = conninfo_to_dict(database_url), free_port()
+        user, name = server["user"], server["dbname"]
+        self.url = f"postgresql://{user}@127.0.0.1:{port}/{name}"
+        (folder / "users.txt").write_text(f'"{user}" ""\n')
         (folder / "pgbouncer.ini").write_text(
-            f"[databases]\n{url.database} = host={url.query['host']} dbname={url.database} user={url.username}\n"
+            f"[databases]\n{name} = host={server['host']} dbname={name} user={user}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
             f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
         )
@@ -54,7 +56,7 @@ class Pooler:
         with log.open("a") as said:
             command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]
             self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
-        database = Database(parse_url(self.url))
+        database = Database(self.url)
         with contextlib.closing(database):
             for _ in range(_LOOKS):
                 assert self._process.poll() is None, log.read_text()

@@ -6,11 +6,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from caf_pipeline.ledger.database import Database, embedded_url, parse_url
+from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
@@ -54,8 +55,9 @@ def _administer(url: str, *statements: str) -> None:
             connection.execute(statement)
 
 
-def _database_url(server_url: str, name: str) -> str:
-    return parse_url(server_url).set(drivername="postgresql", database=name).render_as_string(hide_password=False)
+def database_at(server_url: str, name: str) -> str:
+    """Return the address of another database of a server."""
+    return urlsplit(server_url)._replace(path=f"/{name}").geturl()
 
 
 class Databases:
@@ -69,8 +71,8 @@ class Databases:
         self._server_url = server_url
         self._free: list[str] = []
         _administer(server_url, f"CREATE DATABASE {_TEMPLATE}")
-        template_url = _database_url(server_url, _TEMPLATE)
-        database = Database(parse_url(template_url))
+        template_url = database_at(server_url, _TEMPLATE)
+        database = Database(template_url)
         database.migrate()
         database.close()
         with psycopg.connect(template_url) as connection:
@@ -83,7 +85,7 @@ class Databases:
         name = f"test_{next(_numbers)}"
         # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of WAL_LOG.
         _administer(self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy")
-        return _database_url(self._server_url, name)
+        return database_at(self._server_url, name)
 
     def give_back(self, url: str) -> None:
         """Empty a database for the next one that asks, or drop it where it has grown, or is not what the template is."""
@@ -96,7 +98,7 @@ class Databases:
                 return
         except psycopg.Error:  # the test let nobody in, or renamed a table
             pass
-        _administer(self._server_url, f"DROP DATABASE {parse_url(url).database} WITH (FORCE)")
+        _administer(self._server_url, f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
 
     @contextmanager
     def taken(self) -> Iterator[str]:
@@ -118,7 +120,7 @@ def postgres_url() -> Iterator[str]:
     """The address of a server's `postgres` database; the server ends with the session."""
     home = Path(tempfile.mkdtemp(prefix="caf-tests-"))
     try:
-        url = embedded_url(Settings(home=home)).set(drivername="postgresql").render_as_string(hide_password=False)
+        url = embedded_url(Settings(home=home))
         # What a test wrote need not outlive a power cut. Rows stand in the order in which they were written, also in a database
         # that serves again: nothing makes room between them.
         settings = ("fsync", "full_page_writes", "autovacuum")
@@ -140,7 +142,7 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
     """The address of a new database without a schema."""
     name = f"empty_{next(_numbers)}"
     _administer(postgres_url, f"CREATE DATABASE {name}")
-    yield _database_url(postgres_url, name)
+    yield database_at(postgres_url, name)
     _administer(postgres_url, f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -154,7 +156,7 @@ def database_url(databases: Databases) -> Iterator[str]:
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """The pool of connections of a new database."""
-    database = Database(parse_url(database_url))
+    database = Database(database_url)
     yield database
     database.close()
 
