@@ -71,7 +71,7 @@ network: $(READY)
 ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30
 
 test: $(READY)
-	$(ALL_TESTS) -m "not thorough" $(ARGS)
+	$(ALL_TESTS) -m "not thorough" --hypothesis-profile few $(ARGS)
 
 test-all: $(READY)
 	$(ALL_TESTS) $(ARGS)

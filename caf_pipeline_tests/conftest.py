@@ -16,6 +16,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 settings.register_profile(
     "tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
+settings.register_profile("few", settings.get_profile("tests"), max_examples=25)  # of `make test`
 settings.load_profile("tests")
 
 pytest_plugins = [

@@ -274,7 +274,7 @@ def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_u
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
     """A folder whose caf.toml has a source with tables."""
-    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     bucket = make_bucket(s3_server)
     for number in range(2):
         buffer = io.BytesIO()

@@ -392,7 +392,7 @@ BEHIND = bytes(9 << 20)
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archive"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("archive"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     bucket = make_bucket(s3_server)
     for name, bodies in {"small.tar.co": BODIES, "large.tar.co": MANY | {"large": BEHIND}}.items():
         tar = made(bodies.items())

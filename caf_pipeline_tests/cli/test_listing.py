@@ -26,7 +26,7 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)

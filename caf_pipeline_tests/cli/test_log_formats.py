@@ -23,7 +23,7 @@ DAMAGED = VECTORS / "chunkio" / "truncated_then_appended.chunkio"
 
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("formats"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("formats"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     bucket = make_bucket(s3_server)
     bucket.put("logs/a.clp", CLPS.read_bytes())
     bucket.put("logs/a.log", LOG.read_bytes())

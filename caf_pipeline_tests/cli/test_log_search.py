@@ -58,7 +58,7 @@ def caf(tmp_path_factory, network, s3_server, databases):
     bucket.put("damaged/b", whole[:-1])  # clp-s aborts
     bucket.put("damaged/c", whole[:100])  # its metadata tell nothing
     bucket.put("damaged/d", whole)
-    caf = jackal_command_line(folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take())
+    caf = jackal_command_line(folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take().url)
     caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
     archive_source(caf)
     return caf

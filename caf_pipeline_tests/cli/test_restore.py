@@ -43,7 +43,7 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
     source = MemorySource(BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)})
     with caf.surroundings():

@@ -47,7 +47,7 @@ FITTING = {key: body for key, body in BODIES.items() if len(key) < 1000}
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take()})
+    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="12MiB"))
     with caf.surroundings():
         settings = load_settings()

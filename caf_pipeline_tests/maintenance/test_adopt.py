@@ -33,6 +33,7 @@ from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "caf"
@@ -90,7 +91,7 @@ def body_of(work, key) -> bytes:
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
-@pytest.mark.parametrize("vector", WRITTEN, ids=lambda one: one["name"])
+@pytest.mark.parametrize("vector", sampled(WRITTEN, every=3), ids=lambda one: one["name"])
 def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_work, vector, proof_type):
     path = VECTORS / vector["file"]
     content = path.read_bytes()

@@ -22,7 +22,7 @@ BODIES = {f"dir/{number:02}": os.urandom(50_000 + number) for number in range(15
 def caf(tmp_path_factory, network, s3_server, databases):
     words = wallet_with_space(network).words
     folder = tmp_path_factory.mktemp("read")
-    caf = jackal_command_line(folder, network, words, CAF_DATABASE_URL=databases.take())
+    caf = jackal_command_line(folder, network, words, CAF_DATABASE_URL=databases.take().url)
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)

@@ -18,6 +18,7 @@ from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.support.jackal_stores import open_store, store_once
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.tiers import sampled
 
 CHUNK = os.urandom(4 << 20)
 START, END = 1000, 4_100_000
@@ -302,7 +303,9 @@ def opened(network):
 
 @pytest.mark.usefixtures("_sized")
 @pytest.mark.parametrize(
-    "conduct", [{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}], ids=str
+    "conduct",
+    sampled([{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}], every=2),
+    ids=str,
 )
 def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off(opened, stored, network, conduct):
     posting, (first, *_) = stored

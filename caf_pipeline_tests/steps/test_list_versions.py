@@ -88,7 +88,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 
 
 @pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("versions", ["all", "current"])
+@pytest.mark.parametrize("versions", sampled(["all", "current"], every=2))
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
 @pytest.mark.parametrize(
     "shape", sampled(["some versions each", "one key of thousands", "pages that end within each key", "markers last"], every=2)

@@ -23,6 +23,7 @@ from caf_pipeline_tests.steps.test_current_content import A, B, current, next_se
 from caf_pipeline_tests.support.inventory_reports import FORMATS, OF_VERSIONS, SCHEMA, ReportWriter, listed_rows
 from caf_pipeline_tests.support.s3_server import Bucket, ScriptedAnswer, client_for, make_bucket, s3_error
 from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
 
 DAY = timedelta(days=1)
@@ -239,7 +240,7 @@ def written(reports, moment, **changes):
     return reports.write(moment, rows=[row | changes.get(row["version_id"], {}) for row in rows])
 
 
-@pytest.mark.parametrize("first", ["current", "all"])
+@pytest.mark.parametrize("first", sampled(["current", "all"], every=2))
 @pytest.mark.parametrize("since", [DAY, timedelta(minutes=5)], ids=["long ago", "shortly before the report"])
 def test_an_older_version_whose_time_is_later_is_not_current(workplace, bucket, reports, first, since):
     """The time of an upload in parts is that of its begin, so that a version may have a later time than the next one."""
@@ -396,7 +397,7 @@ def without_checksum(path):
 
 
 @pytest.mark.parametrize("versions", ["current", "all"])
-@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("file_format", sampled(FORMATS, every=3))
 def test_a_report_has_the_same_versions_as_a_listing(workplace, bucket, reports, file_format, versions):
     bucket.keep_versions("Suspended")
     bucket.put("a", b"null")

@@ -26,6 +26,7 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
+from caf_pipeline_tests.support.tiers import sampled
 
 OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
 ROOT = b"\xfb\xff" * 32
@@ -187,7 +188,7 @@ def test_a_slow_node_is_passed_over_for_the_next(node):
 # --- a chain node's JSON ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", sampled(QUERIES, every=4))
 def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_right_kind(name, node):
     place, _, ask = QUERIES[name]
     right = good(node, name)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline_tests.support.postgres import Databases
 
@@ -42,11 +41,9 @@ NewLedger = Callable[[], Ledger]
 
 def make_ledger(stack: ExitStack, databases: Databases) -> Ledger:
     """Return an empty ledger in a database of its own until the stack ends; `ledger.url` is its address."""
-    url = stack.enter_context(databases.taken())
-    database = Database(url)
-    stack.callback(database.close)
+    database = stack.enter_context(databases.taken())
     ledger = Ledger(database)
-    ledger.url = url
+    ledger.url = database.url
     return ledger
 
 

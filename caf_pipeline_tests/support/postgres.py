@@ -1,16 +1,17 @@
 """Fixtures of a real Postgres: one embedded server for the session, an empty migrated database for each test."""
 
+import contextlib
 import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
+from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
@@ -22,16 +23,20 @@ _numbers = itertools.count(1)
 _KEPT_BYTES = 8 << 20
 """By how much a database may have grown that is kept: nothing removes what deleted rows took of its files."""
 
-# Rows go without a look at what refers to them. Ids begin at 1 again.
-_EMPTY = """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid();
-SET lock_timeout = '10s'; SET session_replication_role = replica;
-DO $$ DECLARE found text; BEGIN
-    FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_yoyo_migration' LOOP
-        EXECUTE format('DELETE FROM %I', found);
-    END LOOP;
-END $$;
-SELECT setval(seqrelid::regclass, 1, false) FROM pg_sequence"""
+_EMPTY = (
+    # Rows go without a look at what refers to them. Ids begin at 1 again.
+    """
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+    SET lock_timeout = '10s'; SET session_replication_role = replica;
+    DO $$ DECLARE found text; BEGIN
+        FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_yoyo_migration' LOOP
+            EXECUTE format('DELETE FROM %I', found);
+        END LOOP;
+    END $$;
+    SELECT setval(seqrelid::regclass, 1, false) FROM pg_sequence
+    """,
+    "DISCARD ALL",
+)
 
 # What a test may have changed of a database beside its rows. What is made again has another oid.
 _SCHEMA = """SELECT concat_ws(E'\n',
@@ -64,55 +69,62 @@ class Databases:
     """Migrated databases of one server, as many as are asked for: one that was given back serves again.
 
     A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the disk has lately removed; to
-    empty a database takes 10.
+    empty a database takes 10. It keeps its connection: a new one takes 5, and the server reads its catalogs again.
     """
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._free: list[str] = []
+        self._all: list[Database] = []
+        self._free: list[Database] = []
         _administer(server_url, f"CREATE DATABASE {_TEMPLATE}")
-        template_url = database_at(server_url, _TEMPLATE)
-        database = Database(template_url)
-        database.migrate()
-        database.close()
-        with psycopg.connect(template_url) as connection:
-            self._schema, self._bytes = self._looked_at(connection)
+        with contextlib.closing(Database(database_at(server_url, _TEMPLATE))) as template:
+            template.migrate()
+            self._schema, self._bytes = self._looked_at(template)
 
-    def take(self) -> str:
-        """Return the address of a database without a row, `postgresql://…`."""
+    def take(self) -> Database:
+        """Return a database without a row."""
         if self._free:
             return self._free.pop()
         name = f"test_{next(_numbers)}"
         # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of WAL_LOG.
         _administer(self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy")
-        return database_at(self._server_url, name)
+        self._all.append(Database(database_at(self._server_url, name)))
+        return self._all[-1]
 
-    def give_back(self, url: str) -> None:
+    def give_back(self, database: Database) -> None:
         """Empty a database for the next one that asks, or drop it where it has grown, or is not what the template is."""
         try:
-            with psycopg.connect(url, autocommit=True) as connection:
-                connection.execute(_EMPTY)
-                schema, size_bytes = self._looked_at(connection)
+            with database.reading() as connection:
+                for statements in _EMPTY:
+                    connection.execute(statements)
+            schema, size_bytes = self._looked_at(database)
             if schema == self._schema and size_bytes < self._bytes + _KEPT_BYTES:
-                self._free.append(url)
+                self._free.append(database)
                 return
-        except psycopg.Error:  # the test let nobody in, or renamed a table
+        except LedgerError:  # the test let nobody in, or renamed a table
             pass
-        _administer(self._server_url, f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+        database.close()
+        _administer(self._server_url, f"DROP DATABASE {database.name} WITH (FORCE)")
 
-    @contextmanager
-    def taken(self) -> Iterator[str]:
-        """Give the address of a database without a row for as long as the context lasts."""
-        url = self.take()
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[Database]:
+        """Give a database without a row for as long as the context lasts."""
+        database = self.take()
         try:
-            yield url
+            yield database
         finally:
-            self.give_back(url)
+            self.give_back(database)
+
+    def close(self) -> None:
+        """Close the connections of all."""
+        for database in self._all:
+            database.close()
 
     @staticmethod
-    def _looked_at(connection: psycopg.Connection) -> tuple[str, int]:
+    def _looked_at(database: Database) -> tuple[str, int]:
         """Return all of a database's schema, to be compared, and its size."""
-        return connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").fetchone()
+        with database.reading() as connection:
+            return tuple(connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").one())
 
 
 @pytest.fixture(scope="session")
@@ -132,9 +144,10 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_url: str) -> Databases:
+def databases(postgres_url: str) -> Iterator[Databases]:
     """The migrated databases of the session's server."""
-    return Databases(postgres_url)
+    with contextlib.closing(Databases(postgres_url)) as databases:
+        yield databases
 
 
 @pytest.fixture
@@ -147,18 +160,16 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def database_url(databases: Databases) -> Iterator[str]:
-    """The address of a migrated database without a row, `postgresql://…`."""
-    with databases.taken() as url:
-        yield url
+def database(databases: Databases) -> Iterator[Database]:
+    """A migrated database without a row."""
+    with databases.taken() as database:
+        yield database
 
 
 @pytest.fixture
-def database(database_url: str) -> Iterator[Database]:
-    """The pool of connections of a new database."""
-    database = Database(database_url)
-    yield database
-    database.close()
+def database_url(database: Database) -> str:
+    """The address of a migrated database without a row, `postgresql://…`."""
+    return database.url
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # by default, a twentieth of all CPU time
     gc.enable()
 
 
