@@ -9,8 +9,8 @@ was gone. Of both, the latest holds. All of it is files in, files out, in memory
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import KeyWindow, bounded, key_windows
+from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, inventory_query, show_snapshot
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, translate_errors, write_whole
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, has_rows, inventory_query, show_snapshot, with_flags
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, files_of, translate_errors, write_whole
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -83,6 +84,11 @@ _FACTS: Final = pa.schema(
 )
 """What is listed, known or stated of a key, a row each."""
 
+_TOLD: Final = ("key", "object_version", "last_modified")
+
+_WindowFacts = tuple[KeyWindow, pa.Table, pa.Table]
+"""Some keys, what is listed of them, and what is known or stated (_FACTS)."""
+
 _IDENTIFIED: Final = """SELECT listed.* REPLACE (coalesce(rewritten.object_version, listed.object_version) AS object_version)
     FROM listed LEFT JOIN rewritten ON rewritten.key = listed.key AND rewritten.bytes = listed.object_version
         AND rewritten.last_modified = listed.last_modified AND listed.version_id IS NULL AND NOT listed.is_delete_marker
@@ -138,7 +144,7 @@ def identify(
 
         if _has_located(query):
             unsettled, unplanned = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsettled", "unplanned"))
-            _write_unsettled(query, snapshot, standing, unsettled, unplanned)
+            _write_unsettled(query, _facts(snapshot, standing, exceptions), unsettled, unplanned)
             query.table("whole_unsettled", unsettled)
         changed = write_whole(found() if unsettled else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
@@ -227,6 +233,9 @@ def find_exceptions(
     Raises:
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
+    if identified.unsettled and not has_rows(identified.unsettled):  # as where nothing is new
+        with translate_errors(out):
+            return write_whole((), out, EXCEPTION_SCHEMA).row_count
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
     silent_from = snapshot.silent_from
     unless = _SETTLED.replace("{silent_from}", silent_from.isoformat()) if silent_from else ""
@@ -264,13 +273,7 @@ def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: 
         yield query
 
 
-_LISTED: Final = """SELECT key, object_version, last_modified, is_latest AND NOT is_delete_marker AS sound
-    FROM whole_snapshot WHERE {within}"""
-_KNOWN: Final = """SELECT key, object_version, last_modified, standing = 'located' AS sound FROM whole_standing WHERE {within}
-    UNION ALL SELECT key, NULL, NULL, false FROM whole_exception WHERE {within}"""
-
-
-def _write_unsettled(query: Query, snapshot: Snapshot, standing: Path, unsettled: Path, unplanned: Path) -> None:
+def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettled: Path, unplanned: Path) -> None:
     """Write which keys are not settled (_KEYS), and all objects of the snapshot but those of settled keys (SNAPSHOT_SCHEMA).
 
     A key is settled that is listed once, known once and of which nothing was stated: it is located as it is listed, so that
@@ -279,15 +282,14 @@ def _write_unsettled(query: Query, snapshot: Snapshot, standing: Path, unsettled
     rest = WholeParquet(unplanned, SNAPSHOT_SCHEMA, durable=False)
 
     def keys() -> Iterator[pa.RecordBatch]:
-        for window in key_windows(snapshot.path, snapshot.keys, known=standing):
-            within = bounded(window)
-            listed, known = (_facts(query.batches(sql.format(within=within))) for sql in (_LISTED, _KNOWN))
+        for window, listed, known in window_facts:
             some = pa.table({"key": _not_settled(listed, known)})
             if not len(some):
                 continue
             query.rows_of("found", some)
             for batch in query.batches(
-                f"SELECT * FROM whole_snapshot WHERE {within} AND key IN (FROM found) ORDER BY key, last_modified, object_version"
+                f"SELECT * FROM whole_snapshot WHERE {bounded(window)} AND key IN (FROM found)"
+                " ORDER BY key, last_modified, object_version"
             ):
                 rest.write(batch.select(SNAPSHOT_SCHEMA.names).cast(SNAPSHOT_SCHEMA))
             yield from query.batches("SELECT key FROM found WHERE is_supported(key)")
@@ -300,8 +302,30 @@ def _write_unsettled(query: Query, snapshot: Snapshot, standing: Path, unsettled
         rest.abort()
 
 
-def _facts(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches((batch.cast(_FACTS) for batch in batches), _FACTS)
+def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_WindowFacts]:
+    """Yield what is listed, and what is known or stated, of all keys that the snapshot covers."""
+    with ExitStack() as stack:
+        listing = stack.enter_context(KeyedRows(snapshot.path, (*_TOLD, "is_latest", "is_delete_marker")))
+        stating = stack.enter_context(KeyedRows(exceptions, ("key",)))
+        knowing = [stack.enter_context(KeyedRows(path, (*_TOLD, "standing"))) for path in files_of(standing)]
+        for window in key_windows(snapshot.path, snapshot.keys, known=standing):
+            listed, stated = with_flags(listing.read(window)), stating.read(window)["key"]
+            known = [rows.read(window) for rows in knowing]
+            nothing = pa.nulls(len(stated))
+            yield (
+                window,
+                _as_facts(listed, pc.and_not(listed["is_latest"], listed["is_delete_marker"])),
+                pa.concat_tables(
+                    [
+                        *(_as_facts(rows, pc.equal(rows["standing"], "located")) for rows in known),
+                        pa.table([stated, nothing, nothing, pa.repeat(False, len(stated))], _FACTS.names).cast(_FACTS),
+                    ]
+                ),
+            )
+
+
+def _as_facts(rows: pa.Table, sound: pa.ChunkedArray) -> pa.Table:
+    return rows.select(_TOLD).append_column("sound", sound).cast(_FACTS)
 
 
 def _not_settled(listed: pa.Table, known: pa.Table) -> pa.ChunkedArray:

@@ -195,16 +195,18 @@ class _Cutter:
         beyond = self._beyond(rows, alone)
         self._names.look_at(rows)
         at, look = 0, _FIRST_LOOK
-        while at < rows.count and self._number <= self._max_chunks:
-            count = self._take_some(rows, at, min(rows.count, at + look), alone=bool(alone[at]))
-            if count:
-                numbers[at : at + count] = self._number
-                at, look = at + count, 4 * look if count == look else _FIRST_LOOK
-            elif alone[at]:
-                self.close()
-                look = _FIRST_LOOK
-            else:
-                at += 1
+        for stop in (*np.flatnonzero(~alone), rows.count):  # a chunk under way may have room for what none is to hold
+            while at < stop and self._number <= self._max_chunks:
+                count = self._take_some(rows, at, min(stop, at + look))
+                if count:
+                    numbers[at : at + count] = self._number
+                    at, look = at + count, 4 * look if count == look else _FIRST_LOOK
+                else:
+                    self.close()
+                    look = _FIRST_LOOK
+            if self._number > self._max_chunks:
+                break
+            at = int(stop) + 1
         numbers[at:] = _OVER
         numbers[~alone] = beyond
         self.too_large_count += int(np.count_nonzero(numbers == _TOO_LARGE))
@@ -223,7 +225,7 @@ class _Cutter:
                 found.append(_OVER if self._ranges(obj) else _TOO_LARGE)
         return np.array(found, np.int32)
 
-    def _take_some(self, rows: Rows, at: int, stop: int, *, alone: bool) -> int:
+    def _take_some(self, rows: Rows, at: int, stop: int) -> int:
         """Let the chunk under way take rows from this one on; return how many, 0 where it cannot have this one."""
         if self._names.meets(rows, at):
             return 0
@@ -231,7 +233,7 @@ class _Cutter:
         grown = self._chunk.grown(rows, at, stop)
         count = self._chunk.fitting(grown, self._terms.target_size_bytes, self._terms.limit_bytes)
         if not self._chunk.object_count:
-            count = max(count, 1) if alone else 0  # an object larger than the target has a chunk to itself
+            count = max(count, 1)  # an object larger than the target has a chunk to itself
             self._hash_before_last = self._hash.copy()
         if count:
             self._chunk.take(grown, rows, at, count)

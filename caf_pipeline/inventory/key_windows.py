@@ -31,11 +31,23 @@ def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | 
             for group in range(file.num_row_groups):
                 rows += file.metadata.row_group(group).num_rows
                 if rows >= WINDOW_ROWS:
-                    ends.add(file.read_row_group(group, columns=["key"])["key"][-1].as_py())
+                    ends.add(key_bounds(file, group)[1])
                     rows = 0
     after, last = within
     inside = sorted(end for end in ends if (after is None or end > after) and (last is None or end < last))
     yield from pairwise([after, *inside, last])
+
+
+def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
+    """Return the least and the greatest key of a row group that has rows. Pyarrow writes both beside it, whole as keys are short.
+
+    Raises:
+        ValueError: the file does not tell them.
+    """
+    told = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
+    if told is None or not told.has_min_max:
+        raise ValueError("a row group tells no bounds of its keys")
+    return told.min, told.max
 
 
 def bounded(window: KeyWindow) -> str:

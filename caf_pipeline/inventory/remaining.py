@@ -16,7 +16,15 @@ import pyarrow.compute as pc
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import WINDOW_ROWS
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query, opened_parquet, show_snapshot, supported_keys
+from caf_pipeline.inventory.snapshot import (
+    SNAPSHOT_SCHEMA,
+    has_rows,
+    inventory_query,
+    opened_parquet,
+    show_snapshot,
+    supported_keys,
+    with_flags,
+)
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
 
@@ -75,6 +83,11 @@ def not_yet_archived(
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     unsupported, refused = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsupported", "refused"))
+    if not has_rows(snapshot):  # as where nothing is new
+        with translate_errors(out):
+            for path in (out, unsupported):
+                write_whole((), path, SNAPSHOT_SCHEMA)
+        return Delta(out, 0, 0, unsupported, 0, {})
     object_bytes = 0
     left_out: Counter[str] = Counter()
     with translate_errors(out), inventory_query(out, budget) as query:
@@ -150,13 +163,9 @@ def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
 
 
 def _objects_of(rows: pa.Table) -> pa.Table:
-    """Return rows of a snapshot, which an earlier version may have taken, without delete markers."""
-    if "is_latest" not in rows.column_names:
-        for name, value in (("is_latest", True), ("is_delete_marker", False)):
-            rows = rows.append_column(SNAPSHOT_SCHEMA.field(name), pa.repeat(value, len(rows)))
-    elif pc.any(rows["is_delete_marker"]).as_py():
-        rows = rows.filter(pc.invert(rows["is_delete_marker"]))
-    return rows
+    """Return rows of a snapshot without delete markers."""
+    rows = with_flags(rows)
+    return rows.filter(pc.invert(rows["is_delete_marker"])) if pc.any(rows["is_delete_marker"]).as_py() else rows
 
 
 def _not_blocked(query: Query, rows: pa.Table, *, skipped: str) -> pa.ChunkedArray:

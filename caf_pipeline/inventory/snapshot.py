@@ -357,6 +357,14 @@ def show_snapshot(query: Query, name: str, path: Path) -> None:
     query.view(name, f"SELECT *{', true AS is_latest, false AS is_delete_marker' if old else ''} FROM {name}_rows")
 
 
+def with_flags(rows: pa.Table) -> pa.Table:
+    """Return rows of a snapshot, which an earlier version may have taken, with `is_latest` and `is_delete_marker`."""
+    if "is_latest" not in rows.column_names:
+        for name, value in (("is_latest", True), ("is_delete_marker", False)):
+            rows = rows.append_column(SNAPSHOT_SCHEMA.field(name), pa.repeat(value, len(rows)))
+    return rows
+
+
 def show_objects(query: Query, within: str) -> None:
     """Let `snapshot` stand for the objects of `whole_snapshot` that meet a condition, `marker` for the delete markers."""
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
@@ -460,9 +468,21 @@ def require_whole(path: Path) -> None:
 @contextlib.contextmanager
 def opened_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a file; damage found while it is read raises an error that names the file."""
+    with reading_parquet(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
+
+
+def has_rows(path: Path) -> bool:
+    """Tell whether a file has any; raises IntegrityError where it cannot be read."""
+    with opened_parquet(path) as file:
+        return bool(file.metadata.num_rows)
+
+
+@contextlib.contextmanager
+def reading_parquet(path: Path) -> Iterator[None]:
+    """Translate what pyarrow raises while this file, and no other, is read: IntegrityError, which names it."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
+        yield
     except FileNotFoundError as error:
         raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
     except (OSError, pa.ArrowException, ValueError) as error:

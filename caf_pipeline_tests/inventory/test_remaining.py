@@ -98,7 +98,7 @@ def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
 @pytest.mark.parametrize("which", ["snapshot", "standing"])
 def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, which):
     paths = {
-        "snapshot": write_snapshot(tmp_path / "s.parquet").path,
+        "snapshot": write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path,
         "standing": write_standing(tmp_path / "k.parquet", []),
     }
     paths[which].unlink()
