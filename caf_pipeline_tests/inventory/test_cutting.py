@@ -179,7 +179,8 @@ SMALL = Limits(max_bytes=100_000)
     st.integers(30_000, 2 * SMALL.max_bytes),
     st.integers(0, 40),
 )
-@example({"0": 0, "1" * 28: 66_200}, 67_000, 0)  # for which the chunk under way has room, as long as its headers are short
+# To be cut into parts, but the chunk under way has room for it as long as its headers are short.
+@example({"0": 0, "0000&" + "\x1f" * 8 + "\u0800\U00010000": 67_000}, 67_801, 0)
 def test_parts_cover_their_object_once_and_no_chunk_passes_a_limit(sizes, target, max_chunks):
     objects = [an_object(key, size) for key, size in sizes.items()]
     seen, left = {}, objects
