@@ -201,7 +201,7 @@ def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tu
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
-    from caf_pipeline.steps.planning import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
+    from caf_pipeline.steps.inventories import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
 
     with opened_workplace(settings, ledger, source) as work:
         snapshot = latest_snapshot(work, complete=True)

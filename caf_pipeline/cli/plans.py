@@ -64,7 +64,7 @@ def plan(  # noqa: PLR0917 - the command line's options
     Exit status: 0; 2 without --dry-run, or options exclude each other; 3 a setting is wrong or there is no such source; 5 the
     source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet.
     """
-    from caf_pipeline.steps import planning  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.steps import inventories  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.steps.preview import preview_plan  # noqa: PLC0415
 
     settings = load_settings()
@@ -77,16 +77,16 @@ def plan(  # noqa: PLR0917 - the command line's options
         raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
         if last_inventory:
-            snapshot = planning.latest_snapshot(work, complete=True)
+            snapshot = inventories.latest_snapshot(work, complete=True)
         elif report or (work.source_settings.inventory and not list_bucket):
-            snapshot, taken = planning.take_report(work, report)
+            snapshot, taken = inventories.take_report(work, report)
             if taken.warning:
                 note(taken.warning)
         else:
-            snapshot = planning.take_inventory(work)
+            snapshot = inventories.take_inventory(work)
         if snapshot is None:
             raise NotLocated(f"there is no whole inventory of '{source}' yet", hint="leave --last-inventory out")
-        if warning := planning.nothing_found(work, snapshot):
+        if warning := inventories.nothing_found(work, snapshot):
             note(warning)
         preview = preview_plan(work, snapshot)
     if json:

@@ -55,7 +55,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
@@ -348,7 +348,7 @@ class _Command:
         objects = UnaskedObjects("objects are counted without their source")
         work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
         try:
-            taken = planning.open_snapshot(work, snapshot)
+            taken = inventories.open_snapshot(work, snapshot)
             found = planning.account_for(work, taken)
         except NotLocated:
             # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.

@@ -43,7 +43,7 @@ from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.maintenance import scrub
-from caf_pipeline.steps import audit, chunk_steps, planning
+from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
 from caf_pipeline.system.quantities import counted
 
@@ -169,7 +169,7 @@ def _check(
 
 
 def _plan_accounts(work: Workplace, _: str) -> AssetCheckResult:
-    snapshot = planning.snapshot_to_plan(work)
+    snapshot = inventories.snapshot_to_plan(work)
     result = planning.account_for(work, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)
@@ -212,7 +212,7 @@ def _chunk_reads_back(work: Workplace, chunk: str) -> AssetCheckResult:
 
 
 def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
-    snapshot, planned = planning.latest_snapshot(work, complete=True), work.ledger.last_inventory(work.source)
+    snapshot, planned = inventories.latest_snapshot(work, complete=True), work.ledger.last_inventory(work.source)
     if planned and (snapshot is None or snapshot.taken_at < planned):
         missing = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=missing)

@@ -35,7 +35,7 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.plan import PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import planning, preview
+from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
@@ -110,10 +110,10 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
                 work.wait_while_paused(lambda: None)
             report = None
             if config.takes_report(settings):
-                snapshot, report = planning.take_report(work, config.report)
+                snapshot, report = inventories.take_report(work, config.report)
             else:
-                snapshot = planning.take_inventory(work, after=after, until=until)
-            warning = "; ".join(filter(None, [planning.nothing_found(work, snapshot), report.warning if report else ""]))
+                snapshot = inventories.take_inventory(work, after=after, until=until)
+            warning = "; ".join(filter(None, [inventories.nothing_found(work, snapshot), report.warning if report else ""]))
             if warning:
                 context.log.warning(warning)
             return metadata.snapshot_metadata(snapshot, warning, report)
@@ -155,7 +155,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(work: Workplace) -> metadata.Metadata:
-            report = planning.cut_plan(work, planning.snapshot_to_plan(work), second_copy=config.second_copy)
+            report = planning.cut_plan(work, inventories.snapshot_to_plan(work), second_copy=config.second_copy)
             if report.warning:
                 context.log.warning(report.warning)
             copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 1

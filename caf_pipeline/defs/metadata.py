@@ -20,7 +20,8 @@ from caf_pipeline.maintenance.repair import RepairReport
 from caf_pipeline.maintenance.scrub import ProofReport
 from caf_pipeline.steps.audit import FetchedMembers
 from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyReport
-from caf_pipeline.steps.planning import PlanReport, TakenReport
+from caf_pipeline.steps.inventories import TakenReport
+from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.steps.preview import PlanEstimate, difference
 from caf_pipeline.store.jackal.messages import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast

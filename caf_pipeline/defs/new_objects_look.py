@@ -17,7 +17,7 @@ from caf_pipeline.defs.resources import ask_in_time, open_work
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.settings import Settings, SourceSettings
-from caf_pipeline.steps import notices, planning
+from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.wiring import open_queue
@@ -103,7 +103,7 @@ class NewObjectsLook:
         deadline = Deadline(self.deadline.left() * REPORT_SHARE)
         try:
             name = ask_in_time(
-                self.context, deadline, whom, lambda: planning.find_new_report(open_work(self.context, self.source))
+                self.context, deadline, whom, lambda: inventories.find_new_report(open_work(self.context, self.source))
             )
         except (CafError, Overdue) as error:
             hint = f" ({error.hint})" if isinstance(error, CafError) and error.hint else ""
@@ -124,7 +124,7 @@ class NewObjectsLook:
 
     def _round(self, after: bytes) -> Tick:
         look = partial(
-            planning.look_for_new, after=after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
+            inventories.look_for_new, after=after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
         )
         seen = self._ask_bucket(look)
         cursor = _cursor(seen.next_after or b"")  # None: again from the start

@@ -49,7 +49,8 @@ from caf_pipeline.packing.chunk_reader import StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
-from caf_pipeline.steps.planning import export_standing, latest_snapshot
+from caf_pipeline.steps.inventories import latest_snapshot
+from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
 from caf_pipeline.system.parquet import write_whole

@@ -9,7 +9,7 @@ from typing import Final
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import AlertSettings, SourceSettings
-from caf_pipeline.steps.planning import MAX_REPORT_AGE
+from caf_pipeline.steps.inventories import MAX_REPORT_AGE
 from caf_pipeline.system.quantities import counted
 
 

@@ -11,7 +11,7 @@ from caf_pipeline.errors import ListingUnordered
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.source.protocol import EventQueue
-from caf_pipeline.steps.planning import unsettled_objects
+from caf_pipeline.steps.inventories import unsettled_objects
 
 KEYS_LOOKED_FOR: Final = 10_000
 """Of one look: what lies between the first and the last of them is listed."""

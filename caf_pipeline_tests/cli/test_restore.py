@@ -13,7 +13,7 @@ from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.settings import load_settings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
@@ -126,7 +126,7 @@ def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failu
         with opened_ledger(settings) as ledger:
             source = MemorySource(BODIES | {"some/later-1": b"1", "some/later-2": b"2", "other": b"3"})
             work = open_workplace(settings, "src", run="run-2", ledger=ledger, objects=source)
-            (chunk,) = planning.cut_plan(work, planning.take_inventory(work, after=b"!", until=b"some/z")).chunks
+            (chunk,) = planning.cut_plan(work, inventories.take_inventory(work, after=b"!", until=b"some/z")).chunks
             try:
                 done = caf("restore", "src", "some/", str(folder))
                 said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))

@@ -12,7 +12,7 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
@@ -265,14 +265,14 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
 def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(pipeline, left):
-    before = planning.take_inventory(pipeline.workplace())
+    before = inventories.take_inventory(pipeline.workplace())
     if left == "none":
         before.path.unlink()
     next_second()
     pipeline.put(1)
     elsewhere = pipeline.settings.model_copy(update={"home": pipeline.settings.home / "another machine"})
     work = replace(pipeline, settings=elsewhere).workplace()
-    planning.cut_plan(work, planning.take_inventory(work))
+    planning.cut_plan(work, inventories.take_inventory(work))
     (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
     assert not check.passed
     assert check.description.startswith("The last whole inventory, of 20")

@@ -14,7 +14,7 @@ from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
 from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -133,7 +133,7 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
-    snapshot = planning.take_inventory(queue.work)
+    snapshot = inventories.take_inventory(queue.work)
     queue.send("k", sequencer=sequencer or None)
     queue.drain()
     planning.cut_plan(queue.work, snapshot, second_copy=True)
@@ -147,7 +147,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     queue.drain()
     with queue.work.ledger._database.transaction() as connection:
         connection.execute("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
-    snapshot = planning.take_inventory(queue.work)
+    snapshot = inventories.take_inventory(queue.work)
     queue.send("k", sequencer="0B")
     queue.drain()
     planning.cut_plan(queue.work, snapshot, second_copy=True)
@@ -293,10 +293,10 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     assert look(b"", 1) == (True, b"k0000")  # of k0999, which ends the page, the next page might have more
     assert look(b"k0000", 1) == (True, b"k1500")
     assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
-    planning.cut_plan(work, planning.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), second_copy=True)
     assert ledger.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
     assert look(b"k9", 20) == (True, b"k9")  # again from the first
-    planning.cut_plan(work, planning.take_inventory(work, after=just_before(b"k2499")), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k2499")), second_copy=True)
     assert look(b"", 20) is None
 
 

@@ -7,7 +7,7 @@ from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus
 
 from caf_pipeline.defs import launching
 from caf_pipeline.defs.naming import REPORT_TAG
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.defs.test_sensors import SOURCE, start_run
 from caf_pipeline_tests.defs.test_ticks import with_source
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
@@ -87,7 +87,7 @@ def test_a_report_that_s3_has_not_finished_is_not_planned_yet(reported, missing)
 def test_a_report_that_is_older_than_a_planned_listing_is_not_planned(reported):
     pipeline, reports = reported
     reports.write(YESTERDAY)
-    planning.cut_plan(pipeline.workplace(), planning.take_inventory(pipeline.workplace()))
+    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace()))
     assert tick(pipeline) == (None, "Nothing new after ''.")
 
 
@@ -117,7 +117,7 @@ def test_a_report_that_cannot_be_used_launches_nothing_and_the_bucket_is_looked_
     pipeline, reports = reported
     reports.write(YESTERDAY, **changes)
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), planning.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
     found, said = tick(pipeline)
     assert found is None
     assert said.startswith("Nothing new after ''. No inventory report is taken: the inventory report s3://")
@@ -128,7 +128,7 @@ def test_a_bucket_of_reports_that_is_gone_is_told_and_the_other_one_is_looked_th
     pipeline, _ = reported
     pipeline = with_source(pipeline, inventory=f"s3://no-such-bucket/{pipeline.bucket.name}/daily/")
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), planning.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
     assert "No inventory report is taken: there is no bucket 'no-such-bucket'" in tick(pipeline)[1]
 
 
@@ -147,7 +147,7 @@ def test_a_report_whose_plan_failed_is_tried_again_after_pauses_and_then_left_to
     run_id = fail_plan(pipeline, name)
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), planning.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
     assert f"Run {run_id} did not plan the inventory report {name}: the next one waits." in tick(pipeline)[1]
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     for _ in range(attempts - 1):

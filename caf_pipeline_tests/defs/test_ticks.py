@@ -18,7 +18,7 @@ from caf_pipeline.ledger import launchable
 from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.settings import SourceSettings, StoreSettings
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories
 from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -152,7 +152,7 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = planning.look_for_new(pipeline.workplace(), after=b"", max_pages=20, enough=lambda: True)
+    seen = inventories.look_for_new(pipeline.workplace(), after=b"", max_pages=20, enough=lambda: True)
     assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
 
 

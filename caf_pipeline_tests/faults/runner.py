@@ -91,7 +91,7 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import CheckpointPace
     from caf_pipeline.settings import Settings
-    from caf_pipeline.steps import planning
+    from caf_pipeline.steps import inventories, planning
     from caf_pipeline.wiring import close_store, open_workplace
     from caf_pipeline_tests.support.s3_server import client_for
     from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
@@ -116,7 +116,7 @@ def _perform(order: Order, moments: Moments) -> None:
         names = [order.chunk]
         if not order.chunk:
             with moments.step("take_inventory"):
-                snapshot = planning.take_inventory(work)
+                snapshot = inventories.take_inventory(work)
             with moments.step("cut_plan"):
                 planning.cut_plan(work, snapshot)
             names = [chunk.name for chunk in ledger.chunks(order.source, UNDER_WAY)]

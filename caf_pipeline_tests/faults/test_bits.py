@@ -18,7 +18,7 @@ from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.settings import StoreSettings, load_settings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
 from caf_pipeline_tests.support.command_line import CommandLine
@@ -273,7 +273,7 @@ def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small
     with fault(GROUP, "in the Parquet files of a plan") as case, small_world.workplace() as work:
         case.tried = 0
         for seed in range(150 if soak else 8):
-            names = [chunk.name for chunk in planning.cut_plan(work, planning.take_inventory(work)).chunks]
+            names = [chunk.name for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks]
             if not names:  # the flip before did not matter: something new
                 small_world.put(f"new-{seed}", b"new" * seed)
                 times = {row[0]: row[1] for row in listed(small_world)}
@@ -302,7 +302,7 @@ def listed(world):
 
 def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, soak):
     with fault(GROUP, "in an inventory's snapshot") as case, small_world.workplace() as work:
-        snapshot = planning.take_inventory(work)
+        snapshot = inventories.take_inventory(work)
         whole, objects = snapshot.path.read_bytes(), list(read_objects(snapshot.path))
         offsets = range(0, len(whole), 1 if soak else max(1, len(whole) // 60))
         case.tried = len(offsets)
@@ -310,7 +310,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
         for offset in offsets:
             flip(snapshot.path, offset)
             try:
-                again = planning.open_snapshot(work, snapshot.name)
+                again = inventories.open_snapshot(work, snapshot.name)
                 planning.require_whole(again.path)
                 assert list(read_objects(again.path)) == objects, offset
             except CafError as error:

@@ -17,7 +17,7 @@ from caf_pipeline.errors import CafError, LedgerError, StagingError
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline_tests.faults.world import SOURCE
 from caf_pipeline_tests.support.disks import a_disk, files_of_at_most
 from caf_pipeline_tests.support.paying_runs import then
@@ -198,7 +198,7 @@ def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_w
             disk.fill(leave_bytes=leave_bytes)
             case.tried += 1
             try:
-                planning.cut_plan(work, planning.take_inventory(work))
+                planning.cut_plan(work, inventories.take_inventory(work))
             except CafError as error:
                 fails_clearly(error, StagingError, 8)
                 assert world.query("SELECT count(*) FROM plans") == [(0,)]

@@ -13,7 +13,7 @@ from caf_pipeline.errors import CafError, IllegalMove, LedgerError
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip, chunk_lease
 from caf_pipeline.packing.staging import staged_path
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline_tests.faults.world import SOURCE
 from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk
 
@@ -52,7 +52,7 @@ def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world
         small_world.workplace() as work,
     ):
         case.tried = 3
-        snapshot = planning.take_inventory(work)
+        snapshot = inventories.take_inventory(work)
         (name,) = chunks_of(planning.cut_plan(work, snapshot))
         assert chunks_of(planning.cut_plan(work, snapshot)) == []
         archive_chunk(work, name, until=chunk_steps.pack_chunk)
@@ -69,16 +69,16 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
         cursor, looks = b"", []
         while cursor is not None:
             looks.append(cursor)
-            look = planning.look_for_new(work, after=cursor, max_pages=1)
-            planning.cut_plan(work, planning.take_inventory(work, after=cursor, until=look.next_after))
+            look = inventories.look_for_new(work, after=cursor, max_pages=1)
+            planning.cut_plan(work, inventories.take_inventory(work, after=cursor, until=look.next_after))
             cursor = look.next_after
         case.tried = 2 * len(looks)
         for after in looks:
-            assert planning.look_for_new(work, after=after, max_pages=1).new_objects == 0
-            assert planning.cut_plan(work, planning.take_inventory(work, after=after)).chunks == []
+            assert inventories.look_for_new(work, after=after, max_pages=1).new_objects == 0
+            assert planning.cut_plan(work, inventories.take_inventory(work, after=after)).chunks == []
         small_world.finish()
         for after in looks:
-            assert planning.look_for_new(work, after=after, max_pages=1).new_objects == 0
+            assert inventories.look_for_new(work, after=after, max_pages=1).new_objects == 0
         case.check(small_world)
 
 
@@ -139,9 +139,9 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
 
 def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
     with fault(GROUP, "an old snapshot planned after a newer one, without versions") as case, small_world.workplace() as work:
-        old = planning.take_inventory(work)
+        old = inventories.take_inventory(work)
         small_world.put(KEY, b"the newest")
-        new = planning.take_inventory(work)
+        new = inventories.take_inventory(work)
         newer, older = chunks_of(planning.cut_plan(work, new)), chunks_of(planning.cut_plan(work, old))
         for name in older + newer:
             archive_chunk(work, name)
@@ -162,7 +162,7 @@ def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
             key, snapshots = f"key-{number}", []
             for version in range(3):
                 small_world.put(key, f"{key} {version}".encode())
-                snapshots.append(planning.take_inventory(work))
+                snapshots.append(inventories.take_inventory(work))
             for index in order:
                 for name in chunks_of(planning.cut_plan(work, snapshots[index])):
                     archive_chunk(work, name)
@@ -178,10 +178,10 @@ def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_w
         small_world.put(KEY, b"the first with an id")
     with fault(GROUP, "a chunk of a later plan located before that of an earlier one") as case, small_world.workplace() as work:
         unruly_s3.one_time()
-        (earlier,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+        (earlier,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
         archive_chunk(work, earlier, until=chunk_steps.verify_stored)
         small_world.put(KEY, b"the newest")
-        (later,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+        (later,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
         archive_chunk(work, later)
         assert current(work, KEY) == digest(b"the newest")
         archive_chunk(work, earlier)
@@ -232,7 +232,7 @@ def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fa
             archive_chunk(work, first, until=chunk_steps.seal_chunk)
             unruly_s3.well_behaved()
             small_world.query("UPDATE skipped_objects SET retry_at = now() RETURNING 1")
-            (second,) = chunks_of(planning.cut_plan(work, planning.take_inventory(work)))
+            (second,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
             archive_chunk(work, second)
             staged_path(work, first).unlink()
             with pytest.raises(LedgerError, match="claims") as refused:

@@ -14,7 +14,7 @@ import pytest
 
 from caf_pipeline.errors import CafError, ListingRefused, ObjectReadFailed, SourceError, SourceUnreachable
 from caf_pipeline.formats.chunkio import LogReader
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.world import ONE_CHUNK, SOURCE
 
@@ -427,7 +427,7 @@ def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
             unruly_s3.page_keys = chance.choice([1, 3, 1000])
             try:
                 with world.workplace() as work:
-                    planning.cut_plan(work, planning.take_inventory(work))
+                    planning.cut_plan(work, inventories.take_inventory(work))
                 for chunk in world.chunks():
                     status = world.run(chunk.name)
                     assert status in (0, SourceError.exit_code), world.runs[-1].answer

@@ -28,7 +28,7 @@ from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.wiring import close_store, open_workplace
@@ -207,7 +207,7 @@ class World:
     def plan(self) -> list[str]:
         """Take an inventory and cut a plan; return the new chunks."""
         with self.workplace() as work:
-            return [chunk.name for chunk in planning.cut_plan(work, planning.take_inventory(work)).chunks]
+            return [chunk.name for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks]
 
     def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
         """Begin a process that runs a chunk's steps, by default everything from the inventory on.
@@ -244,7 +244,7 @@ class World:
         again = {chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed}
         for _ in range(ROUNDS):
             with self.workplace("the next run") as work:
-                planned = planning.cut_plan(work, planning.take_inventory(work))
+                planned = planning.cut_plan(work, inventories.take_inventory(work))
                 names = {chunk.name for chunk in work.ledger.chunks(SOURCE, UNDER_WAY)} | again
                 for name in sorted(names):
                     for step in CHUNK_STEPS:
@@ -315,7 +315,7 @@ class World:
             found.complain(f"double: located chunks have {members} members, and there are {sum(located.values())} locations")
 
     def _look_at_plans(self, work: Workplace, found: _Findings) -> None:
-        accounting = planning.account_for(work, planning.take_inventory(work))
+        accounting = planning.account_for(work, inventories.take_inventory(work))
         if not accounting.holds or accounting.claimed:
             found.complain(f"the accounting does not agree: {accounting}")
 

@@ -27,7 +27,7 @@ from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
@@ -59,7 +59,7 @@ def open_work(tmp_path, ledger):
 
     def make(bodies, **etags):
         work = a_workplace(tmp_path, Bucket(dict(bodies), etags), ledger)
-        planning.take_inventory(work)
+        inventories.take_inventory(work)
         return work
 
     return make
@@ -113,8 +113,8 @@ def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(ope
     files = [post(work, write(tmp_path / key, {key: body})) for key, body in (("a", b"1"), ("b", b"2"))]
     with contextlib.closing(adopt_files(work, files, Terms())) as adopting:
         assert next(adopting).rows == 1
-        for _ in range(planning.WHOLE_KEPT):
-            planning.take_inventory(work)
+        for _ in range(inventories.WHOLE_KEPT):
+            inventories.take_inventory(work)
         assert next(adopting).rows == 1
 
 
@@ -128,7 +128,7 @@ def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_p
     archive_everything(work)
     work.objects.bodies |= bodies
     work.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
-    planning.take_inventory(work)
+    inventories.take_inventory(work)
     told = {}
     (done,) = adopt(work, post(work, write(tmp_path / "a.caf", members)), tell=told.__setitem__)
     assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
@@ -181,7 +181,7 @@ def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_i
     packed = write(tmp_path / "packed.caf", {"b": b"2"})
     post(work, packed, archive_id=work.archive_id)
     with pytest.raises(StoredAlready, match="only adopted files of 'src'"):
-        planning.cut_plan(work, planning.latest_snapshot(work))
+        planning.cut_plan(work, inventories.latest_snapshot(work))
 
 
 def test_members_that_share_bytes_with_one_before_them_are_left_out(open_work, tmp_path):

@@ -20,7 +20,8 @@ from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, list_source
-from caf_pipeline.steps.planning import account_for, cut_plan, take_inventory
+from caf_pipeline.steps.inventories import take_inventory
+from caf_pipeline.steps.planning import account_for, cut_plan
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.contracts.ledger import settled

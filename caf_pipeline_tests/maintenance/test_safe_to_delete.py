@@ -31,7 +31,7 @@ from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.steps.test_current_content import next_second
@@ -158,8 +158,8 @@ def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(work, tm
     recheck = deletion.recheck
 
     def recheck_slowly(*args):
-        for _ in range(planning.WHOLE_KEPT):
-            planning.take_inventory(work)
+        for _ in range(inventories.WHOLE_KEPT):
+            inventories.take_inventory(work)
         return recheck(*args)
 
     monkeypatch.setattr(deletion, "recheck", recheck_slowly)

@@ -22,7 +22,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -415,7 +415,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
     plan(work)
     assert skipped() == {"too_large": 1, "unsupported_key": 2}
     source.listed = (b"other\xff",)
-    planning.cut_plan(work, planning.take_inventory(work, after=b"a"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=b"a"), second_copy=True)
     assert skipped() == {"too_large": 1, "unsupported_key": 2}  # of a part of the source nothing ends
     plan(work)
     assert skipped() == {"unsupported_key": 1}
@@ -428,12 +428,12 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
 def test_a_bounded_look_counts_only_what_a_plan_would_take(work, source):
     archive_everything(work)
     source.bodies["zz"] = b"12345"
-    look = planning.look_for_new(work, after=b"", max_pages=5)
+    look = inventories.look_for_new(work, after=b"", max_pages=5)
     assert (look.new_objects, look.next_after) == (1, None)
 
 
 def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(work):
-    snapshot = planning.take_inventory(work, after=b"key-010", until=b"key-019")
+    snapshot = inventories.take_inventory(work, after=b"key-010", until=b"key-019")
     assert (snapshot.object_count, snapshot.complete) == (9, False)
     report = planning.cut_plan(work, snapshot)
     assert sum(chunk.object_count for chunk in report.chunks) == 9
@@ -441,15 +441,15 @@ def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(work):
 
 def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(tmp_path, source, ledger):
     one, other, third = (a_workplace(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3"))
-    own = planning.take_inventory(one, after=b"key-010", until=b"key-019")
-    later = planning.take_inventory(other, after=b"key-020", until=b"key-029")
-    assert planning.snapshot_to_plan(one).name == own.name
-    assert planning.snapshot_to_plan(third).name == later.name
+    own = inventories.take_inventory(one, after=b"key-010", until=b"key-019")
+    later = inventories.take_inventory(other, after=b"key-020", until=b"key-029")
+    assert inventories.snapshot_to_plan(one).name == own.name
+    assert inventories.snapshot_to_plan(third).name == later.name
 
 
 def test_without_a_snapshot_there_is_nothing_to_plan(work):
     with pytest.raises(NotLocated, match="no inventory of 'src' yet"):
-        planning.snapshot_to_plan(work)
+        inventories.snapshot_to_plan(work)
 
 
 def test_two_plans_at_once_claim_each_object_once(tmp_path, source, ledger):

@@ -15,7 +15,7 @@ from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.inventory.snapshot import read_snapshot
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -91,11 +91,11 @@ def test_content_that_comes_back_after_a_deletion_is_given_out_again(work, bucke
 def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucket):
     bucket.put("a", A)
     archive_everything(work)
-    whole = planning.latest_snapshot(work, complete=True)
+    whole = inventories.latest_snapshot(work, complete=True)
     next_second()
     bucket.put("a", B)
     bucket.put("k", A)
-    planned = planning.cut_plan(work, planning.take_inventory(work, until=b"z"))  # as the sensor lists a part of the bucket
+    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"z"))  # as the sensor lists a part of the bucket
     archive_chunk(work, planned.chunks[0].name)
     found = planning.account_for(work, whole)
     content = work.ledger.account("src").content
@@ -108,7 +108,7 @@ def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
     bucket.put("other", B)
     archive_everything(work)
     next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
-    seen = planning.take_inventory(work)
+    seen = inventories.take_inventory(work)
     planning.cut_plan(work, seen)
     next_second()
     bucket.delete("k")
@@ -125,10 +125,10 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket
     archive_everything(work)
     next_second()
     bucket.put("k", A)
-    early = planning.take_inventory(work)
+    early = inventories.take_inventory(work)
     next_second()
     bucket.put("k", B)
-    late = planning.take_inventory(work)
+    late = inventories.take_inventory(work)
     for snapshot in (late, early):
         planning.cut_plan(work, snapshot)
     assert (current(work)[0], current(work)[1].is_current) == (B, True)
@@ -225,9 +225,9 @@ def test_a_look_settles_what_a_plan_has_compared(work, bucket):
     archive_everything(work)
     next_second()
     bucket.put("k", A)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
     plan(work)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.thorough
@@ -237,9 +237,9 @@ def test_a_look_finds_content_that_came_back(work, bucket):
         archive_everything(work)
         next_second()
     bucket.put("k", A)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
     plan(work)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next
     archive_everything(work)
     next_second()
     bucket.put("k", A)
-    listed = planning.take_inventory(work)
+    listed = inventories.take_inventory(work)
     next_second()
     bucket.put("k", A, Metadata={"a": "2"})
     assert account_for_plan(work, planning.cut_plan(work, listed)).skipped == {"changed": 1}
@@ -343,7 +343,7 @@ def test_an_old_version_that_was_never_archived_is_when_it_is_current(work, buck
 
 def test_an_inventory_is_of_s3s_own_time(work, bucket):
     bucket.put("k", A)
-    snapshot = planning.take_inventory(work)
+    snapshot = inventories.take_inventory(work)
     assert snapshot.taken_at.microsecond == 0
     assert abs(snapshot.taken_at - snapshot.listed_at) < timedelta(minutes=1)
     assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at

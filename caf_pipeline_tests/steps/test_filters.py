@@ -2,7 +2,7 @@
 
 import pytest
 
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
@@ -33,7 +33,7 @@ def located(work) -> int:
 
 def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(workplace):
     work = workplace(**FILTERS)
-    preview = preview_plan(work, planning.take_inventory(work))
+    preview = preview_plan(work, inventories.take_inventory(work))
     assert (preview.left_out, preview.estimate.statistics.objects) == (LEFT_OUT, 3)
     assert preview.as_json()["left_out"] == LEFT_OUT
     report = plan(work)
@@ -47,7 +47,7 @@ def test_what_a_filter_no_longer_leaves_out_is_planned(workplace):
     work = workplace(exclude=["*.tmp"])
     assert located(work) == 3
     archive_everything(work)
-    account = planning.account_for(work, planning.latest_snapshot(work))
+    account = planning.account_for(work, inventories.latest_snapshot(work))
     assert (account.located, account.left_out, account.holds) == (6, {"exclude": 1}, True)
 
 
@@ -78,8 +78,8 @@ def test_an_age_is_that_at_the_time_of_the_inventory(workplace):
 
 
 def test_a_sensor_sees_nothing_new_in_what_is_left_out(workplace):
-    assert planning.look_for_new(workplace(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
-    assert planning.look_for_new(workplace(), after=b"", max_pages=5).new_objects == 7
+    assert inventories.look_for_new(workplace(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
+    assert inventories.look_for_new(workplace(), after=b"", max_pages=5).new_objects == 7
 
 
 def test_keys_that_cannot_be_archived_stay_skipped_for_that(workplace, source):

@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreUnreachable
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal.messages import archive_note
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -29,7 +29,7 @@ BODIES = {f"key-{number}": os.urandom(5_000) for number in range(9)}
 
 
 def first_plan(work, **options):
-    return planning.cut_plan(work, planning.take_inventory(work), **options)
+    return planning.cut_plan(work, inventories.take_inventory(work), **options)
 
 
 def renamed(work, name, **changes):
@@ -63,8 +63,8 @@ def registered(work):
 
 
 def test_a_preview_says_that_its_plan_would_be_refused(archived, emptied):
-    assert preview_plan(archived, planning.take_inventory(archived)).warning == ""
-    found = preview_plan(emptied, planning.take_inventory(emptied))
+    assert preview_plan(archived, inventories.take_inventory(archived)).warning == ""
+    found = preview_plan(emptied, inventories.take_inventory(emptied))
     assert "this plan would be refused: the ledger has no chunk of 'src'" in found.warning
     assert "'caf rebuild src' restores them" in found.as_json()["warning"]
 

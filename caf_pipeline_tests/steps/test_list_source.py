@@ -23,7 +23,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import RequestRate
 from caf_pipeline.steps import list_source
-from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
 from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source

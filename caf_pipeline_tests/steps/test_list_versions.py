@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import SourceDenied
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects
-from caf_pipeline.steps import list_source, planning
-from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline.steps import inventories, list_source
+from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.s3_server import s3_error
@@ -162,7 +162,7 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
     work = with_ledger(tmp_path, objects, ledger, sources={"src": source})
     found, after = 0, b""
     for _ in range(len(history) + 1):
-        look = planning.look_for_new(work, after=after, max_pages=2)
+        look = inventories.look_for_new(work, after=after, max_pages=2)
         found += look.new_objects
         if look.next_after is None:
             break

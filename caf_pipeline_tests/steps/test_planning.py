@@ -14,7 +14,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
@@ -117,10 +117,10 @@ def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(workplace
 def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(workplace, source):
     work = workplace(min_chunk_size="512KiB", max_wait=LONG)
     plan(work)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
     skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
     work.ledger.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
-    assert planning.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
 
 
 def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(workplace, source):
@@ -135,7 +135,7 @@ def test_a_plan_of_some_keys_leaves_what_waits_of_others(workplace, source):
     work = workplace(min_chunk_size="512KiB", max_wait=LONG)
     plan(work)
     source.bodies["zzz"] = b"new"
-    planning.cut_plan(work, planning.take_inventory(work, after=b"x"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=b"x"), second_copy=True)
     assert len(waiting_keys(work)) == 5
 
 
@@ -167,19 +167,19 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(workplace, source):
     for key in ("key-002", "key-003", "key-010", "key-011"):
         del source.bodies[key]
     source.bodies["key-004"] = b"another content"
-    snapshot = planning.take_inventory(work, after=b"key-002", until=b"key-010")
+    snapshot = inventories.take_inventory(work, after=b"key-002", until=b"key-010")
     found = planning.account_for(work, snapshot)
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
 
 
 def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace, source, monkeypatch):
-    monkeypatch.setattr(planning, "PARTIAL_KEPT", 2)
+    monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     work = workplace()
-    whole = [planning.take_inventory(work).path for _ in range(planning.WHOLE_KEPT + 2)]
-    some = [planning.take_inventory(work, until=b"key-001").path for _ in range(4)]
+    whole = [inventories.take_inventory(work).path for _ in range(inventories.WHOLE_KEPT + 2)]
+    some = [inventories.take_inventory(work, until=b"key-001").path for _ in range(4)]
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[2:]
     some[-1].write_bytes(b"damaged")
-    some.append(planning.take_inventory(work, until=b"key-001").path)
+    some.append(inventories.take_inventory(work, until=b"key-001").path)
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
 
 
@@ -199,10 +199,10 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     assert counted() == skipped
     source.bodies["key-003"] = b"another content"
-    planning.cut_plan(work, planning.take_inventory(work, until=b"key-002"))
+    planning.cut_plan(work, inventories.take_inventory(work, until=b"key-002"))
     assert counted() == skipped  # a part of the bucket tells nothing of the rest
     del source.unavailable["key-003"]
-    (chunk,) = planning.cut_plan(work, planning.take_inventory(work)).chunks
+    (chunk,) = planning.cut_plan(work, inventories.take_inventory(work)).chunks
     assert counted() == ({}, 0, (2, 0))
     archive_chunk(work, chunk.name)
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
@@ -211,7 +211,7 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
 def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(workplace, source):
     work = workplace()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
-    for chunk in planning.cut_plan(work, planning.take_inventory(work, until=b"key-999")).chunks:
+    for chunk in planning.cut_plan(work, inventories.take_inventory(work, until=b"key-999")).chunks:
         archive_chunk(work, chunk.name)
     with work.ledger._database.transaction() as connection:  # hours pass
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
@@ -226,52 +226,52 @@ def named_in_a_time_to_come(snapshot):
 
 
 def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(workplace, source, monkeypatch):
-    monkeypatch.setattr(planning, "PARTIAL_KEPT", 2)
+    monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     moments = (MOMENT + timedelta(hours=hours) for hours in count())
     monkeypatch.setattr(source.__class__, "clock", lambda _: next(moments))
     work = workplace()
-    for _ in range(planning.WHOLE_KEPT):
-        named_in_a_time_to_come(planning.take_inventory(work))
-        named_in_a_time_to_come(planning.take_inventory(work, until=b"key-001"))
+    for _ in range(inventories.WHOLE_KEPT):
+        named_in_a_time_to_come(inventories.take_inventory(work))
+        named_in_a_time_to_come(inventories.take_inventory(work, until=b"key-001"))
     source.bodies["new"] = b"new"
     work = replace(work, holder=this_process("run-2"))
-    part = planning.take_inventory(work, after=b"key")
-    assert planning.snapshot_to_plan(work) == part
-    whole = planning.take_inventory(work)
+    part = inventories.take_inventory(work, after=b"key")
+    assert inventories.snapshot_to_plan(work) == part
+    whole = inventories.take_inventory(work)
     assert part.path.exists()
-    assert planning.latest_snapshot(work, complete=True) == whole
-    for _ in range(planning.WHOLE_KEPT):
-        planning.take_inventory(work)
-        planning.take_inventory(work, until=b"key-001")
+    assert inventories.latest_snapshot(work, complete=True) == whole
+    for _ in range(inventories.WHOLE_KEPT):
+        inventories.take_inventory(work)
+        inventories.take_inventory(work, until=b"key-001")
     assert list(work.inventories().glob("*-2099*")) == []
 
 
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
 def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(workplace, monkeypatch, read):
     work = workplace()
-    snapshot = planning.take_inventory(work)
+    snapshot = inventories.take_inventory(work)
     identify = planning.identify_objects
 
     def identify_slowly(*args, **known):
-        for _ in range(planning.WHOLE_KEPT):
-            planning.take_inventory(work)
+        for _ in range(inventories.WHOLE_KEPT):
+            inventories.take_inventory(work)
         return identify(*args, **known)
 
     monkeypatch.setattr(planning, "identify_objects", identify_slowly)
     assert read(work, snapshot)
-    planning.take_inventory(work)
+    inventories.take_inventory(work)
     assert not snapshot.path.exists()
 
 
 def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(workplace, source):
     work = workplace()
-    damaged = planning.take_inventory(work)
+    damaged = inventories.take_inventory(work)
     with damaged.path.open("r+b") as file:
         file.truncate(damaged.path.stat().st_size - 1)
     other = replace(work, holder=this_process("run-2"))
     with pytest.raises(IntegrityError, match="cannot be read") as refused:
-        planning.snapshot_to_plan(other)
+        inventories.snapshot_to_plan(other)
     assert refused.value.hint == "take the inventory again"
-    taken = planning.take_inventory(work)
-    assert (planning.snapshot_to_plan(work), planning.snapshot_to_plan(other)) == (taken, taken)
-    assert planning.latest_snapshot(work, complete=True) == taken
+    taken = inventories.take_inventory(work)
+    assert (inventories.snapshot_to_plan(work), inventories.snapshot_to_plan(other)) == (taken, taken)
+    assert inventories.latest_snapshot(work, complete=True) == taken

@@ -10,7 +10,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.journal import writer
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.steps import chunk_steps, planning, preview
+from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.wiring import open_workplace
@@ -29,7 +29,7 @@ def work(tmp_path, source, ledger):
 
 
 def previewed(work):
-    return preview.preview_plan(work, planning.take_inventory(work))
+    return preview.preview_plan(work, inventories.take_inventory(work))
 
 
 def test_a_preview_has_the_chunks_and_objects_of_the_plan_that_is_made_then(work):
@@ -104,7 +104,7 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
 def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(work, source):
     archive_everything(work)
     source.bodies["new"] = b"new"
-    earlier = planning.take_inventory(work)
+    earlier = inventories.take_inventory(work)
     source.bodies["key-000"] = b"another content"
     source.bodies["later"] = b"later"
     archive_everything(work)

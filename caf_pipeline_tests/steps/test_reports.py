@@ -6,7 +6,7 @@ import pytest
 
 from caf_pipeline.errors import ReportRefused
 from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
-from caf_pipeline.steps import planning
+from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
@@ -29,7 +29,7 @@ def work(tmp_path, new_bucket, reports, ledger):
 
 
 def plan_report(work, name=""):
-    return planning.cut_plan(work, planning.take_report(work, name)[0], second_copy=True)
+    return planning.cut_plan(work, inventories.take_report(work, name)[0], second_copy=True)
 
 
 def archive_report(work, name=""):
@@ -58,7 +58,7 @@ def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(
     reports.write(datetime.now(UTC).replace(microsecond=0) - DAY)
     assert archive_report(work).chunks
     next_second()
-    listing = planning.cut_plan(work, planning.take_inventory(work))
+    listing = planning.cut_plan(work, inventories.take_inventory(work))
     assert (listing.chunks, listing.exceptions, listing.comparison.requests) == ([], 0, 0)
     next_second()
     reports.write()
@@ -71,13 +71,13 @@ def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(
 def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(work, new_bucket, reports):
     new_bucket.put("a", A)
     name = reports.write(LONG_AGO)
-    snapshot, taken = planning.take_report(work)
+    snapshot, taken = inventories.take_report(work)
     assert read_snapshot(snapshot.path) == snapshot
     assert (snapshot.taken_at, snapshot.listed_at, snapshot.complete) == (LONG_AGO, LONG_AGO, True)
     assert (snapshot.report, taken.report.file_count) == (f"{reports.folder}{name}/", 3)
     assert "days old" in taken.warning
     reports.write()
-    assert planning.take_report(work)[1].warning == ""
+    assert inventories.take_report(work)[1].warning == ""
 
 
 def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_bucket, reports, ledger):
@@ -85,14 +85,14 @@ def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_
     reports.write()
     settings = work.settings.model_copy(update={"sources": {"new": work.source_settings}})
     new = open_workplace(settings, "new", run="a preview", ledger=ledger, objects=work.objects, register=False)
-    assert preview_plan(new, planning.take_report(new)[0]).estimate.statistics.objects == 1
+    assert preview_plan(new, inventories.take_report(new)[0]).estimate.statistics.objects == 1
     assert ledger.sources() == ["src"]
 
 
 def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports):
     new_bucket.put("a", A)
     reports.write()
-    snapshot, _ = planning.take_report(work)
+    snapshot, _ = inventories.take_report(work)
     assert list(work.inventories().iterdir()) == [snapshot.path]
 
 
@@ -115,7 +115,7 @@ def test_what_was_archived_since_a_report_is_not_gone(work, new_bucket, reports)
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
     new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
-    planned = planning.cut_plan(work, planning.take_inventory(work, after=b"b"), second_copy=True)
+    planned = planning.cut_plan(work, inventories.take_inventory(work, after=b"b"), second_copy=True)
     archive_chunk(work, planned.chunks[0].name)
     report = archive_report(work)
     assert report.exceptions == 0
@@ -153,7 +153,7 @@ def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work,
     next_second()
     new_bucket.put("k", B)
     new_bucket.put("l", B)
-    planned = planning.cut_plan(work, planning.take_inventory(work, until=b"k"), second_copy=True)
+    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"k"), second_copy=True)
     archive_chunk(work, planned.chunks[0].name)
     report = archive_report(work)
     assert (current(work)[0], current(work)[1].is_current) == (B, True)
@@ -174,7 +174,7 @@ def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(wo
         archive_report(work)
     before = state_of(work)
     with pytest.raises(ReportRefused, match="is older than what was already archived") as caught:
-        planning.take_report(work, name)
+        inventories.take_report(work, name)
     assert "list the bucket" in caught.value.hint
     assert state_of(work) == before
     assert current(work)[1].is_current
@@ -202,7 +202,7 @@ def test_a_report_that_is_damaged_leaves_the_old_state_as_it_was(work, new_bucke
     reports.write(LONG_AGO + DAY)
     reports.put(reports.written[-1], b"damaged")
     with pytest.raises(ReportRefused, match="has 7 bytes"):
-        planning.take_report(work)
+        inventories.take_report(work)
     assert state_of(work) == before
 
 
@@ -210,6 +210,6 @@ def test_two_rows_of_the_same_object_are_one(work, new_bucket, reports):
     new_bucket.put("k", A)
     rows = listed_rows(reports.client, reports.name)
     reports.write(rows=rows * 5)
-    snapshot, _ = planning.take_report(work)
+    snapshot, _ = inventories.take_report(work)
     assert [obj.key for obj in read_objects(snapshot.path)] == [b"k"]
     assert (snapshot.object_count, snapshot.object_bytes) == (1, len(A))

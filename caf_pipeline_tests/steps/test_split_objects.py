@@ -24,7 +24,7 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.cli.test_log_search import packed
@@ -174,14 +174,14 @@ def test_headers_that_no_listing_shows_do_not_keep_a_part_out(work, source):
 
 
 def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
-    preview = preview_plan(work, planning.take_inventory(work))
+    preview = preview_plan(work, inventories.take_inventory(work))
     seen = preview.estimate.statistics
     assert (seen.split_objects, seen.parts, seen.objects, preview.estimate.chunks) == (1, 4, 4, 5)
     assert seen.size_bytes == sum(map(len, source.bodies.values()))
     assert (preview.claimed, preview.located, preview.skipped) == (0, 0, {})
     assert (preview.as_json()["split_objects"], preview.as_json()["parts"]) == (1, 4)
     assert plan(work).plan.object_count == 4
-    again = preview_plan(work, planning.take_inventory(work))
+    again = preview_plan(work, inventories.take_inventory(work))
     assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
     for chunk in work.ledger.chunks("src"):
         archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)

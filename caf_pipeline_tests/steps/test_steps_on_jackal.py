@@ -11,7 +11,7 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing import staging
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -56,7 +56,7 @@ def every_object_reads_back(work):
 
 
 def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(work):
-    found = preview_plan(work, planning.take_inventory(work)).estimate
+    found = preview_plan(work, inventories.take_inventory(work)).estimate
     assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
     assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, work.store.chain.price(LEAST_DAYS, LEAST_BYTES))
     assert found.storage.fees_ujkl > 0

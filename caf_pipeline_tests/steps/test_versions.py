@@ -14,7 +14,7 @@ from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.maintenance.test_safe_to_delete import Answer, pass_window
@@ -58,7 +58,7 @@ def work(workplace):
 
 
 def archive_report(work):
-    report = planning.cut_plan(work, planning.take_report(work)[0], second_copy=True)
+    report = planning.cut_plan(work, inventories.take_report(work)[0], second_copy=True)
     for chunk in report.chunks:
         archive_chunk(work, chunk.name)
     return report
@@ -157,7 +157,7 @@ def test_delete_markers_are_in_the_snapshot_and_never_archived(work, bucket):
     bucket.put("gone", A)
     bucket.delete("gone")
     delete_all_but_the_marker(bucket, "alone")
-    snapshot = planning.take_inventory(work)
+    snapshot = inventories.take_inventory(work)
     rows = [(obj.key, obj.is_latest, obj.is_delete_marker) for obj in read_objects(snapshot.path)]
     assert Counter(rows) == {
         (b"gone", False, False): 1,
@@ -306,7 +306,7 @@ def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_not
     bucket.put("other", A)
     archive_everything(workplace("current"))
     assert packed(workplace()) == 2
-    preview = preview_plan(workplace(), planning.take_inventory(workplace()))
+    preview = preview_plan(workplace(), inventories.take_inventory(workplace()))
     assert (preview.estimate.statistics.objects, preview.located) == (2, 2)
     assert {name: preview.as_json()[name] for name in ("versions", "older_versions", "delete_markers", "deleted_keys")} == {
         "versions": "all",
@@ -329,7 +329,7 @@ def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(workpl
     bucket.put("gone", A)
     bucket.delete("gone")
     archive_everything(workplace("current"))
-    look = lambda versions: planning.look_for_new(workplace(versions), after=b"", max_pages=5).new_objects  # noqa: E731
+    look = lambda versions: inventories.look_for_new(workplace(versions), after=b"", max_pages=5).new_objects  # noqa: E731
     assert (look("current"), look("all")) == (0, 2)
     report = plan(workplace())
     assert look("all") == 0  # they are claimed
@@ -345,7 +345,7 @@ def test_an_inventory_of_a_part_has_the_versions_of_its_keys(work, bucket):
         bucket.put(key, A)
         bucket.put(key, B)
     bucket.delete("b")
-    snapshot = planning.take_inventory(work, after=b"a", until=b"b")
+    snapshot = inventories.take_inventory(work, after=b"a", until=b"b")
     assert [obj.key for obj in read_objects(snapshot.path)] == [b"b"] * 3
     assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
 
@@ -371,7 +371,7 @@ def test_a_snapshot_of_an_earlier_version_is_planned_as_it_was(workplace, bucket
     work = workplace("current")
     bucket.put("k", A)
     bucket.put("k", B)
-    snapshot = planning.take_inventory(work)
+    snapshot = inventories.take_inventory(work)
     table = pq.read_table(snapshot.path)
     described = pq.read_metadata(snapshot.path).metadata[b"caf.snapshot"].replace(b'"all_versions": false, ', b"")
     described = described.replace(b'"beside": {"deleted_keys": 0, "markers": 0, "older": 1}, ', b"")
@@ -413,8 +413,8 @@ def test_a_report_has_the_same_versions_as_a_listing(workplace, bucket, reports,
     reports.file_format = file_format
     reports.write(datetime.now(UTC).replace(microsecond=0))
     work = workplace(versions)
-    listed = planning.take_inventory(work)
-    taken, _ = planning.take_report(work)
+    listed = inventories.take_inventory(work)
+    taken, _ = inventories.take_report(work)
     assert without_checksum(taken.path) == without_checksum(listed.path)
     assert (taken.object_count, taken.object_bytes, taken.beside) == (listed.object_count, listed.object_bytes, listed.beside)
     assert listed.beside.markers == 4
@@ -430,7 +430,7 @@ def test_a_report_counts_the_versions_under_the_prefix_alone(tmp_path, bucket, r
         objects = bucket.source("p/", all_versions=versions == "all", inventory=reports.folder)
         source = {"bucket": "b", "prefix": "p/", "versions": versions}
         work = a_workplace(tmp_path / versions, objects, ledger, sources={"src": source})
-        snapshot, taken = planning.take_report(work)
+        snapshot, taken = inventories.take_report(work)
         assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
         assert taken.counts.outside_prefix == 3
 
@@ -440,7 +440,7 @@ def test_a_report_of_current_versions_is_refused_where_all_are_asked_for(work, r
     reports.columns = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
     reports.write()
     with pytest.raises(ReportRefused, match="has no column VersionId, IsLatest, IsDeleteMarker") as refused:
-        planning.take_report(work)
+        inventories.take_report(work)
     assert "let the inventory list all versions" in refused.value.hint
 
 
@@ -483,7 +483,7 @@ def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, 
     work = a_workplace(
         tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": {"bucket": "b", "versions": "all"}}
     )
-    for ask in (planning.take_inventory, lambda work: planning.look_for_new(work, after=b"", max_pages=1)):
+    for ask in (inventories.take_inventory, lambda work: inventories.look_for_new(work, after=b"", max_pages=1)):
         with pytest.raises(SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'") as refused:
             ask(work)
         assert refused.value.hint == "set sources.demo.versions to 'current'"

@@ -28,7 +28,7 @@ from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
-from caf_pipeline.steps.planning import take_inventory
+from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
 from caf_pipeline_tests.support.dying_runs import a_steady_source
 from caf_pipeline_tests.support.memory_source import MemorySource

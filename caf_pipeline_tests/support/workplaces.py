@@ -9,7 +9,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings
-from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import ChunkStore
 
@@ -65,7 +65,7 @@ def a_workplace(
 
 def plan(work: Workplace):
     """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
-    return planning.cut_plan(work, planning.take_inventory(work), second_copy=True)
+    return planning.cut_plan(work, inventories.take_inventory(work), second_copy=True)
 
 
 def account_for_plan(work: Workplace, report: planning.PlanReport) -> Accounting:

@@ -30,7 +30,8 @@ from caf_pipeline.ledger.records import deletion_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
-from caf_pipeline.steps.planning import state_current, take_inventory
+from caf_pipeline.steps.inventories import take_inventory
+from caf_pipeline.steps.planning import state_current
 from caf_pipeline.system.folder_lock import reading
 
 EXAMPLES: Final = 5

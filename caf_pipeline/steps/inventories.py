@@ -1,0 +1,309 @@
+"""Inventories of a source: what it has, of a listing or of a report of S3, as a snapshot in the home; and looks at what is new.
+
+A snapshot is whole or not there at all. Old ones are removed as new ones come.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote_from_bytes
+
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused
+from caf_pipeline.inventory.filters import ObjectFilter
+from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_snapshot
+from caf_pipeline.ledger.records import (
+    InventoryRecord,
+    recorded_key,
+)
+from caf_pipeline.source.protocol import InventoryReport, ReportCounts
+from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
+from caf_pipeline.system.folder_lock import remove_unread, writing_into
+from caf_pipeline.system.parquet import translate_errors
+from caf_pipeline.system.quantities import counted
+
+WHOLE_KEPT: Final = 3
+"""Snapshots of a whole source: the one that is planned, and two for whoever wants to compare. One of 10⁸ objects takes 6 GB."""
+
+PARTIAL_KEPT: Final = 20
+"""Snapshots of a part of a source, or damaged: a sensor that looks every few minutes would fill the disk."""
+
+MAX_REPORT_AGE: Final = timedelta(days=9)
+"""A week between two reports, and 48 hours, the longest that S3 says a report takes."""
+
+REPORTS_LOOKED_AT: Final = 3
+"""Of those that look new: a folder may be named after another time than its report has."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenReport:
+    """The inventory report that a snapshot was made of, what else was in it, and how old it was then."""
+
+    report: InventoryReport
+    counts: ReportCounts
+    age: timedelta
+
+    @property
+    def warning(self) -> str:
+        """Say where it is older than the newest of a weekly inventory can be; "" where it is not."""
+        if self.age <= MAX_REPORT_AGE:
+            return ""
+        return (
+            f"the inventory report {self.report.url} is {counted(self.age.days, 'day')} old: S3 writes one every day or week;"
+            " check the inventory's configuration"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A bounded look at a listing. `next_after` is where the next look begins; None where the listing's end was reached."""
+
+    new_objects: int
+    next_after: bytes | None
+
+
+def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None, resume: bool = True) -> Snapshot:
+    """List the source into a snapshot, by several threads, or go on with a listing that was interrupted.
+
+    A source that does not list keys in the order of their bytes is listed again, one page after another, and sorted.
+
+    Args:
+        work: the source.
+        after: only keys greater than this.
+        until: only keys up to and including this; such a snapshot is not complete.
+        resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
+    """
+    home = work.inventories()
+    bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
+    terms = ListingTerms(work.address, *bounds, work.all_versions)
+    whole = latest_snapshot(work, complete=True, skip_damaged=True)
+    newest = whole.listed_at if whole else None
+    with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
+        if folder.begun is None:
+            folder.begin(_begin(work, after, until))
+        try:
+            ParallelListing(work, folder, after, until, work.source_settings.listing_threads).run()
+            with _listed_into(work, folder.begun, after, until) as writer:
+                for batch in folder.rows():
+                    writer.add_batch(batch)
+                writer.leave_out(folder.left_out())
+                snapshot = writer.finish()
+        except ListingUnordered:
+            with _listed_into(work, _begin(work, after, until), after, until) as writer:
+                for page in work.objects.list_pages(after=after, versions=True):
+                    within = page if until is None else [obj for obj in page if obj.key <= until]
+                    kept, left_out = kept_of(within, all_versions=work.all_versions)
+                    writer.add(kept)
+                    writer.leave_out(left_out)
+                snapshot = writer.finish()
+    _prune(work, snapshot)
+    return snapshot
+
+
+def _begin(work: Workplace, after: bytes, until: bytes | None) -> Begun:
+    """Return the time before the first page: what a listing says was so at this time or later."""
+    begun = Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
+    work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
+    return begun
+
+
+def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: bytes | None) -> SnapshotWriter:
+    assert begun is not None
+    return SnapshotWriter(
+        _snapshot_path(work, begun.listed_at),
+        source=work.source,
+        listed_at=begun.listed_at,
+        taken_at=begun.taken_at,
+        after=after,
+        until=until,
+        run=work.holder.run,
+        all_versions=work.all_versions,
+    )
+
+
+def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]:
+    """Make a snapshot of the newest complete inventory report whose name begins so, as `take_inventory` makes one of a listing.
+
+    Raises:
+        ReportRefused: it cannot be used, or is older than a whole inventory that is planned: what was archived since would look
+            as if it were gone. What `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot is there then.
+    """
+    report = work.objects.open_report(name)
+    moment = datetime.now(UTC)
+    path = _snapshot_path(work, moment)
+    _refuse_superseded(work, report, path.stem)
+    counts = ReportCounts()
+    with (
+        writing_into(path.parent),
+        SnapshotWriter(
+            path,
+            source=work.source,
+            listed_at=report.taken_at,
+            taken_at=report.taken_at,
+            run=work.holder.run,
+            report=report.url,
+            all_versions=work.all_versions,
+        ) as writer,
+        _report_folder(path) as folder,
+    ):
+        files = []
+        for file, counted_in_file in report.fetch(folder):
+            files.append(file)
+            counts.add(counted_in_file)
+        writer.add_files(files)
+        writer.leave_out(counts.left_out)
+        snapshot = writer.finish()
+    _prune(work, snapshot)
+    return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
+
+
+def find_new_report(work: Workplace) -> str:
+    """Return the name of the newest complete inventory report, where it is newer than the whole inventories that are planned.
+
+    "" where none is. Of those that are named after a later time, the first whose manifest says so, too, counts.
+
+    Raises:
+        What `ObjectSource.open_report` raises of one that cannot be used.
+    """
+    planned = work.ledger.last_inventory(work.source)
+    for name in work.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
+        taken_at = work.objects.open_report(name).taken_at
+        if planned is None or taken_at > planned:
+            return name
+    return ""
+
+
+def _snapshot_path(work: Workplace, moment: datetime) -> Path:
+    return work.inventories() / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+
+
+def _refuse_superseded(work: Workplace, report: InventoryReport, name: str) -> None:
+    whole = (b"", None)
+    if work.source not in work.ledger.sources():  # a preview of a source that was never planned
+        return
+    if whole in work.ledger.later_inventories(InventoryRecord(work.source, name, report.taken_at, *whole)):
+        raise ReportRefused(
+            f"the inventory report {report.url} is older than what was already archived: it was taken at"
+            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned already",
+            hint="wait for the next report, or list the bucket",
+        )
+
+
+@contextmanager
+def _report_folder(path: Path) -> Iterator[Path]:
+    """Give a folder for the files of a report, beside the snapshot that is made of them."""
+    with translate_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".caf-spill-") as folder:
+        yield Path(folder)
+
+
+def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
+    """Return a warning where an inventory of the whole source has no object, "" where it has some."""
+    if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
+        return ""
+    settings = work.source_settings
+    at = settings.endpoint_url or "AWS"
+    if not settings.prefix:
+        return f"bucket '{settings.bucket}' at {at} has no objects"
+    slash = " (few keys begin with '/')" if settings.prefix.startswith("/") else ""
+    return (
+        f"bucket '{settings.bucket}' at {at} has no object whose key begins with '{settings.prefix}':"
+        f" check sources.{work.source}.prefix{slash}"
+    )
+
+
+def snapshot_to_plan(work: Workplace) -> Snapshot:
+    """Return the snapshot that this run took, or the latest where it took none.
+
+    Another run may have taken a later one of other keys, which is that run's to plan.
+
+    Raises:
+        NotLocated: there is no snapshot yet. IntegrityError: the latest is damaged.
+    """
+    snapshot = latest_snapshot(work, run=work.holder.run, skip_damaged=True) or latest_snapshot(work)
+    if snapshot is None:
+        raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
+    return snapshot
+
+
+def latest_snapshot(
+    work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False
+) -> Snapshot | None:
+    """Return the snapshot of the source that was made last, or that a run took; None where there is none.
+
+    With `complete` it is the one of the whole source of the latest time by S3's clock, as the ledger tells which is later: names
+    have the time of this machine's, which may have been wrong.
+
+    Raises:
+        IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is False.
+    """
+    latest: Snapshot | None = None
+    for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
+        try:
+            snapshot = read_snapshot(path)
+        except IntegrityError:
+            if skip_damaged or latest:
+                continue
+            raise
+        if run not in (None, snapshot.run) or (complete and not snapshot.complete):
+            continue
+        if not complete:
+            return snapshot
+        if latest is None or snapshot.taken_at > latest.taken_at:
+            latest = snapshot
+    return latest
+
+
+def open_snapshot(work: Workplace, name: str) -> Snapshot:
+    """Return the snapshot of this name; raises NotLocated where it is gone."""
+    path = work.inventories() / f"{name}.parquet"
+    if not path.exists():
+        raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+    return read_snapshot(path)
+
+
+def _prune(work: Workplace, taken: Snapshot) -> None:
+    """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours."""
+    whole, partial = list[tuple[datetime, Path]](), list[tuple[datetime, Path]]()
+    for path in work.inventories().glob("*.parquet"):
+        try:
+            snapshot = read_snapshot(path)
+        except IntegrityError:
+            with suppress(FileNotFoundError):  # another process has removed it
+                partial.append((datetime.fromtimestamp(path.stat().st_mtime, UTC), path))
+        else:
+            (whole if snapshot.complete else partial).append((snapshot.taken_at, path))
+    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT]):
+        if path != taken.path:
+            remove_unread(path)
+
+
+def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
+    """List at most `max_pages` pages and count the objects that a plan would take.
+
+    It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages.
+    """
+    new_objects = pages = 0
+    last = after
+    filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
+    for page in work.objects.list_pages(after=after, max_pages=max_pages, versions=work.all_versions):
+        if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
+            continue
+        pages += 1
+        last = page[-1].key
+        new_objects += len(unsettled_objects(work, page, filters))
+        if enough():
+            return Look(new_objects, last)
+    return Look(new_objects, last if pages >= max_pages else None)
+
+
+def unsettled_objects(work: Workplace, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
+    """Return what a plan would take of what is listed."""
+    objects = [obj for obj in listed if not obj.is_delete_marker]
+    settled = work.ledger.settled_objects(work.source, objects)
+    unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
+    return [obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None]
