@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
@@ -42,6 +41,7 @@ from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
 from caf_pipeline_tests.support.dagster_daemon import daemon
+from caf_pipeline_tests.support.postgres import database_at
 
 SOURCE = "bench"
 OBJECTS = 3  # of a chunk
@@ -111,7 +111,7 @@ def _servers(home: Path, storage: str) -> Iterator[Mapping[str, str]]:
     with psycopg.connect(url, autocommit=True) as connection:
         for name, variable in {"caf": "CAF_DATABASE_URL", **({"dagster": URL_VARIABLE} if storage == "postgres" else {})}.items():
             connection.execute(f"CREATE DATABASE {name}")
-            databases[variable] = urlsplit(url)._replace(path=f"/{name}").geturl()
+            databases[variable] = database_at(url, name)
     before = dict(os.environ)
     os.environ |= databases
     try:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psycopg
 import pyarrow as pa
@@ -39,6 +38,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record
+from caf_pipeline_tests.support.postgres import database_at
 
 OBJECT_BYTES = 6_000  # five million of them fill a chunk
 BATCH = 1_000  # keys asked for at once
@@ -94,8 +94,10 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
                 file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
         copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
-        script = f"{shlex.quote(psql())} -q {shlex.quote(_database(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
-        yield Verified(chunk, manifest, _database(url, RUN), ["sh", "-ec", script], renew)
+        script = (
+            f"{shlex.quote(psql())} -q {shlex.quote(database_at(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
+        )
+        yield Verified(chunk, manifest, database_at(url, RUN), ["sh", "-ec", script], renew)
     finally:
         embedded_server(bench.folder / "postgres").close()
 
@@ -178,8 +180,8 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     ledger, database, _ = _planned(url, count, ())
     with database.transaction() as connection:
         copy_location_batches(connection, "locations", 1, 1, open_manifest(manifest).locations())
-        connection.execute((IN_FOLDERS), {"end": key(count // 10)})
-        connection.execute((LOCATED), {"root": bytes(32)})
+        connection.execute(IN_FOLDERS, {"end": key(count // 10)})
+        connection.execute(LOCATED, {"root": bytes(32)})
     ledger.close()
     manifest.unlink()
     _administer(url, "VACUUM ANALYZE")
@@ -228,10 +230,10 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
 def _verified(url: str, manifest: Path, count: int) -> str:
     """Make the database in which the chunk is verified and claims its objects; return its name."""
     _administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
-    ledger, _, chunk = _planned(_database(url, TEMPLATE), count, _claims(manifest))
+    ledger, _, chunk = _planned(database_at(url, TEMPLATE), count, _claims(manifest))
     bring_to(ledger, chunk, ChunkState.VERIFIED)
     ledger.close()
-    _administer(_database(url, TEMPLATE), "VACUUM ANALYZE")
+    _administer(database_at(url, TEMPLATE), "VACUUM ANALYZE")
     return chunk
 
 
@@ -260,7 +262,3 @@ def _administer(url: str, *statements: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for statement in statements:
             connection.execute(statement)  # type: ignore[arg-type]  # of this module's own words
-
-
-def _database(url: str, name: str) -> str:
-    return urlsplit(url)._replace(path=f"/{name}").geturl()

@@ -82,7 +82,7 @@ def measure(count: int) -> dict[str, Any]:
         with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
             with database.transaction() as connection:
                 address = address_of(load_settings().sources[SOURCE])
-                connection.execute((PLANNED), {"source": SOURCE, "count": count, "address": address})
+                connection.execute(PLANNED, {"source": SOURCE, "count": count, "address": address})
             assert timed("registered", lambda: register_chunks(instance, ledger, SOURCE)) == count
             assert timed("looked at again", lambda: register_chunks(instance, ledger, SOURCE)) == 0
             assert len(instance.get_dynamic_partitions(partitions_name(SOURCE))) == count

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from caf_pipeline.system.parquet import files_of
@@ -42,11 +43,11 @@ def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
     """Return the least and the greatest key of a row group that has rows. Pyarrow writes both beside it, whole as keys are short.
 
     Raises:
-        ValueError: the file does not tell them.
+        ArrowInvalid: the file does not tell them: it is damaged.
     """
     told = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
     if told is None or not told.has_min_max:
-        raise ValueError("a row group tells no bounds of its keys")
+        raise pa.ArrowInvalid("a row group tells no bounds of its keys")
     return told.min, told.max
 
 

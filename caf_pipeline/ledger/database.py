@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import psycopg
@@ -131,15 +131,6 @@ class Connection(psycopg.Connection[Row]):
     idle_since = 0.0
     """Of the monotonic clock; 0 before it was given back for the first time."""
 
-    @classmethod
-    def to(cls, url: str) -> Self:
-        """Open one."""
-        given = conninfo_to_dict(url)
-        ours = {name: value for name, value in _CONNECT.items() if name not in given}
-        connection = cls.connect(url, **ours, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row)
-        connection.cursor_factory = Rows
-        return connection
-
     def execute(self, query: str, params: Mapping[str, Any] | Sequence[Any] | None = None, *, binary: bool = False) -> Rows:  # type: ignore[override]
         """As psycopg's."""
         rows = super().execute(query, params, binary=binary)
@@ -165,6 +156,7 @@ class Database:
         self.name = str(address.get("dbname", ""))
         self.description = _describe(address)
         self._password = address.get("password")
+        self._options = {name: value for name, value in _CONNECT.items() if name not in address}
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._idle: list[Connection] = []  # the one that was used last is taken first; append and pop are atomic
 
@@ -200,12 +192,12 @@ class Database:
             try:
                 yield connection
             except Exception:
-                self._give_back(connection)
                 raise
             except BaseException:  # a statement may be under way, which cannot be rolled back
                 connection.close()
                 raise
-            self._give_back(connection)
+            finally:
+                self._give_back(connection)
         finally:
             self._free.release()
 
@@ -224,7 +216,11 @@ class Database:
             except psycopg.Error:
                 connection.close()
                 self.close()
-        return Connection.to(self.url)
+        connection = Connection.connect(
+            self.url, **self._options, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row
+        )
+        connection.cursor_factory = Rows
+        return connection
 
     def _give_back(self, connection: Connection) -> None:
         try:

@@ -200,7 +200,7 @@ class Lookups(LedgerPart):
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""
         with self._database.transaction() as connection:
-            return list(connection.execute("SELECT name FROM sources ORDER BY name").scalars())
+            return connection.execute("SELECT name FROM sources ORDER BY name").scalars()
 
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by its archive's id."""

@@ -160,7 +160,7 @@ def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> 
         return False
     if after in CLAIMING:
         return True
-    found = list(connection.execute(_ALL, {"id": caf_file_id}).scalars())
+    found = connection.execute(_ALL, {"id": caf_file_id}).scalars()
     if after not in IN_GOOD_STANDING:
         connection.execute("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(%(all)s)", {"all": found})
         connection.execute(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})

@@ -432,7 +432,7 @@ def test_listing_loads_nothing_heavy(here):
     path = write_archive(here / "o.caf", {"a": b"1"})
     program = (
         "import sys; from caf_pipeline.cli import main; main(['list', sys.argv[1]]);"
-        "heavy = ('dagster', 'boto3', 'pyarrow', 'numpy', 'httpx', 'pydantic_settings', 'psycopg');"
+        "heavy = ('dagster', 'boto3', 'pyarrow', 'numpy', 'httpx', 'pydantic_settings', 'psycopg', 'sqlalchemy');"
         "print([name for name in heavy if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 def change(ledger, statement, **facts):
     with ledger._database.transaction() as connection:
-        connection.execute((statement), facts)
+        connection.execute(statement, facts)
 
 
 def locate(ledger, minutes_ago):

@@ -136,6 +136,7 @@ LOADED = [
     "caf_pipeline.errors",
     "typer",
     "psycopg",
+    "sqlalchemy",
     "dagster",
     "caf_pipeline.dagster_host.progress_bar",
     "botocore.httpsession",

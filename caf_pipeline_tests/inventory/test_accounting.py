@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caf_pipeline.errors import IntegrityError
+from caf_pipeline.inventory import key_windows
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.remaining import not_yet_archived
@@ -118,3 +120,11 @@ def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
     account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", known))
     assert (account.objects, account.claimed, account.located, account.unaccounted) == (26, 5, 0, 21)
+
+
+def test_a_file_that_tells_no_bounds_of_its_keys_is_an_integrity_error(tmp_path, monkeypatch):
+    snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")])
+    pq.write_table(pq.read_table(snapshot.path), snapshot.path, write_statistics=False)
+    monkeypatch.setattr(key_windows, "WINDOW_ROWS", 1)
+    with pytest.raises(IntegrityError, match="no bounds"):
+        account_for_files(snapshot.path, write_standing(tmp_path / "k.parquet", []))

@@ -316,7 +316,7 @@ def on_jackal(tmp_path, ledger, database):
         work = a_workplace(tmp_path, None, ledger, store=open_jackal_store, jackal=jackal)
         opened.extend([work.store.close, node.__exit__])
         with database.transaction() as connection:
-            connection.execute((LOCATED), {"count": count, "providers": PROVIDERS})
+            connection.execute(LOCATED, {"count": count, "providers": PROVIDERS})
         return work, node
 
     yield make

@@ -519,7 +519,7 @@ def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(sev
     one = several.ledger.locate("src", "huge").ranges[part]
     with several.ledger._database.transaction() as connection:
         connection.execute(
-            ("UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = %(part)s"),
+            "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = %(part)s",
             {"part": part + 1},
         )
     found, why = safe_keys(several, tmp_path)
