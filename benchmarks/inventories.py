@@ -7,7 +7,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,6 +43,20 @@ def make(path: Path, count: int) -> None:
             ]
             known.write_table(pa.Table.from_arrays(columns, schema=STANDING_SCHEMA))
         writer.finish()
+
+
+def make_located(path: Path, count: int) -> None:
+    """Write a snapshot of `count` objects, and beside it that all are located as they are listed, and that nothing was stated."""
+    make(path, count)
+    known = {"standing": "located", "reason": None, "due": False}
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as writer:
+        for batch in file.iter_batches(BATCH):
+            columns = [
+                pa.array([known[field.name]] * len(batch), field.type) if field.name in known else batch[field.name]
+                for field in STANDING_SCHEMA
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=STANDING_SCHEMA))
+    pq.write_table(EXCEPTION_SCHEMA.empty_table(), path.with_suffix(".stated"))
 
 
 def key(number: int) -> str:

@@ -95,6 +95,21 @@ def plan(inventory: str, folder: str) -> dict[str, Any]:
     return {"objects": made.object_count, "bytes": made.object_bytes}
 
 
+def plan_again(inventory: str, folder: str) -> dict[str, Any]:
+    """Find that an inventory has nothing new: the identities, what is to be stated, what is to be planned, skips that ended."""
+    from caf_pipeline.inventory.current import find_exceptions, identify
+    from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
+    from caf_pipeline.inventory.snapshot import read_snapshot
+
+    place, snapshot = Path(folder), read_snapshot(Path(inventory))
+    place.mkdir()
+    files = Path(inventory).with_suffix(".known"), Path(inventory).with_suffix(".stated")
+    found = identify(snapshot, *files, place / "identified.parquet")
+    stated = find_exceptions(snapshot, found, *files, place / "found.parquet")
+    delta = not_yet_archived(found.unsettled, files[0], place / "delta.parquet")
+    return {"settled": found.settled_count, "objects": delta.object_count + stated + len(unlisted_skips(delta.path, files[0]))}
+
+
 def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
     """Make a snapshot of S3's report of a bucket, as a run does."""
     from benchmarks.server import BUCKET, KEY
@@ -216,6 +231,7 @@ def upload(*arguments: str) -> dict[str, Any]:
 WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "pack": pack,
     "plan": plan,
+    "plan-again": plan_again,
     "report": report,
     "load": load,
     "look-up": look_up,

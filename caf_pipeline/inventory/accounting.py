@@ -70,8 +70,8 @@ _PLACES: Final = f"""WITH facts AS (
     ), places AS (
         SELECT key, count(*) FILTER (fact = 'listed') AS listed, bool_or(fact = 'located') AS located,
             bool_or(fact IN ('claimed', 'planned')) AS claimed, count(*) FILTER (fact = 'planned') AS planned,
-            max(reason) FILTER (fact = 'skipped') AS reason, bool_or(untold) AS untold, max(left_out) AS left_out,
-            bool_or(is_latest) AS is_latest
+            max(reason) FILTER (fact = 'skipped') AS reason, bool_and(untold) FILTER (fact = 'located') AS untold,
+            max(left_out) AS left_out, bool_or(is_latest) AS is_latest
         FROM facts GROUP BY key, object_version, encoded
     )
     SELECT listed > 0, located AND (listed > 0 OR NOT untold), is_latest, claimed, reason, left_out, sum(listed),
@@ -93,6 +93,8 @@ def account_for_files(
     standing: Path,
     plan: Path | None = None,
     *,
+    settled_count: int = 0,
+    unsettled_keys: Path | None = None,
     within: KeyWindow = EVERY_KEY,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
@@ -104,6 +106,8 @@ def account_for_files(
         snapshot: a Parquet file of SNAPSHOT_SCHEMA; spills go beside it.
         standing: one of STANDING_SCHEMA.
         plan: one with the columns `key` and `object_version`, for a plan that the standing may not know yet.
+        settled_count: objects that the snapshot's file does not have, since each was seen to be located as it is listed.
+        unsettled_keys: a file of all other keys, with a column `key`: of the standing no others are looked at; None: all are.
         within: the keys that the snapshot covers; of others it tells nothing.
         silent_from: see `Snapshot`.
         filters: what leaves objects out.
@@ -121,23 +125,26 @@ def account_for_files(
             query.table("whole_plan", plan)
         else:
             query.view("whole_plan", _NO_PLAN)
+        if unsettled_keys:
+            query.table("whole_unsettled", unsettled_keys)
         rows: list[tuple[Any, ...]] = []
         gone = 0
         places = _PLACES.replace("{left_out}", filters.sql)
-        for window in key_windows(snapshot, within):
-            _show_window(query, window)
-            found = query.rows(places)
-            if any(located and not (listed and is_latest) for listed, located, is_latest, *_ in found):
-                gone += query.rows(_GONE)[0][0]
-            rows += found
+        for window in key_windows(unsettled_keys or snapshot, within):
+            if _show_window(query, window, unsettled_keys):
+                found = query.rows(places)
+                if any(located and not (listed and is_latest) for listed, located, is_latest, *_ in found):
+                    gone += query.rows(_GONE)[0][0]
+                rows += found
         _show_unsupported(query)
         query.view("plan", _NO_PLAN)
         rows += query.rows(places)
-        return _counted(rows, gone)
+        return _counted(rows, gone, settled_count)
 
 
-def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
-    numbers = dict.fromkeys(("objects", "located", "current", "claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
+def _counted(rows: Iterable[tuple[Any, ...]], gone: int, settled_count: int) -> Accounting:
+    numbers = dict.fromkeys(("claimed", "unaccounted", "in_two_places", "planned_twice"), 0)
+    numbers |= dict.fromkeys(("objects", "located", "current"), settled_count)
     planned_unlisted = beside = 0
     skipped: dict[str, int] = {}
     left_out: dict[str, int] = {}
@@ -169,12 +176,18 @@ def _counted(rows: Iterable[tuple[Any, ...]], gone: int) -> Accounting:
     )
 
 
-def _show_window(query: Query, window: KeyWindow) -> None:
-    """Let `snapshot`, `marker`, `standing` and `plan` stand for the supported keys of a window."""
+def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -> bool:
+    """Let `snapshot`, `marker`, `standing` and `plan` stand for the supported keys of a window; tell whether there may be any."""
     within = bounded(window)
     show_objects(query, f"{within} AND is_supported(key)")
     query.view("plan", f"SELECT * FROM whole_plan WHERE {within}")
-    query.view("standing", f"SELECT * FROM whole_standing WHERE {within} AND reason IS DISTINCT FROM 'unsupported_key'")
+    known = f"{within} AND reason IS DISTINCT FROM 'unsupported_key'"
+    if unsettled_keys:
+        if not query.hold("unsettled", f"SELECT key FROM whole_unsettled WHERE {within} UNION SELECT key FROM plan"):
+            return False
+        known += " AND key IN (FROM unsettled)"
+    query.view("standing", f"SELECT * FROM whole_standing WHERE {known}")
+    return True
 
 
 def _show_unsupported(query: Query) -> None:

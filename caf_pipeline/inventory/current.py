@@ -26,6 +26,7 @@ from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, has_rows, inventory_query, show_snapshot, with_flags
+from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, files_of, translate_errors, write_whole
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
@@ -103,15 +104,17 @@ class Identified:
         to_compare: a file of those whose headers are to be compared with the archived ones (SNAPSHOT_SCHEMA). Until that is
             done they have an identity of their own, as if they differed.
         to_compare_count: how many these are.
-        unplanned: a file of the same form that has all objects that a plan may have to take: it may lack those of settled keys.
-        unsettled: a file of the keys that are not settled, see `_write_unsettled`; None where none was looked for: any may be.
+        unsettled: a file of the same form that has all of these objects but those of settled keys, see `_write_unsettled`.
+        settled_count: how many these are: all are located, and current. 0 where none was looked for.
+        unsettled_keys: a file of the keys that are not settled; None where none was looked for: any may be.
     """
 
     path: Path
     to_compare: Path
     to_compare_count: int
-    unplanned: Path
-    unsettled: Path | None = None
+    unsettled: Path
+    settled_count: int = 0
+    unsettled_keys: Path | None = None
 
 
 def identify(
@@ -133,8 +136,7 @@ def identify(
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
-    unsettled: Path | None = None
-    unplanned = snapshot.path
+    unsettled, settled_count, unsettled_keys = snapshot.path, 0, None
     with _query(snapshot.path, standing, exceptions, out, budget) as query:
 
         def found() -> Iterator[pa.RecordBatch]:
@@ -143,23 +145,26 @@ def identify(
                     yield from query.batches(_REWRITTEN)
 
         if _has_located(query):
-            unsettled, unplanned = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsettled", "unplanned"))
-            _write_unsettled(query, _facts(snapshot, standing, exceptions), unsettled, unplanned)
-            query.table("whole_unsettled", unsettled)
-        changed = write_whole(found() if unsettled else (), rewritten, _REWRITTEN_SCHEMA)
+            unsettled, unsettled_keys = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsettled", "unsettled_keys"))
+            facts = one_ahead(_facts(snapshot, standing, exceptions))
+            settled_count = _write_unsettled(query, facts, unsettled, unsettled_keys)
+            query.table("whole_unsettled", unsettled_keys)
+        changed = write_whole(found() if unsettled_keys else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
         waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
-            return Identified(snapshot.path, to_compare, 0, unplanned, unsettled)
+            return Identified(snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys)
 
-        def identified() -> Iterator[pa.RecordBatch]:
-            for window in key_windows(snapshot.path):
-                query.view("listed", f"SELECT * FROM whole_snapshot WHERE {bounded(window)}")
+        def identified(path: Path) -> Iterator[pa.RecordBatch]:
+            show_snapshot(query, "whole_listed", path)
+            for window in key_windows(path):
+                query.view("listed", f"SELECT * FROM whole_listed WHERE {bounded(window)}")
                 query.view("rewritten", f"SELECT * FROM whole_rewritten WHERE {bounded(window)}")
                 yield from query.batches(_IDENTIFIED)
 
-        write_whole(identified(), out, SNAPSHOT_SCHEMA)
-    return Identified(out, to_compare, waiting.row_count, out, unsettled)
+        write_whole(identified(snapshot.path), out, SNAPSHOT_SCHEMA)
+        write_whole(identified(unsettled), unsettled, SNAPSHOT_SCHEMA)
+    return Identified(out, to_compare, waiting.row_count, unsettled, settled_count, unsettled_keys)
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
@@ -233,7 +238,7 @@ def find_exceptions(
     Raises:
         StagingError: a file cannot be written. IntegrityError: a file cannot be read.
     """
-    if identified.unsettled and not has_rows(identified.unsettled):  # as where nothing is new
+    if identified.unsettled_keys and not has_rows(identified.unsettled_keys):  # as where nothing is new
         with translate_errors(out):
             return write_whole((), out, EXCEPTION_SCHEMA).row_count
     within = "".join(f" AND NOT ({bounded((after, until))})" for after, until in superseded)
@@ -242,8 +247,8 @@ def find_exceptions(
     statement = _EXCEPTIONS.replace("{taken_at}", snapshot.taken_at.isoformat()).replace("{unless}", unless)
     statement = statement.replace("{left_out}", filters.sql)
     with _query(identified.path, standing, exceptions, out, budget) as query:
-        if identified.unsettled:
-            query.table("whole_unsettled", identified.unsettled)
+        if identified.unsettled_keys:
+            query.table("whole_unsettled", identified.unsettled_keys)
         else:
             query.view("whole_unsettled", "SELECT key FROM whole_snapshot UNION ALL SELECT key FROM whole_standing")
 
@@ -273,16 +278,20 @@ def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: 
         yield query
 
 
-def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettled: Path, unplanned: Path) -> None:
-    """Write which keys are not settled (_KEYS), and all objects of the snapshot but those of settled keys (SNAPSHOT_SCHEMA).
+def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettled: Path, unsettled_keys: Path) -> int:
+    """Write all objects of the snapshot but those of settled keys (SNAPSHOT_SCHEMA), and which keys are not settled (_KEYS).
 
-    A key is settled that is listed once, known once and of which nothing was stated: it is located as it is listed, so that
-    neither its identity nor what is current is another than it seems. In most inventories nearly all keys are settled.
+    Returns the number of settled keys, each of one object. A key is settled that is listed once, known once and of which nothing
+    was stated: it is located as it is listed, so that neither its identity nor what is current is another than it seems. In most
+    inventories nearly all keys are settled.
     """
-    rest = WholeParquet(unplanned, SNAPSHOT_SCHEMA, durable=False)
+    rest = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
+    listed_count = 0
 
     def keys() -> Iterator[pa.RecordBatch]:
+        nonlocal listed_count
         for window, listed, known in window_facts:
+            listed_count += len(listed)
             some = pa.table({"key": _not_settled(listed, known)})
             if not len(some):
                 continue
@@ -295,11 +304,12 @@ def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettl
             yield from query.batches("SELECT key FROM found WHERE is_supported(key)")
 
     try:
-        write_whole(keys(), unsettled, _KEYS)
+        write_whole(keys(), unsettled_keys, _KEYS)
         rest.close({})
         rest.publish()
     finally:
         rest.abort()
+    return listed_count - rest.row_count
 
 
 def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_WindowFacts]:

@@ -121,7 +121,7 @@ def unlisted_skips(snapshot: Path, standing: Path, *, budget: QueryBudget = DEFA
     """Return key and object version of the skips that are not due and of which a whole snapshot has no object any more.
 
     Args:
-        snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects; spills go beside it.
+        snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects but those of settled keys; spills go beside it.
         standing: one of STANDING_SCHEMA. The keys are as there: encoded where they are unsupported.
         budget: bounds the memory.
 

@@ -94,14 +94,14 @@ class Current:
 
     Attributes:
         identified: a file of `inventory.SNAPSHOT_SCHEMA`.
-        unplanned: another, see `inventory.current.Identified`.
+        unsettled: another, see `inventory.current.Identified`.
         standing: a file or folder of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
         comparison: of the headers of objects that were written again.
         exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
     """
 
     identified: Path
-    unplanned: Path
+    unsettled: Path
     standing: Path
     comparison: Comparison
     exceptions: int
@@ -129,7 +129,7 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
     superseded, filters = work.ledger.later_inventories(inventory), filters_of(work, snapshot)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
-    return Current(identified.path, identified.unplanned, files[0], comparison, count)
+    return Current(identified.path, identified.unsettled, files[0], comparison, count)
 
 
 def _record_of(snapshot: Snapshot) -> InventoryRecord:
@@ -205,7 +205,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         export_standing(work, current.standing)  # with what was just claimed
                     else:
                         waiting = _let_wait(work, snapshot, plan)
-            if snapshot.complete and (gone := unlisted_skips(current.identified, current.standing)):
+            if snapshot.complete and (gone := unlisted_skips(current.unsettled, current.standing)):
                 silent_from = snapshot.silent_from or snapshot.taken_at
                 work.ledger.end_skips(work.source, gone, listed_at=snapshot.taken_at, silent_from=silent_from)
         if snapshot.silent_from is None:  # a report may lack what was written before it
@@ -275,8 +275,10 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     with temporary_folder(work) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(work, snapshot, folder)
         accounting = account_for_files(
-            identified.path,
+            identified.unsettled,
             standing,
+            settled_count=identified.settled_count,
+            unsettled_keys=identified.unsettled_keys,
             within=snapshot.keys,
             silent_from=snapshot.silent_from or snapshot.taken_at,  # a sensor's plan may have archived what was written since
             filters=filters_of(work, snapshot),
@@ -317,7 +319,7 @@ def _write_plan(
 ) -> tuple[Plan, Mapping[str, int]]:
     """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(work, snapshot)
-    delta = not_yet_archived(current.unplanned, current.standing, folder / "wanted.parquet", filters=filters)
+    delta = not_yet_archived(current.unsettled, current.standing, folder / "wanted.parquet", filters=filters)
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()

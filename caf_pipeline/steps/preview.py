@@ -208,13 +208,21 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         require_whole(snapshot.path)
         (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
         filters = planning.filters_of(work, snapshot)
-        delta = not_yet_archived(identified.unplanned, standing, folder / "wanted.parquet", filters=filters)
+        delta = not_yet_archived(identified.unsettled, standing, folder / "wanted.parquet", filters=filters)
         files = folder / "plan"
         files.mkdir()
         sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
         terms = planning.plan_terms(work, snapshot, sizes)
         plan = write_plan(delta.path, files, _as_one(terms))
-        account = account_for_files(identified.path, standing, files / OBJECTS_FILE, within=snapshot.keys, filters=filters)
+        account = account_for_files(
+            identified.unsettled,
+            standing,
+            files / OBJECTS_FILE,
+            settled_count=identified.settled_count,
+            unsettled_keys=identified.unsettled_keys,
+            within=snapshot.keys,
+            filters=filters,
+        )
         statistics = plan_statistics([files], part_bytes=part_of(work.settings.packing))
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
