@@ -131,11 +131,12 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 
 def _database_url(secret: SecretStr | None) -> SecretStr | None:
     text = secret.get_secret_value() if secret else ""
-    try:
-        port = urlsplit(text).port
+    try:  # libpq takes several hosts, each with its port, and ends the password at the first '@'
+        before, _, hosts = urlsplit(text).netloc.rpartition("@")
+        sound = "@" not in before and all(urlsplit(f"//{host}").port != 0 for host in hosts.split(","))
     except ValueError:
-        port = 0
-    if text and (port == 0 or not _POSTGRES.fullmatch(text)):
+        sound = False
+    if text and not (sound and _POSTGRES.fullmatch(text)):
         raise ValueError(
             "must be postgresql://user:password@host:port/database, with '@', '/', ':' and '%' in the password percent-encoded"
         )

@@ -226,6 +226,9 @@ def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
     [
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "mysql://u:hush@h/d"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@h:port/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@h:1,other:port/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:in@hush@h:1/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@w@h/d"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "a", "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE": "hush"}),
@@ -245,6 +248,12 @@ def test_no_error_shows_a_secret(tmp_path, monkeypatch, text, variables):
     with pytest.raises(SettingsError) as caught:
         load_settings(a_file(tmp_path, text))
     assert "hush" not in "".join(traceback.format_exception(caught.value)) + caught.value.hint
+
+
+@pytest.mark.parametrize("hosts", ["h", "h:1", "h:1,other:2", "h,other", "[::1]:5", "[::1]:5,h", ""])
+def test_a_database_may_have_several_hosts(tmp_path, monkeypatch, hosts):
+    monkeypatch.setenv("CAF_DATABASE_URL", url := f"postgresql://u:secret@{hosts}/d")
+    assert load_settings(a_file(tmp_path, SOURCE_TEXT)).database_url.get_secret_value() == url
 
 
 def test_a_key_that_is_empty_is_none(tmp_path, monkeypatch):

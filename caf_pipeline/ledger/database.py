@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
-from caf_pipeline.ledger.embedded import SUPERUSER, embedded_server
+from caf_pipeline.ledger.embedded import PORT, SUPERUSER, embedded_server
 from caf_pipeline.ledger.migrations import is_current, migrate
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
@@ -350,7 +350,8 @@ def _url(settings: Settings) -> str:
 def embedded_url(settings: Settings) -> str:
     """Return the address of the embedded server under `home`, started where it does not run."""
     server = embedded_server(settings.home / "postgres")
-    return f"postgresql://{SUPERUSER}@/{SUPERUSER}?host={quote(str(server.socket_folder), safe='')}"
+    # All is named that libpq would else take from the environment, as PGPORT.
+    return f"postgresql://{SUPERUSER}@/{SUPERUSER}?host={quote(str(server.socket_folder), safe='')}&port={PORT}"
 
 
 def parse_url(text: str) -> str:
@@ -379,5 +380,6 @@ def describe_database(settings: Settings) -> str:
 
 
 def _describe(address: Mapping[str, Any]) -> str:
-    port = f":{address['port']}" if address.get("port") else ""
-    return f"the database '{address.get('dbname', '')}' at {address.get('host') or 'the local socket'}{port}"
+    host = address.get("host") or "the local socket"
+    port = f":{address['port']}" if address.get("port") and not host.startswith("/") else ""
+    return f"the database '{address.get('dbname', '')}' at {host}{port}"

@@ -48,7 +48,8 @@ _POLL_SECONDS: Final = 0.005  # a start takes 20 ms and a stop 12; pg_ctl itself
 
 _MAX_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux, with its NUL
 _UNQUOTABLE: Final = frozenset('"$`\\\n')  # pg_ctl puts paths into a shell command between double quotes
-_SOCKET: Final = ".s.PGSQL.5432"
+PORT: Final = 5432  # Postgres' own; it only names the socket
+_SOCKET: Final = f".s.PGSQL.{PORT}"
 _START_TRIES: Final = 3  # processes of a server that was killed may hold its memory for another moment
 _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 _SYSTEM_USER: Final = "pgserver"  # the wheel's own choice, made where it is missing: Postgres refuses to run as root

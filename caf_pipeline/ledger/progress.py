@@ -13,11 +13,16 @@ from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 WINDOW_SECONDS: Final = 3600
 """Of a rate, at most. A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of now."""
 
+# An object over several chunks counts with its last part: those of its other parts have none.
+_EARLIER_PART: Final = (
+    "EXISTS (SELECT FROM object_parts AS one WHERE one.caf_file_id = caf_files.caf_file_id AND part < part_count)"
+)
 # Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves. Nor
 # does anything where chunks are only planned.
-_STATES: Final = """
+_STATES: Final = f"""
     SELECT sources.name AS source, state, count(*) AS chunks,
-        sum(CASE WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,
+        sum(CASE WHEN {_EARLIER_PART} THEN 0 WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END)
+            AS objects,
         sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
         max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts,
         max(checked_at) FILTER (WHERE state = 'located') AS looked_at,
@@ -25,8 +30,9 @@ _STATES: Final = """
     FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(%(sources)s) GROUP BY sources.name, state
     """
 # The first chunk of the window only begins it: when it was begun is not of the window. A rebuild packed nothing.
-_RECENT: Final = """
-    WITH recent AS (SELECT sources.name AS source, located_at, member_count, member_bytes,
+_RECENT: Final = f"""
+    WITH recent AS (SELECT sources.name AS source, located_at, member_bytes,
+            CASE WHEN {_EARLIER_PART} THEN 0 ELSE member_count END AS member_count,
             row_number() OVER (PARTITION BY source_id ORDER BY located_at, caf_file_id) > 1 AS counts
         FROM caf_files JOIN sources USING (source_id)
         WHERE sources.name = ANY(%(sources)s) AND located_at > now() - make_interval(secs => %(window)s) AND attempts > 0)

@@ -568,7 +568,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """Chunks, their objects and the bytes of these. A part of an object that is larger than a chunk counts as one object."""
+    """Chunks, their objects and the bytes of these. An object in several chunks counts with that of its last part."""
 
     chunks: int = 0
     objects: int = 0

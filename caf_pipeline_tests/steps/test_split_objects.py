@@ -188,13 +188,20 @@ def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
     assert preview.estimate.requests == len(source.reads) == 4 * 2 + 3
 
 
+def objects_by_state(work):
+    (progress,) = work.ledger.progress(["src"])
+    return {state: sums.objects for state, sums in progress.states.items()}
+
+
 @pytest.mark.thorough
 def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
     report = plan(work)
+    assert objects_by_state(work) == {ChunkState.PLANNED: 4}
     *first, last = parts_of(work)
     for name in [*whole_chunks(work), *first]:
         archive_chunk(work, name)
         assert is_nowhere(work)
+    assert objects_by_state(work) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     account = account_for_plan(work, report)
     assert (account.located, account.claimed, account.holds) == (3, 1, True)
     assert work.ledger.account("src").claimed_objects == 1
@@ -205,6 +212,7 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
     assert (account.located, account.claimed, account.holds) == (4, 0, True)
     sums = work.ledger.account("src")
     assert (sums.located_objects, sums.claimed_objects) == (4, 0)
+    assert objects_by_state(work) == {ChunkState.LOCATED: 4}
     assert sums.located_bytes == sum(map(len, source.bodies.values()))
     assert not plan(work).plan
 
