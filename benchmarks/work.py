@@ -98,7 +98,7 @@ def plan(inventory: str, folder: str) -> dict[str, Any]:
 def plan_again(inventory: str, folder: str) -> dict[str, Any]:
     """Find that an inventory has nothing new: the identities, what is to be stated, what is to be planned, skips that ended."""
     from caf_pipeline.inventory.current import find_exceptions, identify
-    from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
+    from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
     from caf_pipeline.inventory.snapshot import read_snapshot
 
     place, snapshot = Path(folder), read_snapshot(Path(inventory))
@@ -107,7 +107,7 @@ def plan_again(inventory: str, folder: str) -> dict[str, Any]:
     found = identify(snapshot, *files, place / "identified.parquet")
     stated = find_exceptions(snapshot, found, *files, place / "found.parquet")
     delta = not_yet_archived(found.unsettled, files[0], place / "delta.parquet")
-    return {"settled": found.settled_count, "objects": delta.object_count + stated + len(unlisted_skips(delta.path, files[0]))}
+    return {"settled": found.settled_count, "objects": delta.object_count + stated + len(ended_skips(delta.path, files[0]))}
 
 
 def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 
+from caf_pipeline.errors import CafError
 from caf_pipeline.settings import load_settings
 
 
@@ -16,6 +17,10 @@ def use(name: str, inventory: str = "") -> str:
     os.environ[f"{prefix}BUCKET"] = name
     os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     os.environ[f"{prefix}INVENTORY"] = inventory
-    if load_settings().jackal.chain_id.startswith("loopback"):
+    try:
+        settings = load_settings()
+    except CafError as error:
+        sys.exit(f"{error}\n{error.hint}".strip())
+    if settings.jackal.chain_id.startswith("loopback"):
         os.environ[f"{prefix}PUBLIC"] = "true"  # the loopback network shows it to this machine only
     return source

@@ -83,7 +83,7 @@ def plan(  # noqa: PLR0917 - the command line's options
             if taken.warning:
                 note(taken.warning)
         else:
-            snapshot = inventories.take_inventory(work)
+            snapshot = inventories.take_inventory(work, to_plan=False)
         if snapshot is None:
             raise NotLocated(f"there is no whole inventory of '{source}' yet", hint="leave --last-inventory out")
         if warning := inventories.nothing_found(work, snapshot):
@@ -110,8 +110,10 @@ def plans(
       caf plans show 2f20e129
       caf plans chunk demo-2f20e129-00006 --json
 
-    Exit status: 0; 1 or 9 the plan's files are gone or damaged; 2 neither of the three forms; 3 a setting is wrong or there is
-    no such source; 6 the database failed; 11 there is no such plan or chunk.
+    Without the folder of its files, as after `caf rebuild`, what the ledger has of it is shown.
+
+    Exit status: 0; 1 or 9 some of the plan's files are gone or damaged; 2 neither of the three forms; 3 a setting is wrong or
+    there is no such source; 6 the database failed; 11 there is no such plan or chunk.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -157,7 +159,8 @@ def _print_preview(preview: "PlanPreview") -> None:
     }
     _print_lines(lines)
     _print_objects(seen)
-    typer.echo("Prices and time are estimates, without retries: AWS's list prices of S3 Standard in us-east-1 where none is set.")
+    at_aws = ": AWS's list prices of S3 Standard in us-east-1 where none is set" if estimate.request_usd is not None else ""
+    typer.echo(f"Prices and time are estimates, without retries{at_aws}.")
     typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
 
 
@@ -300,12 +303,13 @@ def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool)
 
     row = _find_plan(ledger, name)
     folder = Path(row.record.folder)
-    terms = read_terms(folder)
-    seen = plan_statistics([folder], part_bytes=settings.packing.part_size)
+    gone = not folder.exists()  # as after `caf rebuild`, or on another machine
+    terms = {} if gone else read_terms(folder)
+    seen = None if gone else plan_statistics([folder], part_bytes=settings.packing.part_size)
     chunks = [chunk for chunk in ledger.chunks(row.record.source) if chunk.plan == row.record.name]
     if json:
         target = int(terms["target_size"]) if "target_size" in terms else None
-        described = {"target_bytes": target, **seen.as_json()}
+        described = {"target_bytes": target, **(seen.as_json() if seen else {})}
         print_json({**_plan_json(row), **described, "chunk_list": [_chunk_json(chunk) for chunk in chunks]})
         return
     record = row.record
@@ -315,18 +319,20 @@ def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool)
             "planned": show_time(row.created_at),
             "inventory": record.snapshot,
             "objects": f"{record.object_count:,}, {show_size(record.object_bytes)}",
-            "split": _split(seen),
+            "split": _split(seen) if seen else "",
             "chunks": f"{len(chunks):,} of {show_size(int(terms['target_size']))}"
             if "target_size" in terms
             else f"{len(chunks):,}",
             "states": _states(row.chunks),
-            "folder": record.folder,
+            "folder": f"{record.folder}{', which is not on this machine: what was planned is not shown' if gone else ''}",
         }
     )
-    _print_objects(seen)
+    if seen:
+        _print_objects(seen)
     for chunk in chunks[:SHOWN]:
         size = show_size(chunk.caf_size_bytes or chunk.expected_size_bytes)
-        typer.echo(f"{chunk.name}  {chunk.state:<10} {chunk.object_count:>9,} objects {size:>10}")
+        objects = f"{chunk.object_count:>9,} {'object ' if chunk.object_count == 1 else 'objects'}"
+        typer.echo(f"{chunk.name}  {chunk.state:<10} {objects} {size:>10}")
     if len(chunks) > SHOWN:
         typer.echo(f"… and {len(chunks) - SHOWN} more chunks: caf plans show {name} --json")
 
@@ -360,7 +366,8 @@ def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
             f"'{printable(name)}' is not a chunk's id.", hint="It looks like demo-2f20e129-00006; caf status lists them."
         )
     chunk = ledger.chunk(name)
-    first, last = (None, None) if chunk.adopted else _key_range(Path(chunk.plan_folder), chunk.number)
+    folder = Path(chunk.plan_folder)
+    first, last = _key_range(folder, chunk.number) if folder.exists() and not chunk.adopted else (None, None)
     if json:
         keys = {"first_key": first, "last_key": last, "plan": chunk.plan, "source": chunk.source, "number": chunk.number}
         root = chunk.merkle_root.hex() if chunk.merkle_root else None

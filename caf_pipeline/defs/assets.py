@@ -158,7 +158,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             report = planning.cut_plan(work, inventories.snapshot_to_plan(work), second_copy=config.second_copy)
             if report.warning:
                 context.log.warning(report.warning)
-            copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 1
+            copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 0
             registered = register_chunks(context.instance, work.ledger, source)
             estimate = preview.estimate_report(work, report)
             shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)

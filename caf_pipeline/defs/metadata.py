@@ -179,8 +179,12 @@ def _report_metadata(taken: TakenReport) -> Metadata:
 
 
 def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate) -> Metadata:
-    """Return what is shown of a plan; `registered` partitions were added for it, and each chunk is kept `copies` times."""
+    """Return what is shown of a plan; `registered` partitions were added for it.
+
+    `copies`: for how many of each chunk the store charges; 0: for none.
+    """
     chunks = report.chunks
+    charged = copies * sum(chunk.expected_size_bytes for chunk in chunks)
     shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
     shown |= left_out(report.left_out)
     if report.warning:
@@ -205,7 +209,7 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
         "objects": sum(plan.object_count for plan in report.plans),
         **sizes(
             size_bytes=sum(plan.object_bytes for plan in report.plans),
-            charged_bytes=copies * sum(chunk.expected_size_bytes for chunk in chunks),
+            **({"charged_bytes": charged} if charged else {}),
         ),
         "chunk_list": table(
             {"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"},

@@ -176,13 +176,16 @@ class _Cutter:
         return rows
 
     def _ranges(self, obj: S3Object) -> list[PartRange]:
-        """Return the parts of an object, none of whose chunks passes the target or the limits; none where there are no such."""
+        """Return the parts of an object, none of whose chunks passes the limits; none where there are no such.
+
+        None passes the target either, unless it is so small that one plan has not enough chunks for them.
+        """
         terms = self._terms
         most = PartRange(MAX_CHUNKS, MAX_CHUNKS, 0, terms.limits.max_bytes)  # whose numbers are longest
         beside = _chunk_of_part(obj, most, MAX_CHUNKS)[0].expected_size_bytes - most.size_bytes
         manifest, limits = _part_manifest_bound(obj, most), terms.limits
         most_bytes = min(terms.limit_bytes, limits.max_bytes) - MOST_HEADERS_BYTES
-        room = min(terms.target_size_bytes + manifest, most_bytes) - beside
+        room = min(max(terms.target_size_bytes + manifest - beside, -(-obj.size_bytes // MAX_CHUNKS)), most_bytes - beside)
         index_bytes = beside - manifest - HEAD_SIZE_BYTES - FOOTER_SIZE_BYTES
         if not 0 < obj.size_bytes <= room * MAX_CHUNKS or index_bytes > limits.max_index_bytes or limits.max_members < 3:
             return []

@@ -58,9 +58,9 @@ _UNSUPPORTED: Final = f"""SELECT * FROM (SELECT *, encode(percent_encode(key)) A
 _STANDING_SKIPS: Final = """SELECT key, object_version, reason = 'unsupported_key' AS encoded FROM whole_standing
     WHERE standing = 'skipped' AND NOT due"""
 # Keys are encoded one by one in Python: only those that are unsupported, and only where such a skip stands.
-_UNLISTED_SKIPS: Final = """WITH listed AS (
+_ENDED_SKIPS: Final = """WITH listed AS (
         SELECT key, object_version, false AS encoded FROM whole_snapshot SEMI JOIN skips USING (key, object_version)
-            WHERE NOT is_delete_marker AND is_supported(key)
+            WHERE NOT is_delete_marker AND is_supported(key) AND {left_out} IS NULL
         UNION ALL SELECT encode(percent_encode(key)), object_version, true FROM whole_snapshot
             WHERE NOT is_delete_marker AND (SELECT bool_or(encoded) FROM skips) AND NOT is_supported(key))
     SELECT key, object_version FROM skips ANTI JOIN listed USING (key, object_version, encoded) ORDER BY ALL"""
@@ -117,12 +117,17 @@ def not_yet_archived(
     return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count, left_out)
 
 
-def unlisted_skips(snapshot: Path, standing: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> list[tuple[str, str]]:
-    """Return key and object version of the skips that are not due and of which a whole snapshot has no object any more.
+def ended_skips(
+    snapshot: Path, standing: Path, *, filters: ObjectFilter = NO_FILTER, budget: QueryBudget = DEFAULT_BUDGET
+) -> list[tuple[str, str]]:
+    """Return key and object version of the skips that are not due and are none any more by a whole snapshot.
+
+    It does not list the object, or a filter leaves that out.
 
     Args:
         snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects but those of settled keys; spills go beside it.
         standing: one of STANDING_SCHEMA. The keys are as there: encoded where they are unsupported.
+        filters: what leaves objects out, which are then not skipped.
         budget: bounds the memory.
 
     Raises:
@@ -133,7 +138,7 @@ def unlisted_skips(snapshot: Path, standing: Path, *, budget: QueryBudget = DEFA
         if not query.hold("skips", _STANDING_SKIPS):
             return []
         show_snapshot(query, "whole_snapshot", snapshot)
-        return [(bytes(key).decode(), version) for key, version in query.rows(_UNLISTED_SKIPS)]
+        return [(bytes(key).decode(), version) for key, version in query.rows(_ENDED_SKIPS.replace("{left_out}", filters.sql))]
 
 
 def _not_left_out(query: Query, rows: pa.Table, filters: ObjectFilter, left_out: Counter[str]) -> pa.Table:

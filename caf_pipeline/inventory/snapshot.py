@@ -96,6 +96,7 @@ class Snapshot:
         beside: what keys had beside their current versions, in the file or left out of it; None where an earlier version took it.
         run: who took it, as the ledger names holders; "" where an earlier version took it.
         report: the address of the inventory report that it is of; "" where it is of a listing.
+        address: which bucket and prefix it is of; "" where an earlier version took it.
     """
 
     path: Path
@@ -111,6 +112,7 @@ class Snapshot:
     report: str = ""
     all_versions: bool = False
     beside: VersionCounts | None = None
+    address: str = ""
 
     @property
     def row_count(self) -> int:
@@ -160,12 +162,14 @@ class SnapshotWriter:
         until: bytes | None = None,
         run: str = "",
         report: str = "",
+        address: str = "",
         all_versions: bool = False,
         budget: QueryBudget = SORT_BUDGET,
     ) -> None:
         taken_at = taken_at or listed_at
         self._path = path
-        self._begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions)
+        begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions)
+        self._begun = replace(begun, address=address)
         self._budget = budget
         self._last = b""
         self._ascending = True
@@ -392,6 +396,7 @@ def _described(snapshot: Snapshot) -> str:
             "unsupported_count": snapshot.unsupported_count,
             "run": snapshot.run,
             "report": snapshot.report,
+            "address": snapshot.address,
             "all_versions": snapshot.all_versions,
             "beside": snapshot.beside and asdict(snapshot.beside),
         },
@@ -503,6 +508,7 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
         run=str(described.get("run", "")),
         report=str(described.get("report", "")),
+        address=str(described.get("address", "")),
         all_versions=bool(described.get("all_versions", False)),
         beside=VersionCounts(**described["beside"]) if described.get("beside") else None,
     )

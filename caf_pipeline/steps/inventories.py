@@ -67,7 +67,9 @@ class Look:
     next_after: bytes | None
 
 
-def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None = None, resume: bool = True) -> Snapshot:
+def take_inventory(
+    work: Workplace, *, after: bytes = b"", until: bytes | None = None, resume: bool = True, to_plan: bool = True
+) -> Snapshot:
     """List the source into a snapshot, by several threads, or go on with a listing that was interrupted.
 
     A source that does not list keys in the order of their bytes is listed again, one page after another, and sorted.
@@ -77,6 +79,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
         after: only keys greater than this.
         until: only keys up to and including this; such a snapshot is not complete.
         resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
+        to_plan: whether its plan is to end the wait of the keys that events named before it began, which the ledger then notes.
     """
     home = work.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
@@ -85,7 +88,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
         if folder.begun is None:
-            folder.begin(_begin(work, after, until))
+            folder.begin(_begin(work, after, until, to_plan=to_plan))
         try:
             ParallelListing(work, folder, after, until, work.source_settings.listing_threads).run()
             with _listed_into(work, folder.begun, after, until) as writer:
@@ -94,7 +97,7 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
                 writer.leave_out(folder.left_out())
                 snapshot = writer.finish()
         except ListingUnordered:
-            with _listed_into(work, _begin(work, after, until), after, until) as writer:
+            with _listed_into(work, _begin(work, after, until, to_plan=to_plan), after, until) as writer:
                 for page in work.objects.list_pages(after=after, versions=True):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
                     kept, left_out = kept_of(within, all_versions=work.all_versions)
@@ -105,10 +108,11 @@ def take_inventory(work: Workplace, *, after: bytes = b"", until: bytes | None =
     return snapshot
 
 
-def _begin(work: Workplace, after: bytes, until: bytes | None) -> Begun:
+def _begin(work: Workplace, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
     """Return the time before the first page: what a listing says was so at this time or later."""
     begun = Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
-    work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
+    if to_plan:
+        work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
     return begun
 
 
@@ -122,6 +126,7 @@ def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: byte
         after=after,
         until=until,
         run=work.holder.run,
+        address=work.address,
         all_versions=work.all_versions,
     )
 
@@ -147,6 +152,7 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
             taken_at=report.taken_at,
             run=work.holder.run,
             report=report.url,
+            address=work.address,
             all_versions=work.all_versions,
         ) as writer,
         _report_folder(path) as folder,
@@ -236,7 +242,8 @@ def latest_snapshot(
     """Return the snapshot of the source that was made last, or that a run took; None where there is none.
 
     With `complete` it is the one of the whole source of the latest time by S3's clock, as the ledger tells which is later: names
-    have the time of this machine's, which may have been wrong.
+    have the time of this machine's, which may have been wrong. One that was taken when the settings named another bucket or
+    prefix, as a preview may be, is none of the source.
 
     Raises:
         IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is False.
@@ -250,6 +257,8 @@ def latest_snapshot(
                 continue
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
+            continue
+        if snapshot.address not in ("", work.address):
             continue
         if not complete:
             return snapshot

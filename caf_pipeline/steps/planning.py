@@ -8,6 +8,7 @@ two leaves a folder that no plan names, which the next plan removes.
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
-from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
+from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, read_objects, require_whole
 from caf_pipeline.ledger.records import (
     Chunk,
@@ -50,6 +51,9 @@ LONG_NAME: Final = 12  # where another plan of the source has those
 
 LEAST_TARGET_BYTES: Final = 4096
 """The least target size that the settings allow, too: a chunk's own members take some of it."""
+
+MOST_OF_AN_INVENTORY: Final = 100
+"""Plans of one inventory that count as its plan: ten million chunks."""
 
 _CUTTING: Final = ".cutting-"
 _ACCOUNTING: Final = ".accounting-"
@@ -190,7 +194,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
             refuse_second_copy(work)
         sizes, warning = chunk_sizes(work)
         _remove_unnamed(work)
-        previous = next(iter(work.ledger.plans(work.source, limit=1)), None)
+        previous = last_plan(work)
         with _workspace(work, _CUTTING) as outer:
             current = state_current(work, lease, snapshot, outer)
             more = True
@@ -205,9 +209,10 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                         export_standing(work, current.standing)  # with what was just claimed
                     else:
                         waiting = _let_wait(work, snapshot, plan)
-            if snapshot.complete and (gone := unlisted_skips(current.unsettled, current.standing)):
+            filters = filters_of(work, snapshot)
+            if snapshot.complete and (ended := ended_skips(current.unsettled, current.standing, filters=filters)):
                 silent_from = snapshot.silent_from or snapshot.taken_at
-                work.ledger.end_skips(work.source, gone, listed_at=snapshot.taken_at, silent_from=silent_from)
+                work.ledger.end_skips(work.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
         if snapshot.silent_from is None:  # a report may lack what was written before it
             work.ledger.forget_noticed(work.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
     names = {plan.name for plan in plans}
@@ -215,6 +220,24 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
     found = (warnings, current.comparison, current.exceptions, left_out)
     return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
+
+
+def last_plan(work: Workplace) -> PlanRow | None:
+    """Return the source's last plan; where its inventory became several plans, all of them as one, under all their names."""
+    plans = work.ledger.plans(work.source, limit=MOST_OF_AN_INVENTORY)
+    of_it = [row for row in plans if row.record.snapshot == plans[0].record.snapshot]
+    if not of_it:
+        return None
+    records, chunks = [row.record for row in of_it], Counter[ChunkState]()
+    for row in of_it:
+        chunks.update(row.chunks)
+    whole = replace(
+        records[0],
+        name=", ".join(record.name for record in reversed(records)),
+        object_count=sum(record.object_count for record in records),
+        object_bytes=sum(record.object_bytes for record in records),
+    )
+    return PlanRow(whole, of_it[0].created_at, chunks)
 
 
 def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
@@ -305,7 +328,7 @@ def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTe
         inventory_time=snapshot.listed_at,
         limit_size_bytes=sizes.limit_bytes,
         min_chunk_size_bytes=settings.min_chunk_size,
-        waits_since=snapshot.taken_at - timedelta(seconds=settings.max_wait),
+        waits_since=max(snapshot.taken_at, datetime.now(UTC)) - timedelta(seconds=settings.max_wait),  # a report may be days old
     )
 
 

@@ -239,7 +239,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
                 filter(None, [warning, _refusal(work) if snapshot.object_count else "", _not_posted(work, plan.chunks)])
             ),
             estimate=estimate_plan(work, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
-            previous=next(iter(work.ledger.plans(work.source, limit=1)), None),
+            previous=planning.last_plan(work),
         )
 
 

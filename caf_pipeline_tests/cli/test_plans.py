@@ -2,10 +2,17 @@
 
 import json
 import os
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.settings import load_settings
+from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
+from caf_pipeline.steps import inventories
+from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -80,6 +87,31 @@ def test_the_last_inventory_has_to_be_there(caf):
     assert (done.status, done.out) == (11, b"")
 
 
+def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_source(caf, s3_server, new_bucket):
+    assert caf("plan", "src", "--dry-run").status == 0
+    caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
+    done = caf("plan", "src", "--dry-run", "--last-inventory")
+    assert (done.status, done.out) == (11, b"")
+    with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
+        work = open_workplace(settings, "src", run="another", ledger=ledger)
+        with pytest.raises(NotLocated, match="there is no inventory of 'src' yet"):
+            inventories.snapshot_to_plan(work)
+        assert inventories.take_inventory(work).object_count == 25
+        assert inventories.snapshot_to_plan(work).object_count == 25
+
+
+def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
+    archive_source(caf)
+    with caf.surroundings(), opened_ledger(load_settings()) as ledger:
+        work = open_workplace(load_settings(), "src", run="another", ledger=ledger)
+        ledger.take_messages("src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")])
+        ledger.mark_noticed("src", "a-listing-under-way", b"", None)
+        assert caf("plan", "src", "--dry-run").status == 0
+        assert list(ledger.noticed_keys("src", b"", 5)) == [b"empty"]
+        ledger.forget_noticed("src", "a-listing-under-way", work.objects.clock(), b"", None)
+        assert not ledger.noticed_keys("src", b"", 5)
+
+
 @pytest.mark.thorough
 def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     archive_source(caf)
@@ -104,6 +136,15 @@ def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
     assert (shown["state"], shown["number"], shown["first_key"], shown["last_key"]) == ("located", 1, "empty", "some/key-09")
     assert (shown["objects"], shown["members"], shown["released"]) == (11, 11, 0)
     assert "keys      empty … some/key-09" in caf("plans", "chunk", chunk).out.decode()
+    shutil.rmtree(row["folder"])  # as after `caf rebuild`, or on another machine
+    plan, text = caf("plans", "show", row["plan"]), caf("plans", "chunk", chunk)
+    assert (plan.status, text.status) == (0, 0), plan.err + text.err
+    assert "which is not on this machine" in plan.out.decode()
+    assert f"{chunk}  located" in plan.out.decode()
+    assert "state     located" in text.out.decode()
+    shown = json.loads(caf("plans", "chunk", chunk, "--json").out)
+    assert (shown["state"], shown["first_key"], len(shown["merkle_root"])) == ("located", None, 64)
+    assert json.loads(caf("plans", "show", row["plan"], "--json").out)["objects"] == 26
 
 
 @pytest.mark.parametrize(

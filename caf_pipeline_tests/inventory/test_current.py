@@ -16,7 +16,7 @@ from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.current import identify
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
+from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
 from caf_pipeline_tests.support.snapshots import use_small_windows
 
@@ -159,4 +159,4 @@ def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_i
         apart = {"settled_count": found.settled_count, "unsettled_keys": found.unsettled_keys}
         assert account_for_files(found.unsettled, standing, taken.path, silent_from=MOMENT, **apart) == account
         assert account.older >= 0
-        assert unlisted_skips(found.unsettled, standing) == unlisted_skips(found.path, standing)
+        assert ended_skips(found.unsettled, standing) == ended_skips(found.path, standing)

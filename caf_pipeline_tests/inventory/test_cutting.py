@@ -163,8 +163,16 @@ def test_an_object_that_no_chunk_can_hold_is_split_over_the_plans_first_chunks(t
     ]
 
 
+def test_a_target_with_which_one_plan_has_not_enough_chunks_is_passed_by_the_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.inventory.cutting.MAX_CHUNKS", 99)
+    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 33 << 30)], target_size_bytes=TARGET)
+    assert (plan.part_count, plan.leftover_count, plan.too_large_count) == (99, 1, 0)
+    assert sum(chunk.object_bytes for chunk in plan.chunks) == 33 << 30
+    assert {chunk.object_bytes for chunk in plan.chunks} <= {(33 << 30) // 99, (33 << 30) // 99 + 1}
+
+
 def test_an_object_that_cannot_be_split_either_is_listed_apart(tmp_path):
-    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 1 << 50), an_object("z")], target_size_bytes=TARGET)
+    plan = plan_of(tmp_path, [an_object("a"), an_object("huge", 1 << 52), an_object("z")], target_size_bytes=TARGET)
     assert [obj.key for obj in read_objects(plan.folder / TOO_LARGE_FILE)] == [b"huge"]
     assert (plan.too_large_count, plan.leftover_count, plan.split_count) == (1, 0, 0)
     assert [[planned.member for planned in chunk] for chunk in chunks_of(plan)] == [["a", "z"]]

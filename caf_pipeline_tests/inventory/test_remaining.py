@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from caf_pipeline.errors import IntegrityError, StagingError
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.remaining import not_yet_archived, unlisted_skips
+from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.system.parquet import QueryBudget
 from caf_pipeline_tests.support.disks import files_of_at_most
@@ -76,10 +76,10 @@ def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(t
     there = [Known(key, "etag:e:1", "skipped", "cold_storage") for key in (b"%FF", b"a")]
     there += [Known(b"%FE", "etag:e:1", "skipped", "unsupported_key"), Known(b"z", "etag:e:1", "located")]
     there += [Known(b"y", "etag:e:1", "skipped", "cold_storage", due=True)]
-    assert unlisted_skips(snapshot.path, write_standing(tmp_path / "k.parquet", there)) == []
+    assert ended_skips(snapshot.path, write_standing(tmp_path / "k.parquet", there)) == []
     gone = [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key"), Known(b"b", "etag:other:1", "skipped", "access_denied")]
     gone += [Known(b"%FE", "etag:e:1", "skipped", "cold_storage"), Known("ü".encode(), "etag:e:1", "skipped", "too_large")]
-    found = unlisted_skips(snapshot.path, write_standing(tmp_path / "k2.parquet", there + gone))
+    found = ended_skips(snapshot.path, write_standing(tmp_path / "k2.parquet", there + gone))
     assert found == sorted((row.key.decode(), row.object_version) for row in gone)
 
 

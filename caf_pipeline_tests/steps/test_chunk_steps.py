@@ -386,7 +386,7 @@ def test_wrong_bytes_in_the_store_are_never_handed_out_as_right(work, tmp_path):
 def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledger):
     class Odd(MemorySource):
         def objects(self):
-            huge = replace(super().object("a"), key=b"huge", size_bytes=1 << 50)
+            huge = replace(super().object("a"), key=b"huge", size_bytes=1 << 52)
             broken = replace(super().object("a"), key=b"bad\xff")
             return [super().object("a"), broken, huge]
 
@@ -404,7 +404,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
 
         def objects(self):
             one = super().object("a")
-            sizes = {b"huge": 1 << 50}
+            sizes = {b"huge": 1 << 52}
             return [one, *(replace(one, key=key, size_bytes=sizes.get(key, 1)) for key in sorted(self.listed))]
 
     def skipped():

@@ -68,6 +68,10 @@ def test_an_object_that_was_skipped_and_is_left_out_counts_once(workplace, sourc
     account = account_for_plan(work, report)
     assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
     assert report.left_out == preview_plan(work, report.snapshot).left_out == account.left_out
+    sums = work.ledger.account("src")
+    assert (sums.skipped, sums.content.left_out) == ({}, {"exclude": 1})
+    work = workplace()
+    assert [chunk.object_count for chunk in plan(work).chunks] == [1]
 
 
 def test_an_age_is_that_at_the_time_of_the_inventory(workplace):

@@ -58,6 +58,9 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, sourc
     report = plan(work)
     assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]
     assert max(chunk.number for chunk in report.chunks) == 2
+    last = planning.last_plan(work)
+    assert (last.record.name, last.record.object_count) == (", ".join(one.name for one in report.plans), 30)
+    assert (last.record.object_bytes, last.chunks) == (30 * 40_000, {ChunkState.PLANNED: 15})
     assert (account_for_plan(work, report).claimed, account_for_plan(work, report).holds) == (30, True)
     for chunk in report.chunks:
         archive_chunk(work, chunk.name)

@@ -1,5 +1,6 @@
 """An archive that is fed by inventory reports, or by reports and listings in turn: nothing twice, nothing wrongly gone."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -94,6 +95,18 @@ def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports)
     reports.write()
     snapshot, _ = inventories.take_report(work)
     assert list(work.inventories().iterdir()) == [snapshot.path]
+
+
+def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(work, new_bucket, reports):
+    new_bucket.put("k", A)
+    now = datetime.now(UTC).replace(microsecond=0)
+    written(reports, now - 3 * DAY, k=now - 9 * DAY)
+    terms = {"min_chunk_size": 1 << 20, "max_wait": 7 * 24 * 3600}
+    sources = {"src": work.source_settings.model_copy(update=terms)}
+    waiting = replace(work, settings=work.settings.model_copy(update={"sources": sources}))
+    snapshot, _ = inventories.take_report(waiting)
+    assert preview_plan(waiting, snapshot).waiting is None
+    assert [chunk.object_count for chunk in planning.cut_plan(waiting, snapshot).chunks] == [1]
 
 
 # --- what a report tells, and what not -----------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def find_deletable(
         read = chunks.read_back_all() if reads_back else (0, 0)
         assessments = chunks.assess()
         chunks.reporter.tell(f"listing '{work.source}' again")
-        snapshot = take_inventory(work, resume=False)
+        snapshot = take_inventory(work, resume=False, to_plan=False)
         with reading(snapshot.path):
             with work.lease(plan_lease(work.source)) as planning:
                 current = state_current(work, planning, snapshot, _made(folder / "current"))
