@@ -134,6 +134,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:
     """Answer scrapes until it is interrupted; says on standard error where it listens."""
+    import socket  # noqa: PLC0415
     from socketserver import ThreadingMixIn  # noqa: PLC0415
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server  # noqa: PLC0415
 
@@ -142,6 +143,7 @@ def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:
     from caf_pipeline.cli.terminal import note  # noqa: PLC0415
 
     class Server(ThreadingMixIn, WSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
     class Handler(WSGIRequestHandler):
@@ -167,5 +169,5 @@ def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:
     except OSError as error:
         raise UsageError(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
     with server:
-        note(f"metrics at http://{host}:{server.server_port}{PATH}")
+        note(f"metrics at http://{f'[{host}]' if ':' in host else host}:{server.server_port}{PATH}")
         server.serve_forever()

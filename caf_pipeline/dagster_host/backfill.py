@@ -141,13 +141,14 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
     """Return the chunks of the source that are wanted and that nothing works on.
 
     Raises:
-        NotLocated: there is no such plan or chunk. UsageError: an end is of another source, or the ends are the wrong way round.
+        NotLocated: there is no such plan or chunk. UsageError: an end is of another source or plan, or the ends are the wrong way
+            round.
     """
     if source not in ledger.sources():
         raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run --source {source}` plans it")
     if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans(source)):
         raise NotLocated(f"source '{source}' has no plan '{wanted.plan}'", hint=f"`caf plans {source}` lists them")
-    first, last = (_position(ledger, source, name) for name in (wanted.first, wanted.last))
+    first, last = (_position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last))
     if first is not None and last is not None and first > last:
         raise UsageError(f"{wanted.first} comes after {wanted.last}", hint="--from names the older one")
     within = [
@@ -160,12 +161,14 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
     return _free(instance, ledger, within, failed=wanted.failed)
 
 
-def _position(ledger: Ledger, source: str, name: str) -> int | None:
+def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
     if not name:
         return None
     chunk = ledger.chunk(name)
     if chunk.source != source:
         raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
+    if plan and chunk.plan != plan:
+        raise UsageError(f"{name} is a chunk of plan {chunk.plan}, not of {plan}", hint="leave --plan out, or name chunks of it")
     return chunk.caf_file_id
 
 

@@ -32,6 +32,7 @@ from dagster import (
 
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.dagster_private import AssetCheckEvaluationTargetMaterializationData
+from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus as CheckStatus
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
     FEW_OBJECTS_ARE_SKIPPED,
@@ -45,7 +46,7 @@ from caf_pipeline.defs.naming import (
     asset_key,
 )
 from caf_pipeline.defs.resources import ask_in_time
-from caf_pipeline.errors import AlertNotSent, LedgerUnreachable
+from caf_pipeline.errors import AlertNotSent, LedgerError
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import SourceProgress
@@ -81,6 +82,7 @@ CHECKS: Final = {
         ConditionKind.STALLED,
         ConditionKind.LATE,
         ConditionKind.NO_INVENTORY,
+        ConditionKind.QUEUE_UNREAD,
         ConditionKind.UNLISTED_EVENTS,
         ConditionKind.UNWATCHED,
         ConditionKind.MESSAGES_SET_APART,
@@ -182,7 +184,7 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
             paused, progress, copies = ask_in_time(
                 context, Deadline(tick_seconds * LOOK_SHARE), describe_database(settings), look
             )
-        except (Overdue, LedgerUnreachable) as error:
+        except (Overdue, LedgerError) as error:
             away = Condition(ConditionKind.LEDGER_AWAY, True, str(error), "nothing is planned, archived or looked up without it")
             unknown: dict[str, list[Condition]] = {source: [] for source in settings.sources}
             said = _send_due({**unknown, OF_ALL: [away]}, told, frozenset(ConditionKind), settings, deadline)
@@ -275,24 +277,26 @@ def _send_due(
         if not alerts:
             continue
         try:
-            send(alerts, its, Deadline(deadline.left() / (len(ways) - number)))
+            but = send(alerts, its, Deadline(deadline.left() / (len(ways) - number)))
         except (AlertNotSent, Overdue) as error:
             failed.append(f"{error}; {error.hint}" if isinstance(error, AlertNotSent) else str(error))
         else:
             told[name] = then
-            said.append(f"{counted(len(alerts), 'alert')} sent to {whom}")
+            said.append(f"{counted(len(alerts), 'alert')} sent to {whom}{but}")
     if failed and not said:
         raise AlertNotSent("; ".join(failed), hint="the next tick sends it again")
     return "; ".join([*said, *failed]) or "nothing to send"
 
 
-def _post(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> None:
+def _post(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
     assert its.webhook
     body = {"text": _text(alerts), "alerts": [one.as_json() for one in alerts]}
     deadline.ask("the webhook", partial(post_json, its.webhook.get_secret_value(), body, seconds=deadline.left()))
+    return ""
 
 
-def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> None:
+def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
+    """Send an e-mail; return what to add where not all got it: it is not sent again, since the others would get it again."""
     subject = f"caf-pipeline: {alerts[0].sentence}" if len(alerts) == 1 else f"caf-pipeline: {len(alerts)} alerts"
     mail = partial(
         send_mail,
@@ -306,7 +310,9 @@ def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> No
         login=(its.smtp_user, its.smtp_password.get_secret_value()) if its.smtp_password else None,
         seconds=deadline.left(),
     )
-    deadline.ask(f"the mail server {its.smtp_host}:{its.smtp_port}", mail)
+    server = f"the mail server {its.smtp_host}:{its.smtp_port}"
+    refused = deadline.ask(server, mail)
+    return f", but {server} refuses {', '.join(refused)}: check alerts.mail_to" if refused else ""
 
 
 def _text(alerts: Sequence[Alert]) -> str:
@@ -322,7 +328,7 @@ def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]])
     assets = {source: AssetKey(asset_key(source, CHECKED_ASSET)) for source in found}
     keys = {AssetCheckKey(key, name): (source, name) for source, key in assets.items() for name in CHECKS}
     daily = {AssetCheckKey(key, STORAGE_PLAN_LASTS) for key in assets.values()}
-    last = instance.event_log_storage.get_latest_asset_check_execution_by_key([*keys, *daily])
+    last, unevaluated = _last_evaluations(instance, [*keys, *daily])
     entries = [record.asset_entry for record in instance.get_asset_records(list(assets.values()))]
     targets = {
         entry.asset_key: AssetCheckEvaluationTargetMaterializationData(
@@ -334,13 +340,25 @@ def _report(instance: DagsterInstance, found: Mapping[str, Sequence[Condition]])
     for key, (source, name) in keys.items():
         result, before = check_result(found[source], name), last.get(key)
         evaluation = _evaluation_of(result, key, targets.get(key.asset_key))
-        if before is None or before.evaluation is None or _reasons(before.evaluation) != _reasons(evaluation):
+        if before is None or key in unevaluated or _reasons(before) != _reasons(evaluation):
             instance.report_runless_asset_event(evaluation)
-    for key in daily & last.keys():
-        if known := last[key].evaluation:
-            told = _evaluation_of(known, key, targets.get(key.asset_key))
-            if _reasons(known) != _reasons(told):
-                instance.report_runless_asset_event(told)
+    for key in daily & last.keys() - unevaluated:
+        told = _evaluation_of(last[key], key, targets.get(key.asset_key))
+        if _reasons(last[key]) != _reasons(told):
+            instance.report_runless_asset_event(told)
+
+
+def _last_evaluations(
+    instance: DagsterInstance, keys: Sequence[AssetCheckKey]
+) -> tuple[Mapping[AssetCheckKey, AssetCheckEvaluation], Collection[AssetCheckKey]]:
+    """Return the last evaluation of each check that has any, and the checks that a later run is to evaluate, or did not."""
+    storage, evaluated = instance.event_log_storage, {CheckStatus.SUCCEEDED, CheckStatus.FAILED}
+    latest = storage.get_latest_asset_check_execution_by_key(keys)
+    unevaluated = {key for key, record in latest.items() if record.status not in evaluated}
+    records = [record for key, record in latest.items() if key not in unevaluated]
+    for key in unevaluated:
+        records += storage.get_asset_check_execution_history(key, limit=1, status=evaluated)
+    return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
 
 
 def _failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterator[tuple[str, Condition]]:
@@ -350,9 +368,9 @@ def _failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterato
         for source in sources
         for name in TOLD_CHECKS
     }
-    last = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys))
+    last, _ = _last_evaluations(instance, list(keys))
     for key, (source, name) in keys.items():
-        evaluation = last[key].evaluation if key in last else None
+        evaluation = last.get(key)
         if evaluation and not evaluation.passed:
             kind, hint = TOLD_CHECKS[name]
             said = f"the check {name} of {source} failed" + (f", {evaluation.description}" if evaluation.description else "")

@@ -28,7 +28,7 @@ from pydantic import Field
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, s3_key
+from caf_pipeline.defs.naming import LAUNCH_SENSOR, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
@@ -106,8 +106,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         until = None if config.until is None else unquote_to_bytes(config.until)
 
         def take(work: Workplace) -> metadata.Metadata:
-            if COMMAND_TAG in context.run.tags:  # who waits at the terminal learns of a pause now, not behind a long listing
-                work.wait_while_paused(lambda: None)
+            work.wait_while_paused(lambda: None)  # now, not behind a long listing
             report = None
             if config.takes_report(settings):
                 snapshot, report = inventories.take_report(work, config.report)

@@ -25,6 +25,7 @@ from caf_pipeline.defs.dagster_private import (
 from caf_pipeline.defs.naming import (
     ASSETS,
     BACKFILL_TAG,
+    HELD_TAG,
     OLD_PARKED_TAG,
     OUTAGE_TAG,
     PARKED_TAG,
@@ -150,7 +151,8 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
     for record in records:
         run = record.dagster_run
         parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
-        if run.status is DagsterRunStatus.SUCCESS or parked:
+        succeeded = run.status is DagsterRunStatus.SUCCESS and HELD_TAG not in run.tags  # which did nothing: another run had it
+        if succeeded or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:
             failed.append(record)

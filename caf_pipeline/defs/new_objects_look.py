@@ -14,7 +14,7 @@ from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
 from caf_pipeline.defs.launching import UNFINISHED, by_outage, waits
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.defs.resources import ask_in_time, open_work
-from caf_pipeline.errors import CafError
+from caf_pipeline.errors import CafError, SourceError
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
@@ -44,6 +44,7 @@ class NewObjectsLook:
         source: its name.
         deadline: for all questions to servers.
         notes: sentences on the queue and the inventory reports.
+        unread: why the queue was not read; None where it was, or there is none.
     """
 
     context: SensorEvaluationContext
@@ -51,6 +52,7 @@ class NewObjectsLook:
     source: str
     deadline: Deadline
     notes: list[str] = field(default_factory=list)
+    unread: CafError | None = None
 
     def tick(self) -> Tick:
         """Ask for a plan of what is new.
@@ -58,12 +60,23 @@ class NewObjectsLook:
         Raises:
             Overdue: the ledger, the queue or the bucket did not answer in time. Where the bucket of the reports does not, the
                 look goes on.
+            CafError: the queue cannot be read, and what else was looked at has nothing new.
         """
+        answer = self._look()
+        if self.unread and not (isinstance(answer, SensorResult) and answer.run_requests):
+            raise self.unread
+        return answer
+
+    def _look(self) -> Tick:
         database = describe_database(self.settings)
         if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
             return SkipReason(paused)
         if self._its.queue:
-            self._ask(f"queue {self._its.queue}, or the ledger,", self._drain)
+            try:
+                self._ask(f"queue {self._its.queue}, or the ledger,", self._drain)
+            except SourceError as error:  # reports and the keys that are noticed already are looked at without it
+                self.unread = error
+                self.notes.append(f"{error}: {error.hint}.")
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
         if busy := self.context.instance.get_runs(planning_runs, limit=1):
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))

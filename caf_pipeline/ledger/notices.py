@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import MessageSetApart
 
@@ -52,11 +53,20 @@ _SET_APART: Final = """
     """
 
 
+# S3 keeps the copy for the days that were asked for, maybe fewer than until the skip is due.
+_RESTORED: Final = """
+    UPDATE skipped_objects SET retry_at = now() WHERE source_id = %(source_id)s AND file_path = ANY(%(keys)s)
+        AND reason = 'cold_storage' AND retry_at > now()
+    """
+
+
 class Notices(LedgerPart):
     """What queues said."""
 
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
         """Write the keys that messages name, and set apart what is no event of the source, at once.
+
+        Objects that were skipped for cold storage, and are restored, are due at once.
 
         Returns the ids of the messages that are durable now: not of what would be set apart, where there is no more room.
         """
@@ -68,6 +78,9 @@ class Notices(LedgerPart):
             if keys:
                 facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
                 connection.execute(_NOTICE, facts)
+            restored = {event.key for message in messages for event in message.events if event.restored}
+            if supported := sorted(key.decode() for key in restored if is_supported(key)):
+                connection.execute(_RESTORED, {"source_id": source_id, "keys": supported})
             wrong = {message.message_id: message for message in messages if message.wrong}
             facts = {"source_id": source_id, "ids": list(wrong)}
             known = connection.execute(_SET_APART_BEFORE, facts).scalars()  # whose deletion failed: they need no room
@@ -80,6 +93,11 @@ class Notices(LedgerPart):
                 facts = {"message_id": message_id, "body": wrong[message_id].body, "reason": wrong[message_id].wrong}
                 connection.execute(_SET_APART, {"source_id": source_id, **facts})
         return {message.message_id for message in messages} - left
+
+    def record_queue_read(self, source: str) -> None:
+        """Write that the source's queue was read without an error."""
+        with self._of_source(source) as (connection, source_id):
+            connection.execute("UPDATE sources SET queue_read_at = now() WHERE source_id = %(id)s", {"id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
         """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.

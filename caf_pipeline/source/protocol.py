@@ -281,10 +281,12 @@ class ObjectEvent:
     Attributes:
         key: as bytes.
         sequencer: orders the events of one key, upper-case hexadecimal; "" where there is none.
+        restored: whether a copy of it has come out of cold storage, for some days.
     """
 
     key: bytes
     sequencer: str
+    restored: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class ConditionKind(StrEnum):
     STALLED = "stalled"
     LATE = "late"
     NO_INVENTORY = "no_inventory"
+    QUEUE_UNREAD = "queue_unread"
     UNLISTED_EVENTS = "unlisted_events"
     UNWATCHED = "unwatched"
     MESSAGES_SET_APART = "messages_set_apart"
@@ -38,6 +39,7 @@ DELAYS: Final = frozenset(
         ConditionKind.STALLED,
         ConditionKind.LATE,
         ConditionKind.NO_INVENTORY,
+        ConditionKind.QUEUE_UNREAD,
         ConditionKind.UNLISTED_EVENTS,
         ConditionKind.UNWATCHED,
     }
@@ -87,6 +89,11 @@ def find_conditions(
         said = f"{keys} of {name} named by events and not listed since, the first {_ago(progress.noticed_at, progress)}"
         hint = f"see the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
         yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
+    if settings.queue and progress.queue_read_at and progress.at - progress.queue_read_at > late and not paused:
+        ago = _ago(progress.queue_read_at, progress)
+        said = f"the queue of {name} was last read {ago}, so that inventories alone see what is new"
+        hint = f"the ticks of the sensor for new objects of {name} say why; see that it is on"
+        yield Condition(ConditionKind.QUEUE_UNREAD, False, said, hint)
     looked_at = progress.looked_at or progress.located_at
     if on_jackal and looked_at and progress.at - looked_at > late and not paused:
         said = f"no stored chunk of {name} was looked at since {_ago(looked_at, progress)}"

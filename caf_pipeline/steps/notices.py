@@ -50,6 +50,7 @@ def drain_queue(work: Workplace, queue: EventQueue, *, enough: Callable[[], bool
         queue.delete([message for message in messages if message.message_id in durable])
         taken += len(durable)
         left += len(messages) - len(durable)
+    work.ledger.record_queue_read(work.source)
     return Drained(taken, left)
 
 

@@ -189,6 +189,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     plans: list[PlanRecord] = []
     waiting = None
     with work.lease(plan_lease(work.source)) as lease, reading(snapshot.path):
+        work.wait_while_paused(lease.check)
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
             refuse_second_copy(work)
@@ -203,6 +204,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
                     plan, left_out = _write_plan(work, snapshot, current, folder, sizes)
                     more = plan.leftover_count > 0
                     if plan.chunks:
+                        work.wait_while_paused(lease.check)
                         plans.append(_register(work, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:

@@ -48,8 +48,8 @@ def send_mail(
     security: str,
     login: tuple[str, str] | None,
     seconds: float,
-) -> None:
-    """Send an e-mail by an SMTP server; each wait for bytes is `seconds` at most.
+) -> Sequence[str]:
+    """Send an e-mail by an SMTP server; each wait for bytes is `seconds` at most. Returns the recipients that it refused.
 
     Args:
         subject: of the e-mail.
@@ -63,7 +63,7 @@ def send_mail(
         seconds: see above.
 
     Raises:
-        AlertNotSent: the server did not take it for all recipients.
+        AlertNotSent: the server did not take it for any recipient.
     """
     message = EmailMessage()
     message["Subject"], message["From"], message["To"] = subject, sender, ", ".join(to)
@@ -80,10 +80,11 @@ def send_mail(
                 server.starttls(context=trust)
             if login:
                 server.login(*login)
-            refused = server.send_message(message)
+            return list(server.send_message(message))
     except smtplib.SMTPAuthenticationError:  # what it says may have the password in it
         raise AlertNotSent(f"the mail server {host}:{port} refuses the login", hint="check alerts.smtp_user") from None
+    except UnicodeError:  # it quotes what it cannot write
+        hint = "write alerts.smtp_user, CAF_ALERTS__SMTP_PASSWORD and the addresses in ASCII"
+        raise AlertNotSent(f"the mail server {host}:{port} cannot be told the login or an address", hint=hint) from None
     except (smtplib.SMTPException, OSError) as error:
         raise AlertNotSent(f"the mail server {host}:{port} does not take an alert: {first_line(error)}", hint=hint) from error
-    if refused:
-        raise AlertNotSent(f"the mail server {host}:{port} refuses {', '.join(refused)}", hint="check alerts.mail_to")

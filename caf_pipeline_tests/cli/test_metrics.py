@@ -92,6 +92,16 @@ def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, w
     assert caf("metrics", "--serve", where).status == 2
 
 
+@pytest.mark.thorough
+def test_it_is_served_by_ipv6(caf):
+    serving = caf.start("metrics", "--serve", "[::1]:0")
+    address = re.search(rb"http://\[::1\]:\S+", serving.stderr.readline())[0].decode()
+    with urllib.request.urlopen(address) as answer:
+        assert answer.status == 200
+    serving.kill()
+    serving.communicate()
+
+
 def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledger):
     absent = {
         "caf_oldest_pending_timestamp_seconds",

@@ -107,6 +107,10 @@ def test_wrong_ends_and_unknown_plans_are_refused(planned):
         chosen(planned, plan="ffff")
     with pytest.raises(NotLocated):
         chosen(planned, first="my-source-00000000-00001")
+    planned.put(3, prefix="later")
+    later = sorted(set(planned.plan()) - set(names))
+    with pytest.raises(UsageError, match=f"{later[0]} is a chunk of plan .*, not of"):
+        chosen(planned, plan=planned.ledger.chunk(names[0]).plan, last=later[0])
 
 
 def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):

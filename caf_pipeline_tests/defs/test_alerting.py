@@ -2,6 +2,8 @@
 
 import json
 import logging
+import re
+import smtplib
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -56,7 +58,13 @@ class Smtp(socketserver.StreamRequestHandler):
                     self.server.got.append(line.decode().rstrip("\r\n"))
             elif word in (b"MAIL", b"RCPT"):
                 self.server.got.append(line.decode().strip())
-            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            refused = getattr(self.server, "refused", None)
+            if word == b"EHLO" and (extensions := getattr(self.server, "extensions", b"")):
+                self.wfile.write(extensions)
+            elif word == b"RCPT" and refused and refused in line:
+                self.wfile.write(b"550 no such user\r\n")
+            else:
+                self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
             if word == b"QUIT":
                 return
 
@@ -239,6 +247,89 @@ def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook
     assert reported_checks(pipeline)["no_chunk_is_damaged"] == "FAILED"
 
 
+def begin_a_run(pipeline, job: str, *, failed: bool):
+    """Let a run be created that is to evaluate checks, and fail before it does if it is to."""
+    run = pipeline.instance.create_run_for_job(job_def=pipeline.defs.resolve_job_def(job))
+    if failed:
+        pipeline.instance.report_run_failed(run, message="S3 was away")
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
+def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_from_being_told(parked, webhook, failed):
+    pipeline, chunk = parked
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
+    for name in ("plan_accounts_for_inventory", "storage_plan_lasts"):
+        failure = AssetCheckEvaluation(
+            asset_key=AssetKey([SOURCE, "chunk_plan"]), check_name=name, passed=False, severity=AssetCheckSeverity.WARN
+        )
+        pipeline.instance.report_runless_asset_event(failure)
+    begin_a_run(pipeline, "plan_my_source", failed=failed)
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert tick.skip_message == "3 conditions in 1 source; 3 alerts sent to the webhook."
+    assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["parked", "space_ends", "unaccounted"]
+    chunk_steps.unpark(pipeline.workplace(), chunk)
+    begin_a_run(pipeline, "plan_my_source", failed=failed)
+    tick = evaluate_tick(pipeline, SENSOR, tick.cursor)  # what the last evaluation found goes on
+    assert [(one["condition"], one["status"]) for one in webhook.got[1]["alerts"]] == [("parked", "ended")]
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
+def test_where_a_run_did_not_come_to_a_sensors_own_checks_the_sensor_reports_them_again(parked, failed):
+    pipeline, _ = parked
+    evaluate_tick(pipeline, SENSOR)
+    assets = {AssetKey([SOURCE, name]) for name in ("s3_inventory", "chunk_plan")}  # as the UI materializes them
+    job = pipeline.defs.resolve_implicit_global_asset_job_def().get_subset(asset_selection=assets)
+    run = pipeline.instance.create_run_for_job(job_def=job)
+    if failed:
+        pipeline.instance.report_run_failed(run, message="S3 was away")
+    assert reported_checks(pipeline)["no_chunk_is_parked"] == "PLANNED"
+    evaluate_tick(pipeline, SENSOR)
+    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
+    assert reported_checks(pipeline)["source_keeps_up"] == "SUCCEEDED"
+
+
+def test_a_database_that_refuses_is_told_of_as_one_that_is_away(parked, webhook):
+    pipeline, _ = parked
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
+    url = pipeline.settings.database_url.get_secret_value()
+    gone = SecretStr(re.sub(r"/[^/?]*(?=\?|$)", "/no_such_database", url, count=1) if "?" in url else url + "_gone")
+    refused = replace(pipeline, settings=pipeline.settings.model_copy(update={"database_url": gone}))
+    tick = evaluate_tick(refused, SENSOR)
+    assert "does not exist" in tick.skip_message
+    assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["ledger_away"]
+    evaluate_tick(pipeline, SENSOR, tick.cursor)
+    assert {one["condition"]: one["status"] for one in webhook.got[1]["alerts"]} == {"ledger_away": "ended", "parked": "begun"}
+
+
+def test_a_mailbox_that_is_refused_makes_no_other_one_get_the_mail_again(parked, mail_server):
+    pipeline, _ = parked
+    mail_server.refused = b"gone@"
+    port, addresses = mail_server.server_address[1], ("ops@example.org", "gone@example.org")
+    pipeline = told(pipeline, smtp_host="127.0.0.1", smtp_port=port, mail_to=addresses, mail_from="caf@example.org")
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert f"but the mail server 127.0.0.1:{port} refuses gone@example.org: check alerts.mail_to" in tick.skip_message
+    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message.endswith("nothing to send.")
+    assert sum(line.startswith("Subject:") for line in mail_server.got) == 1
+
+
+def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_told_once(
+    parked, webhook, mail_server, monkeypatch
+):
+    pipeline, _ = parked
+    monkeypatch.setattr(smtplib.SMTP, "starttls", lambda *_, **__: None)
+    mail_server.extensions = b"250-here\r\n250 AUTH LOGIN PLAIN\r\n"
+    mail = {"smtp_host": "127.0.0.1", "smtp_port": mail_server.server_address[1], "smtp_security": "starttls"}
+    mail |= {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
+    login = {"smtp_user": "u", "smtp_password": SecretStr("p\u00e4sswort")}
+    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login)
+    tick = evaluate_tick(pipeline, SENSOR)
+    assert "cannot be told the login" in tick.skip_message
+    assert "sswort" not in tick.skip_message
+    with pytest.raises(AlertNotSent, match="cannot be told the login"):
+        evaluate_tick(pipeline, SENSOR, tick.cursor)
+    assert len(webhook.got) == 1
+
+
 def test_where_nobody_is_named_the_checks_still_tell(parked):
     pipeline, _ = parked
     assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] names nobody to send it to."
@@ -279,7 +370,7 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     pipeline.ledger.take_messages(SOURCE, [event])
     assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
-    age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
+    age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'", sources="queue_read_at = now() - interval '3 days'")
     chunk_steps.park(pipeline.workplace(), chunk, "why")  # something moves again
     assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
 

@@ -9,12 +9,16 @@ import pytest
 
 from caf_pipeline.errors import SourceError
 from caf_pipeline.inventory.key_split import just_before
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
-from caf_pipeline.settings import SourceSettings
+from caf_pipeline.ledger.records import Skip
+from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
 from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -278,6 +282,47 @@ def test_a_queue_that_is_gone_fails_the_tick_and_one_that_hangs_ends_it_with_its
         silent = replace(queue.pipeline, settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
         tick = evaluate_tick(silent, SENSOR, tick_seconds=10)
     assert f"queue {server.url}/1/q, or the ledger, did not answer within 10 s" in tick.skip_message
+
+
+def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue_is_told_of(queue):
+    queue.bucket.put("k", b"1")
+    queue.send("k")
+    queue.drain()
+    queue.client.delete_queue(QueueUrl=queue.url)
+    (request,) = queue.tick().run_requests
+    queue.plan(request)
+    with pytest.raises(SourceError, match="there is no queue"):
+        queue.tick()
+
+    def found():
+        (progress,) = queue.work.ledger.progress([SOURCE])
+        its = queue.pipeline.settings.sources[SOURCE]
+        return [one.kind for one in find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)]
+
+    assert found() == []
+    with queue.work.ledger._database.transaction() as connection:
+        connection.execute("UPDATE sources SET queue_read_at = now() - interval '3 days'")
+    assert found() == [ConditionKind.QUEUE_UNREAD]
+
+
+def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
+    queue.bucket.put("cold", b"1")
+    queue.bucket.put("denied", b"2")
+    queue.plan()
+    reasons = {"cold": SkipReason.COLD_STORAGE, "denied": SkipReason.ACCESS_DENIED}
+    with queue.work.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM claims")
+    listed = inventories.take_inventory(queue.work, to_plan=False)
+    queue.work.ledger.record_skips(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
+    for key in reasons:
+        queue.send(key)
+    assert queue.tick().run_requests == []
+    for key in reasons:
+        queue.send(key, name="ObjectRestore:Completed")
+    before = set(queue.pipeline.chunks())
+    queue.plan(queue.tick().run_requests[0])
+    (chunk,) = set(queue.pipeline.chunks()) - before
+    assert queue.work.ledger.chunk(chunk).object_count == 1
 
 
 def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(tmp_path, ledger):

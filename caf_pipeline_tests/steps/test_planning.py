@@ -223,6 +223,26 @@ def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planne
     assert count_not_archived(work.ledger, "src", "key-00") == (0, 1)
 
 
+class Throttle:
+    """One that is paused before the work that it names, once."""
+
+    def __init__(self, work):
+        self.work, self.claimed_when_asked = work, []
+
+    def wait_while_paused(self, check):
+        check()
+        self.claimed_when_asked.append(self.work.ledger.account("src").claimed_objects)
+
+
+def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(workplace):
+    work = workplace(target_size=100_000)
+    throttle = Throttle(work)
+    snapshot = inventories.take_inventory(work)
+    planning.cut_plan(replace(work, throttle=throttle), snapshot)
+    assert throttle.claimed_when_asked == [0, 0]
+    assert work.ledger.account("src").claimed_objects == 30
+
+
 def named_in_a_time_to_come(snapshot):
     """Let a snapshot have the name that it would have had by a clock that was ahead."""
     return snapshot.path.rename(snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet"))

@@ -33,6 +33,7 @@ WAIT_SECONDS: Final = 1
 """With no wait SQS asks only some of its servers, and may say that there is nothing where there is something."""
 
 _TEST_EVENT: Final = "s3:TestEvent"
+_RESTORED: Final = ("ObjectRestore:Completed", "s3:ObjectRestore:Completed")
 _BY_SNS: Final = "Notification"
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{1,64}")
 _NO_QUEUE: Final = ("NonExistentQueue", "QueueDoesNotExist")
@@ -143,7 +144,8 @@ def _event(record: object, bucket: str) -> ObjectEvent:
     if len(decoded) > MAX_KEY_BYTES:
         raise ValueError(f"it has a key of more than {MAX_KEY_BYTES:,} bytes")
     known = isinstance(sequencer, str) and _HEXADECIMAL.fullmatch(sequencer)
-    return ObjectEvent(decoded, sequencer.upper() if known else "")
+    name = record.get("eventName") if isinstance(record, dict) else None
+    return ObjectEvent(decoded, sequencer.upper() if known else "", restored=name in _RESTORED)
 
 
 def _part(of: object, name: str) -> Mapping[str, Any]:
