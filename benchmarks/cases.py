@@ -10,10 +10,10 @@ from benchmarks import inputs, inventories
 from benchmarks.case import CAF, Bench, Case, ours, shell
 from benchmarks.inputs import MIB
 from benchmarks.jackal import upload
-from benchmarks.ledgers import list_pages, load, look_up
+from benchmarks.ledgers import claim, list_pages, load, look_up
 from benchmarks.pairs import Command, run
 from benchmarks.pipeline import whole_pipeline
-from benchmarks.reports import FILES, listing, report
+from benchmarks.reports import FILES, listing, listing_serially, report
 from benchmarks.retrieval import read_large, read_one, restore_small
 from benchmarks.server import COPY
 from caf_pipeline_tests.support.inventory_reports import FORMATS
@@ -325,6 +325,20 @@ CASES = {
             "rclone lsf -R of the same, with their sizes and times as listed",
             1.0,
             listing,
+        ),
+        Case(
+            "listing-serially",
+            "30,000 objects listed by `caf plan --dry-run` in eight ranges side by side",
+            "the same command, page after page",
+            1.0,
+            listing_serially,
+        ),
+        Case(
+            "claims",
+            "a plan of 1,000,000 objects in ten chunks written to the ledger with its claims",
+            "psql's COPY of the same rows into the same table with the same indexes",
+            1.25,
+            claim,
         ),
         Case(
             "load-in-order",

@@ -40,6 +40,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record
 from caf_pipeline_tests.support.postgres import database_at
 
+CLAIM_CHUNKS = 10
 OBJECT_BYTES = 6_000  # five million of them fill a chunk
 BATCH = 1_000  # keys asked for at once
 TEMPLATE = "verified"
@@ -58,6 +59,42 @@ def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
 
         our_command = ours("load", chunk.url, chunk.manifest, chunk.name).argv
         yield Command(lambda: ready(our_command)), Command(lambda: ready(chunk.copy))  # type: ignore[arg-type]
+
+
+def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """A plan of 1,000,000 objects in ten chunks, written with its claims."""
+    count = bench.pick(1_000_000, 100_000, 1_000)
+    rows, lines = bench.folder / "claims.parquet", bench.folder / "claims.lines"
+    url = embedded_url(Settings(home=bench.folder))
+    per_chunk = count // CLAIM_CHUNKS
+
+    def ready(command: Sequence[str]) -> Sequence[str]:
+        _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
+        database = Database(database_at(url, RUN))
+        database.migrate()
+        ledger = Ledger(database)
+        ledger.register_source(SOURCE, "0" * 32, "s3://bench")
+        ledger.close()
+        return command
+
+    try:
+        keys = [key(number) for number in range(count)]
+        numbers = pa.array([1 + at // per_chunk for at in range(count)], pa.int32())
+        versions = [f"etag:{number * 2654435761:032x}:{OBJECT_BYTES}" for number in range(count)]
+        columns = {"chunk_number": numbers, "key": pa.array(keys, pa.binary()), "object_version": pa.array(versions)}
+        columns["last_modified"] = pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count)
+        pq.write_table(pa.table(columns), rows, compression="zstd")
+        lines.write_text(
+            "".join(f"1\t{one}\t{two}\t{at}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True))
+        )
+        copy = "COPY claims (source_id, file_path, object_version, caf_file_id) FROM STDIN"
+        script = (
+            f"{shlex.quote(psql())} -q {shlex.quote(database_at(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
+        )
+        our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv
+        yield Command(lambda: ready(our_command)), Command(lambda: ready(["sh", "-ec", script]))  # type: ignore[arg-type]
+    finally:
+        embedded_server(bench.folder / "postgres").close()
 
 
 @dataclass(frozen=True)

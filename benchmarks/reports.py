@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from benchmarks import inputs
@@ -69,6 +70,7 @@ bucket = "{bucket}"
 prefix = "{prefix}/"
 endpoint_url = "{endpoint}"
 listing_requests_per_second = 5000
+listing_threads = {threads}
 
 [store]
 kind = "directory"
@@ -82,15 +84,38 @@ LIST = 'rclone lsf -R --files-only --use-server-modtime --format pst "$1" > "$2"
 
 def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """30,000 objects, a thousand in each folder; to put them takes longer than to list them."""
+    with_server, names = _listed(bench), bench.folder / "names"
+    listed = shell(LIST, f"bench:{BUCKET}/{with_server.prefix}", names, environment=bench.s3().rclone())
+    yield with_server.planned(threads=8), listed
+
+
+def listing_serially(bench: Bench) -> Iterator[tuple[Command, Command]]:
+    """The same objects, listed in ranges side by side, or page after page."""
+    with_server = _listed(bench)
+    yield with_server.planned(threads=8), with_server.planned(threads=1)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A prefix of objects on the S3 server."""
+
+    bench: Bench
+    prefix: str
+
+    def planned(self, *, threads: int) -> Command:
+        """Return the command that lists it by so many threads, in a home of its own, which is made."""
+        home = self.bench.folder / f"listed-by-{threads}"
+        settings = self.bench.folder / f"listing-by-{threads}.toml"
+        endpoint = self.bench.s3().endpoint
+        text = SETTINGS.format(bucket=BUCKET, prefix=self.prefix, endpoint=endpoint, folder=home, threads=threads)
+        settings.write_text(text, encoding="utf-8")
+        environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(home / "home")}
+        plan = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)
+        run(plan)  # makes the database
+        return plan
+
+
+def _listed(bench: Bench) -> Listed:
     count = bench.pick(30_000, 2_000, 20)
-    server, prefix, one, names = bench.s3(), f"listed-{count}", bench.folder / "listed", bench.folder / "names"
-    server.fill(prefix, inputs.fixed(count, 16))
-    settings = bench.folder / "listing.toml"
-    settings.write_text(SETTINGS.format(bucket=BUCKET, prefix=prefix, endpoint=server.endpoint, folder=one), encoding="utf-8")
-    environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(one / "home")}
-    plan = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)
-    run(plan)  # makes the database
-    yield (
-        plan,
-        shell(LIST, f"bench:{BUCKET}/{prefix}", names, environment=server.rclone()),
-    )
+    bench.s3().fill(prefix := f"listed-{count}", inputs.fixed(count, 16))
+    return Listed(bench, prefix)
