@@ -132,18 +132,17 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
     """Register a plan of so many chunks of so many objects, with their claims, as a plan's last step does."""
     import pyarrow.parquet as pq
 
-    from benchmarks.ledgers import OBJECT_BYTES, SOURCE
     from caf_pipeline.inventory.plan import ChunkPlan
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.records import PlanRecord
 
-    ledger, count, size = Ledger(Database(url)), int(objects), int(objects) * OBJECT_BYTES
-    record = PlanRecord(SOURCE, bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size)
+    ledger, count, size = Ledger(Database(url)), int(objects), int(objects)
+    record = PlanRecord("src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size)
     planned = [ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet") for one in range(1, int(chunks) + 1)]
     with pq.ParquetFile(rows) as file:
         ledger.register_plan(record, planned, file.iter_batches())
-    claimed = ledger.account(SOURCE).claimed_objects
+    claimed = ledger.account("src").claimed_objects
     ledger.close()
     return {"claimed": claimed}
 

@@ -43,7 +43,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 # With `InstigatorType`.
 from dagster._core.scheduler.instigation import InstigatorStatus
 
-# The launch sensor: whether `source_is_complete` passed when it was last evaluated.
+# The launch sensor: whether `source_is_complete` passed when it was last evaluated. The alert sensor: whether a check ever was.
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 # `ChosenStorage`: SQLite or Postgres, by the environment. Else: name one of the two in dagster.yaml.
