@@ -151,7 +151,7 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
     for record in records:
         run = record.dagster_run
         parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
-        succeeded = run.status is DagsterRunStatus.SUCCESS and HELD_TAG not in run.tags  # which did nothing: another run had it
+        succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(HELD_TAG)  # which did nothing: another had it
         if succeeded or parked:
             break
         if run.status is DagsterRunStatus.FAILURE:

@@ -267,6 +267,17 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     assert [request.partition_key for request in requests] == [chunk]
 
 
+def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipeline):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    fail_run(pipeline, chunk)
+    held = pipeline.workplace("another")
+    with held.lease(f"chunk/{chunk}"):
+        assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    fail_run(pipeline, chunk)
+    assert len(launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])) == 2
+
+
 @pytest.mark.thorough
 def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(pipeline, monkeypatch, unruly_s3):
     its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
