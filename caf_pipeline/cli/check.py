@@ -59,8 +59,8 @@ def check(  # noqa: PLR0917 - the command line's options
       caf check demo packages/ --full --json | jq 'select(.error)'
 
     Exit status: 0 all that was read is right; 2 SHARE is not a share; 3 a setting is wrong or there is no such source; 6 the
-    database failed; 9 no provider gives some object right; 7 else, where some object could not be read; 11 no archived key
-    begins with PREFIX.
+    database failed; 9 no provider gives some object right, or none has it; 7 else, where some object could not be read; 11 no
+    archived key begins with PREFIX.
     """
     from caf_pipeline.retrieval.check import check_objects, sampled  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415

@@ -25,7 +25,7 @@ CurrentOption = Annotated[
 ]
 
 AsOfOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--as-of", metavar="TIME", help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00."
     ),
@@ -40,7 +40,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")] = False,
     current: CurrentOption = False,
-    as_of: AsOfOption = "",
+    as_of: AsOfOption = None,
     json: JsonOption = False,
 ) -> None:
     r"""List what is archived below a prefix.
@@ -88,14 +88,16 @@ def find(  # noqa: PLR0917 - the command line's options
     pattern: Annotated[
         str, typer.Argument(metavar="[PATTERN]", help="What the whole key matches: * is any text, '/' too, ? any character.")
     ] = "*",
-    larger: Annotated[str, typer.Option("--larger", metavar="SIZE", help="Larger than SIZE: 64MiB, 1000000.")] = "",
-    smaller: Annotated[str, typer.Option("--smaller", metavar="SIZE", help="Smaller than SIZE.")] = "",
+    larger: Annotated[str | None, typer.Option("--larger", metavar="SIZE", help="Larger than SIZE: 64MiB, 1000000.")] = None,
+    smaller: Annotated[str | None, typer.Option("--smaller", metavar="SIZE", help="Smaller than SIZE.")] = None,
     newer: Annotated[
-        str, typer.Option("--newer", metavar="TIME", help="LastModified later than TIME: 2026-11-21, 2026-11-21T10:00.")
-    ] = "",
-    older: Annotated[str, typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC.")] = "",
+        str | None, typer.Option("--newer", metavar="TIME", help="LastModified later than TIME: 2026-11-21, 2026-11-21T10:00.")
+    ] = None,
+    older: Annotated[
+        str | None, typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC.")
+    ] = None,
     current: CurrentOption = False,
-    as_of: AsOfOption = "",
+    as_of: AsOfOption = None,
     long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -115,8 +117,8 @@ def find(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
 
-    least, most = (parse_size(one) if one else None for one in (larger, smaller))
-    after, before = (parse_time(one) if one else None for one in (newer, older))
+    least, most = (None if one is None else parse_size(one) for one in (larger, smaller))
+    after, before = (None if one is None else parse_time(one) for one in (newer, older))
     # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character like others.
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, is_wanted = _moment(as_of, current), wanted_status(current)
@@ -141,7 +143,7 @@ def du(  # noqa: PLR0917 - the command line's options
     prefix: PrefixArgument = "",
     summarize: Annotated[bool, typer.Option("-s", "--summarize", help="Show the sum alone.")] = False,
     current: CurrentOption = False,
-    as_of: AsOfOption = "",
+    as_of: AsOfOption = None,
     json: JsonOption = False,
 ) -> None:
     r"""Sum up archived objects below a prefix.
@@ -215,11 +217,11 @@ def parse_time(text: str) -> datetime:
         raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
 
 
-def _moment(as_of: str, current: bool) -> datetime | None:
+def _moment(as_of: str | None, current: bool) -> datetime | None:
     """Return the time of --as-of; raises UsageError where --current is given, too."""
-    if as_of and current:
+    if as_of is not None and current:
         raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
-    return parse_time(as_of) if as_of else None
+    return None if as_of is None else parse_time(as_of)
 
 
 def _print_entry(entry: "Location | str", long: bool, json: bool) -> None:

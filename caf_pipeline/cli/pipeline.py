@@ -105,7 +105,7 @@ def get(  # noqa: PLR0917 - the command line's options
     version: Annotated[
         str | None, typer.Option("--object-version", metavar="V", help="A version id, instead of the current one.")
     ] = None,
-    as_of: AsOfOption = "",
+    as_of: AsOfOption = None,
     member: Annotated[
         str | None, typer.Option("--member", metavar="NAME", help="One file of the object, which is a .tar.co.")
     ] = None,
@@ -140,7 +140,7 @@ def get(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.reader import fetch, save, write_whole  # noqa: PLC0415  loaded by the commands that use it
 
-    moment = parse_time(as_of) if as_of else None
+    moment = None if as_of is None else parse_time(as_of)
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
         found = fetch(ledger, store, source, key, version, as_of=moment)

@@ -56,9 +56,8 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close its connections, where it opened them; files that are open can be read no more."""
-        closing, self._closing = self._closing, ()
-        for each in closing:
+        """Close its connections, where it opened them. Nothing is to be read by it afterwards, nor by files that it opened."""
+        for each in self._closing:
             each()
 
     def sources(self) -> Sequence[str]:
@@ -105,13 +104,13 @@ class Archive:
             self._lookups.remember(source, found.location)
         return body
 
-    def save(self, source: str, key: str, path: Path, version: str | None = None) -> None:
+    def save(self, source: str, key: str, path: str | Path, version: str | None = None) -> None:
         """Write an object to a file, which appears when it is whole and was compared; memory is bounded.
 
         Raises:
             UsageError: the file cannot be written.
         """
-        save(self.find(source, key, version), path)
+        save(self.find(source, key, version), Path(path))
 
     def read_many(self, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
         """Yield objects, or ranges `(key, start, end)` of them, as `bulk.read_many` reads them, by few requests.

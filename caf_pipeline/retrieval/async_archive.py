@@ -31,7 +31,7 @@ class AsyncArchive:
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections, where it opened them; files that are open can be read no more."""
+        """Close its connections, where it opened them. Nothing is to be read by it afterwards, nor by files that it opened."""
         await asyncio.to_thread(self.archive.close)
 
     async def sources(self) -> Sequence[str]:

@@ -82,8 +82,19 @@ def write_references(locations: Iterable[Location], store: ChunkStore, path: Pat
         if path.suffix == ".parquet":
             write_whole(_batches(_references(locations, store, sums)), file, SCHEMA, durable=True)
         else:
-            _write_json(_references(locations, store, sums), file, sums)
+            whole = _without_parts(locations, sums)
+            _write_json(_references(whole, store, sums), file)
     return sums
+
+
+def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterator[Location]:
+    """Yield what one reference can name, and count the other objects."""
+    for location in locations:
+        if len(location.ranges) == 1:
+            yield location
+        else:
+            sums.objects += 1
+            sums.in_parts += 1
 
 
 def _references(locations: Iterable[Location], store: ChunkStore, sums: ReferenceSums) -> Iterator[Reference]:
@@ -126,13 +137,10 @@ def _batches(references: Iterable[Reference]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist([{name: getattr(one, name) for name in SCHEMA.names} for one in some], SCHEMA)
 
 
-def _write_json(references: Iterable[Reference], path: Path, sums: ReferenceSums) -> None:
+def _write_json(references: Iterable[Reference], path: Path) -> None:
     with WholeFile(path) as whole:
         before = b'{"version":1,"refs":{\n'
         for one in references:
-            if one.parts > 1:
-                sums.in_parts += one.part == 0
-                continue
             where: Any = [one.path, one.offset, one.size] if one.size else ""  # no HTTP range has no bytes
             whole.file.write(before + json.dumps(one.key).encode() + b":" + json.dumps(where).encode())
             before = b",\n"

@@ -29,6 +29,7 @@ _FATAL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFIL
 _PARTIAL: Final = re.compile(r"\.caf-[0-9a-f]{16}.{0,2}\.partial")
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe is not waited for
+_SWEPT_KEPT: Final = 65_536  # folders that are known to be looked through; one more is looked through again
 _AT_ONCE_BYTES: Final = 4 << 20  # of small members, which are in memory; 256 of 16 KiB take ten milliseconds or more
 _REASONS: Final = {  # for which another name may do
     errno.ELOOP: "a part of its path is a symbolic link",
@@ -109,6 +110,7 @@ class FilesBelow:
         self._is_tracked = force
         self._takes_many = True
         self._taken: set[int] = set()
+        self._swept: set[int] = set()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._root = os.open(path, _FOLDER)
@@ -262,8 +264,12 @@ class FilesBelow:
         return False
 
     def _sweep(self, folder: int) -> None:
-        """Remove unfinished files of killed processes."""
-        if self._is_own:
+        """Remove unfinished files of killed processes; a folder is looked through once, however often one comes back to it."""
+        number = _number(os.fstat(folder))
+        if self._is_own and number not in self._swept:
+            if len(self._swept) >= _SWEPT_KEPT:
+                self._swept.clear()
+            self._swept.add(number)
             for name in os.listdir(folder):
                 if _PARTIAL.fullmatch(name):
                     with contextlib.suppress(OSError):

@@ -135,6 +135,13 @@ def test_what_is_no_size_and_no_time_is_said(caf):
     one_sentence(caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time")  # a year before the first
 
 
+@pytest.mark.parametrize("option", ["--as-of", "--newer", "--older", "--larger", "--smaller"])
+def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(caf, option):
+    one_sentence(caf("find", "src", option, ""), 2, "'' is not a")
+    if option == "--as-of":
+        one_sentence(caf("get", "src", "packages/rich/py.typed", option, ""), 2, "'' is not a time")
+
+
 def test_a_pattern_of_many_stars_comes_to_an_end(caf):
     assert lines(caf("find", "src", "*" * 40 + "d" + "*" * 40 + "x")) == []
     assert lines(caf("find", "src", "*" * 40 + ".typed")) == ["packages/rich/py.typed"]

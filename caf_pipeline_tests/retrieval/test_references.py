@@ -36,7 +36,8 @@ def test_an_object_in_a_folder_is_read_by_its_reference(store, posting, tmp_path
 
 def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(store, posting, tmp_path):
     location = in_parts(posting, 50_000, 2_500_000)
-    assert write_references([location], store, tmp_path / "refs.json").in_parts == 1
+    sums = write_references([location], store, tmp_path / "refs.json")
+    assert (sums.objects, sums.in_parts, sums.chunks) == (1, 1, 0)
     assert (tmp_path / "refs.json").read_text() == '{"version":1,"refs":{\n\n}}\n'
     write_references([location], store, tmp_path / "refs.parquet")
     rows = pq.read_table(tmp_path / "refs.parquet").to_pylist()

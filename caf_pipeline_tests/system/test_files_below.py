@@ -166,3 +166,20 @@ def test_a_member_is_asked_for_only_when_the_one_before_was_taken_to_its_end(tmp
             yield f"s{number}", streamed(f"s{number}")
 
     assert set(written(tmp_path, asked())[0].values()) == {""}
+
+
+def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_often_one_comes_back(tmp_path, monkeypatch):
+    inner = tmp_path / "folder" / "inner"
+    inner.mkdir(parents=True)
+    left = [folder / ".caf-0123456789abcdef.partial" for folder in (tmp_path, inner.parent, inner)]
+    for path in left:
+        path.write_bytes(b"half")
+    looked, listdir = [], os.listdir
+    monkeypatch.setattr(files_below.os, "listdir", lambda folder: looked.append(os.fstat(folder).st_ino) or listdir(folder))
+    with FilesBelow(tmp_path, force=False) as files:
+        files.own()
+        for number in range(3):
+            for names in ([b"folder", b"%d" % number], [b"folder", b"inner", b"%d" % number]):
+                files.fill(names[-1].decode(), names, lambda file: file.write(b"whole"))
+    assert not any(path.exists() for path in left)
+    assert sorted(looked) == sorted(folder.stat().st_ino for folder in (tmp_path, inner.parent, inner))
