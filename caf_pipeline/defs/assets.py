@@ -28,7 +28,7 @@ from pydantic import Field
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import LAUNCH_SENSOR, asset_key, identifier, s3_key
+from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
@@ -40,6 +40,9 @@ from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
 """A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
+
+PATIENCE_SECONDS: Final = 3600.0
+"""For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects takes some minutes."""
 
 FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail_window=timedelta(days=2))
 """Of what the daily schedule makes: a warning after one day without, with two hours for a long listing. Chunks have none, since
@@ -154,7 +157,10 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(work: Workplace) -> metadata.Metadata:
-            report = planning.cut_plan(work, inventories.snapshot_to_plan(work), second_copy=config.second_copy)
+            snapshot = inventories.snapshot_to_plan(work)
+            # What a sensor's plan leaves out, its next look sees; a daily inventory that is not planned is lost with its day.
+            patience = PATIENCE_SECONDS if snapshot.complete and COMMAND_TAG not in context.run.tags else 0.0
+            report = planning.cut_plan(work, snapshot, second_copy=config.second_copy, patience_seconds=patience)
             if report.warning:
                 context.log.warning(report.warning)
             copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 0

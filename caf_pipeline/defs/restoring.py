@@ -111,7 +111,8 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
     except HeldByOther as held:
         raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure
     if not sums.listed:
-        raise NotLocated(f"no key of source '{config.source}' is archived and begins with '{config.prefix}'")
+        what = "is current" if config.current else "is archived"
+        raise NotLocated(f"no key of source '{config.source}' {what} and begins with '{config.prefix}'")
     if sums.beside:
         reasons = f"`caf status {config.source}` has the reasons"
         context.log.warning(f"{counted(sums.listed, 'object')} listed; {sums.beside}: {reasons}")

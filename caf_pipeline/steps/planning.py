@@ -8,9 +8,10 @@ two leaves a folder that no plan names, which the next plan removes.
 
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Final
 
 from caf_pipeline.chunk_state import ChunkState, has_reached
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import StagingError
+from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.cutting import write_plan
@@ -174,7 +175,7 @@ def export_standing(work: Workplace, folder: Path) -> None:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) -> PlanReport:
+def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, patience_seconds: float = 0.0) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
     `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
@@ -188,7 +189,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     """
     plans: list[PlanRecord] = []
     waiting = None
-    with work.lease(plan_lease(work.source)) as lease, reading(snapshot.path):
+    with reading(snapshot.path), _lease_on_plan(work, patience_seconds) as lease:
         work.wait_while_paused(lease.check)
         require_whole(snapshot.path)
         if snapshot.object_count and not second_copy:
@@ -222,6 +223,21 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False) 
     warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
     found = (warnings, current.comparison, current.exceptions, left_out)
     return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
+
+
+@contextmanager
+def _lease_on_plan(work: Workplace, patience_seconds: float) -> Iterator[Lease]:
+    """Hold the lease on the source's plan; where a live run has it, ask again for so long. Each time takes some seconds."""
+    until = time.monotonic() + patience_seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                lease = stack.enter_context(work.lease(plan_lease(work.source)))
+                break
+            except HeldByOther:
+                if time.monotonic() >= until:
+                    raise
+        yield lease
 
 
 def last_plan(work: Workplace) -> PlanRow | None:

@@ -8,7 +8,8 @@ from itertools import count
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import IntegrityError
+from caf_pipeline.context import Workplace
+from caf_pipeline.errors import HeldByOther, IntegrityError
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
@@ -241,6 +242,25 @@ def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(wor
     planning.cut_plan(replace(work, throttle=throttle), snapshot)
     assert throttle.claimed_when_asked == [0, 0]
     assert work.ledger.account("src").claimed_objects == 30
+
+
+def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(workplace, monkeypatch):
+    work, held, lease = workplace(), [], Workplace.lease
+
+    def held_twice(self, name):
+        held.append(name)
+        for _ in range(inventories.WHOLE_KEPT + 1):
+            inventories.take_inventory(work)  # by another process: older snapshots are removed
+        if len(held) < 3:
+            raise HeldByOther(f"{name} is held by run another", holder="another")
+        return lease(self, name)
+
+    snapshot = inventories.take_inventory(work)
+    monkeypatch.setattr(Workplace, "lease", held_twice)
+    with pytest.raises(HeldByOther):
+        planning.cut_plan(work, snapshot)
+    assert planning.cut_plan(work, inventories.take_inventory(work), patience_seconds=3600).chunks
+    assert held == ["plan/src"] * 3
 
 
 def named_in_a_time_to_come(snapshot):
