@@ -58,6 +58,9 @@ _RESTORED: Final = """
     UPDATE skipped_objects SET retry_at = now() WHERE source_id = %(source_id)s AND file_path = ANY(%(keys)s)
         AND reason = 'cold_storage' AND retry_at > now()
     """
+_QUEUE_READ: Final = """
+    INSERT INTO queue_reads (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO UPDATE SET read_at = now()
+    """
 
 
 class Notices(LedgerPart):
@@ -97,7 +100,7 @@ class Notices(LedgerPart):
     def record_queue_read(self, source: str) -> None:
         """Write that the source's queue was read without an error."""
         with self._of_source(source) as (connection, source_id):
-            connection.execute("UPDATE sources SET queue_read_at = now() WHERE source_id = %(id)s", {"id": source_id})
+            connection.execute(_QUEUE_READ, {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
         """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.

@@ -370,7 +370,7 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     pipeline.ledger.take_messages(SOURCE, [event])
     assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
-    age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'", sources="queue_read_at = now() - interval '3 days'")
+    age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
     chunk_steps.park(pipeline.workplace(), chunk, "why")  # something moves again
     assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
 

@@ -301,8 +301,15 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
 
     assert found() == []
     with queue.work.ledger._database.transaction() as connection:
-        connection.execute("UPDATE sources SET queue_read_at = now() - interval '3 days'")
+        connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]
+
+
+def test_the_queue_is_read_while_a_plan_is_registered(queue):
+    queue.send("k")
+    with queue.work.ledger._of_source(SOURCE, lock="FOR NO KEY UPDATE"):  # as a plan of millions of claims does for minutes
+        queue.drain()
+    assert queue.noticed() == [b"k"]
 
 
 def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
