@@ -57,6 +57,7 @@ NEW_TABLES = (
     "messages_set_apart",
     "log_times",
     "bulk_looks",
+    "queue_reads",
 )
 NEW_COLUMNS = {
     "caf_files": (
