@@ -88,11 +88,9 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
             "".join(f"1\t{one}\t{two}\t{at}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True))
         )
         copy = "COPY claims (source_id, file_path, object_version, caf_file_id) FROM STDIN"
-        script = (
-            f"{shlex.quote(psql())} -q {shlex.quote(database_at(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
-        )
         our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv
-        yield Command(lambda: ready(our_command)), Command(lambda: ready(["sh", "-ec", script]))  # type: ignore[arg-type]
+        their_command = _copied_by_psql(database_at(url, RUN), copy, lines)
+        yield Command(lambda: ready(our_command)), Command(lambda: ready(their_command))  # type: ignore[arg-type]
     finally:
         embedded_server(bench.folder / "postgres").close()
 
@@ -131,10 +129,8 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
                 file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
         copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
-        script = (
-            f"{shlex.quote(psql())} -q {shlex.quote(database_at(url, RUN))} -c {shlex.quote(copy)} < {shlex.quote(str(lines))}"
-        )
-        yield Verified(chunk, manifest, database_at(url, RUN), ["sh", "-ec", script], renew)
+        at = database_at(url, RUN)
+        yield Verified(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
     finally:
         embedded_server(bench.folder / "postgres").close()
 
@@ -222,6 +218,11 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     ledger.close()
     manifest.unlink()
     _administer(url, "VACUUM ANALYZE")
+
+
+def _copied_by_psql(url: str, copy: str, lines: Path) -> Sequence[str]:
+    """Return the command that does this COPY from a file, and nothing else; its last word is the whole script."""
+    return ["sh", "-ec", f"{shlex.join([psql(), '-q', url, '-c', copy])} < {shlex.quote(str(lines))}"]
 
 
 def psql() -> str:

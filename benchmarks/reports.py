@@ -84,15 +84,17 @@ LIST = 'rclone lsf -R --files-only --use-server-modtime --format pst "$1" > "$2"
 
 def listing(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """30,000 objects, a thousand in each folder; to put them takes longer than to list them."""
-    with_server, names = _listed(bench), bench.folder / "names"
-    listed = shell(LIST, f"bench:{BUCKET}/{with_server.prefix}", names, environment=bench.s3().rclone())
-    yield with_server.planned(threads=8), listed
+    listed, names = _listed(bench), bench.folder / "names"
+    yield (
+        listed.planned(threads=8),
+        shell(LIST, f"bench:{BUCKET}/{listed.prefix}", names, environment=bench.s3().rclone()),
+    )
 
 
 def listing_serially(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """The same objects, listed in ranges side by side, or page after page."""
-    with_server = _listed(bench)
-    yield with_server.planned(threads=8), with_server.planned(threads=1)
+    listed = _listed(bench)
+    yield listed.planned(threads=8), listed.planned(threads=1)
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,9 @@ class SnapshotWriter:
     ) -> None:
         taken_at = taken_at or listed_at
         self._path = path
-        begun = Snapshot(path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions)
-        self._begun = replace(begun, address=address)
+        self._begun = Snapshot(
+            path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions, address=address
+        )
         self._budget = budget
         self._last = b""
         self._ascending = True

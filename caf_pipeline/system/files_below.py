@@ -265,15 +265,15 @@ class FilesBelow:
 
     def _sweep(self, folder: int) -> None:
         """Remove unfinished files of killed processes; a folder is looked through once, however often one comes back to it."""
-        number = _number(os.fstat(folder))
-        if self._is_own and number not in self._swept:
-            if len(self._swept) >= _SWEPT_KEPT:
-                self._swept.clear()
-            self._swept.add(number)
-            for name in os.listdir(folder):
-                if _PARTIAL.fullmatch(name):
-                    with contextlib.suppress(OSError):
-                        os.unlink(name, dir_fd=folder)
+        if not self._is_own or (number := _number(os.fstat(folder))) in self._swept:
+            return
+        if len(self._swept) >= _SWEPT_KEPT:
+            self._swept.clear()
+        self._swept.add(number)
+        for name in os.listdir(folder):
+            if _PARTIAL.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
 
     @contextlib.contextmanager
     def _translated(self, key: str) -> Iterator[None]:
