@@ -19,14 +19,14 @@ from caf_pipeline.dagster_host import celery_launcher, celery_worker
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs.dagster_private import BulkActionStatus, WorkerStatus
+from caf_pipeline.defs.dagster_private import WorkerStatus
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
-from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon
-from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for_backfill
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.redis_server import running_redis
 
 _ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -54,6 +54,8 @@ def environment(world, tmp_path, empty_database_url, monkeypatch):
     described = yaml.safe_load((ROOT / "deploy" / "celery" / "dagster.yaml").read_text())
     described["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
     described["run_launcher"]["config"]["lost_seconds"] = 15
+    described["concurrency"]["runs"]["max_concurrent_runs"] = 2  # both workers together: no run waits in the broker for long
+    described["run_monitoring"]["start_timeout_seconds"] = PATIENCE_SECONDS // 3  # what a worker took and had not begun
     (home / "dagster.yaml").write_text(yaml.safe_dump(described))
     with running_redis(tmp_path) as broker:
         values = settings_of_world(world, tmp_path) | {BROKER: broker, URL_VARIABLE: empty_database_url, HOME_VARIABLE: str(home)}
@@ -73,6 +75,10 @@ def worker(name: str, folder: Path, environment: dict[str, str]) -> Iterator["su
     finally:
         process.kill()
         process.wait()
+
+
+def was_lost(instance, run):
+    return any("no worker has had the run's task" in (event.message or "") for event in instance.all_logs(run.run_id))
 
 
 @pytest.mark.thorough
@@ -97,13 +103,13 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
         wait_for(lambda: len(waiting()) == 2)
         one.kill()
         Controls(database).order("paused", None)
-        wait_for(lambda: instance.get_backfill(BACKFILL).status is BulkActionStatus.COMPLETED_SUCCESS)
+        wait_for_backfill(instance, BACKFILL)
         runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
-        (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE]
+        (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE and was_lost(instance, run)]
         (retry,) = [run for run in runs if run.parent_run_id == lost.run_id]
         assert retry.tags["dagster/retry_strategy"] == "ALL_STEPS"
         assert sorted(run.tags[PARTITION_TAG] for run in runs if run.is_success) == chunks
-        assert any("no worker has had the run's task" in (event.message or "") for event in instance.all_logs(lost.run_id))
+    wait_for(lambda: not world.query("SELECT name FROM leases WHERE expires_at > now()"))  # of a sensor's run that was killed
     assert {chunk.state for chunk in world.chunks()} == {ChunkState.LOCATED}
     world.check()
 

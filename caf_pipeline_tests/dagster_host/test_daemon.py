@@ -7,11 +7,11 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.dagster_private import BulkActionStatus, PartitionBackfill
+from caf_pipeline.defs.dagster_private import PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
 from caf_pipeline_tests.defs.test_alerting import reported_checks
 from caf_pipeline_tests.defs.test_event_queue import Queue
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
+from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for_backfill
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -63,7 +63,7 @@ def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline,
     )
     pipeline.instance.add_backfill(backfill)
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
-        wait_for(lambda: pipeline.instance.get_backfill("a-backfill").status is BulkActionStatus.COMPLETED_SUCCESS)
+        wait_for_backfill(pipeline.instance, "a-backfill")
     assert pipeline.chunks(ChunkState.LOCATED) == chunks
     runs = pipeline.instance.get_runs(RunsFilter(tags={"dagster/backfill": "a-backfill"}))
     assert len(runs) == len(chunks)  # the sensor that launches chunks has left them to the backfill

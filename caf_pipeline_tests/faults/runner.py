@@ -8,7 +8,6 @@ each process as it begins and ends, in lines of JSON. `Template` is the other en
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -178,7 +178,7 @@ def _serve() -> None:
     print(json.dumps({"ready": True}), flush=True)
     unread = b""
     while True:
-        ready, _, _ = select.select([0, waking], [], [])
+        ready = connection.wait([0, waking])
         if waking in ready:
             os.read(waking, 4096)
             with contextlib.suppress(ChildProcessError):
@@ -241,7 +241,7 @@ class Template:
     def _read(self, seconds: float) -> dict[str, Any] | None:
         assert self._process.stdout
         while b"\n" not in self._unread:
-            if not select.select([self._process.stdout], [], [], seconds)[0]:
+            if not connection.wait([self._process.stdout], seconds):
                 return None
             data = os.read(self._process.stdout.fileno(), 65536)
             assert data, "the process that begins runs has ended"
@@ -317,7 +317,7 @@ class Run:
         wanted = self.seen + count
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.seen < wanted and time.monotonic() < deadline:
-            if select.select([self.listener], [], [], 0.05)[0]:
+            if connection.wait([self.listener], 0.05):
                 data = os.read(self.listener, wanted - self.seen)
                 self.seen += len(data)
                 if data:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,22 @@ def test_a_run_is_not_taken_for_an_earlier_one_that_had_its_pid(told):
     assert template.status(second, wait=False) is None
     say(ended=7, status=0)
     assert template.status(second) == 0
+
+
+def test_a_template_is_heard_in_a_session_that_has_many_files_open(told):
+    template, say = told
+    many = 1024  # which select() cannot take (FD_SETSIZE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, many + 1), hard))
+    heard = template._process.stdout
+    try:
+        os.dup2(heard.fileno(), many)
+        with open(many, "rb") as template._process.stdout:
+            say(begun=7)
+            assert template.begin(Path("an.json")) == 7
+    finally:
+        template._process.stdout = heard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.thorough

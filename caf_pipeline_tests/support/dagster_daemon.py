@@ -1,16 +1,19 @@
 """A real Dagster daemon for tests, with its code server and its runs, and an instance on which it looks each second."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
+from dagster import DagsterInstance, RunsFilter
 
 from caf_pipeline.dagster_host.home import prepare_dagster_home
+from caf_pipeline.defs.dagster_private import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
+from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +45,7 @@ def settings_of(pipeline, folder: Path) -> dict[str, str]:
     }
 
 
-@contextmanager
+@contextlib.contextmanager
 def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon, its code server and its runs, in a process group of their own that is killed at the end."""
     with (folder / "daemon.log").open("ab") as log:
@@ -58,3 +61,17 @@ def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
+    """Wait until it has ended well; where it does not, fail and say what its runs did last."""
+
+    def status() -> BulkActionStatus | None:
+        backfill = instance.get_backfill(backfill_id)
+        return backfill and backfill.status
+
+    with contextlib.suppress(AssertionError):  # the one below says more
+        wait_for(lambda: status() in BULK_ACTION_TERMINAL_STATUSES)
+    runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
+    last = {run.run_id: [(one.timestamp, one.message) for one in instance.all_logs(run.run_id)[-5:]] for run in runs}
+    assert status() is BulkActionStatus.COMPLETED_SUCCESS, (status(), [(run.run_id, run.status, run.tags) for run in runs], last)
