@@ -36,7 +36,7 @@ BESIDE_WIRING = {
     *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
     "ledger.postgres.Ledger",  # as a type, which Dagster and dataclasses look up when they run
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
-    *("store.jackal.store.JackalStore", "store.jackal.messages.ChainFile", "store.jackal.messages.StoragePlan"),
+    *("store.jackal.store.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),
     *("store.jackal.LEAST_BYTES", "store.jackal.LEAST_DAYS", "store.jackal.wallet.words_named"),
     *("store.jackal.wallet.require_address", "store.jackal.chain_diff.ChainDiff", "store.jackal.chain_diff.compare"),
     *("store.jackal.storage_forecast.StorageForecast", "store.jackal.storage_forecast.charged_per_day"),

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.records import Chunk
     from caf_pipeline.settings import Settings
+    from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
     from caf_pipeline.store.jackal.chain_diff import ChainDiff
-    from caf_pipeline.store.jackal.messages import ChainFile, StoragePlan
     from caf_pipeline.store.jackal.store import JackalStore
 
 MOST_DAYS: Final = 36_500

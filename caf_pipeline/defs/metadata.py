@@ -23,7 +23,7 @@ from caf_pipeline.steps.chunk_steps import SealReport, UploadReport, VerifyRepor
 from caf_pipeline.steps.inventories import TakenReport
 from caf_pipeline.steps.planning import PlanReport
 from caf_pipeline.steps.preview import PlanEstimate, difference
-from caf_pipeline.store.jackal.messages import StoragePlan
+from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import StorageForecast
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline.system.quantities import show_size

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from caf_pipeline.store.jackal import messages
+from caf_pipeline.store.jackal import answers, messages
 from caf_pipeline.store.jackal.messages import ChainMessage
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -257,7 +257,7 @@ def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_
     done = buyer.do(messages.buy_storage(buyer.address, 3 * 10**9, 30), fee=1000)
     paid = left - buyer.balance() - 1000
     assert 2 * 25_000 <= paid <= 2 * 25_000 + 100  # a block or two of the first plan are used up
-    assert messages.parse_transaction(messages.ChainAnswer({"tx_response": done}, "q")).moved[buyer.address] == -paid
+    assert answers.parse_transaction(answers.ChainAnswer({"tx_response": done}, "q")).moved[buyer.address] == -paid
 
 
 # --- time ------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ import pytest
 from caf_pipeline.errors import ChainUnreachable, IntegrityError, SettingsError, StoreError, StoreUnreachable
 from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
+from caf_pipeline.store.jackal.answers import FileProof
 from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
-from caf_pipeline.store.jackal.messages import FileProof, archive_note
+from caf_pipeline.store.jackal.messages import archive_note
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent

@@ -3,8 +3,8 @@
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain_diff import compare
-from caf_pipeline.store.jackal.messages import ChainFile
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 
 OWNER = "jkl1owner"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from caf_pipeline.errors import ChainUnreachable, NoStoragePlan
-from caf_pipeline.store.jackal.messages import Provider
+from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from caf_pipeline.store.jackal.messages import StoragePlan
+from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 

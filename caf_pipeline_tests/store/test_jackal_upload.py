@@ -22,7 +22,7 @@ from caf_pipeline.errors import (
     UploadsRefused,
 )
 from caf_pipeline.ledger.records import OperatorOrders
-from caf_pipeline.store.jackal.messages import Provider
+from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.support.jackal_stores import open_store

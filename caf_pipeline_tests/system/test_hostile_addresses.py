@@ -15,8 +15,8 @@ from caf_pipeline.errors import CafError, SourceError, StoreUnreachable
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.source.s3.ranges import S3File
+from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.messages import Provider
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection

@@ -30,10 +30,8 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
-from caf_pipeline.store.jackal.messages import (
-    DENOM,
+from caf_pipeline.store.jackal.answers import (
     NOT_FOUND,
-    NOTE_MEMBER,
     TYPE_3,
     TYPE_3_SINCE,
     Account,
@@ -46,7 +44,6 @@ from caf_pipeline.store.jackal.messages import (
     Provider,
     Refusal,
     StoragePlan,
-    archive_of,
     parse_account,
     parse_block,
     parse_broadcast,
@@ -59,10 +56,9 @@ from caf_pipeline.store.jackal.messages import (
     parse_transaction,
     parse_version,
     quoted,
-    root_in_path,
-    transaction_hash,
     verifies_type_3,
 )
+from caf_pipeline.store.jackal.messages import DENOM, NOTE_MEMBER, archive_of, root_in_path, transaction_hash
 from caf_pipeline.system.http import GuardedTransport, Limit
 from caf_pipeline.system.unreachable import Reason, hint_for, reason_of, speaks_only_tls
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits

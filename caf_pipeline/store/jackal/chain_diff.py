@@ -9,7 +9,7 @@ from typing import Final
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.store.jackal.messages import ChainFile
+from caf_pipeline.store.jackal.answers import ChainFile
 
 KEPT: Final = frozenset({ChunkState.POSTED, ChunkState.UPLOADING, ChunkState.VERIFIED, ChunkState.LOCATED, ChunkState.DAMAGED})
 """States in which the ledger says that the chain has the chunk's file."""

@@ -39,14 +39,12 @@ from caf_pipeline.errors import (
     TransactionRefused,
 )
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.store.jackal.answers import ChainFile, IncludedTransaction, StoragePlan
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import (
     BUY_STORAGE,
     POST_FILE,
-    ChainFile,
     ChainMessage,
-    IncludedTransaction,
-    StoragePlan,
     TransactionTerms,
     archive_note,
     buy_storage,

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO, Final, NoReturn, Protocol
 import httpcore
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.store.jackal.messages import job_id, quoted
+from caf_pipeline.store.jackal.answers import quoted
+from caf_pipeline.store.jackal.messages import job_id
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
     ProviderAnswer,

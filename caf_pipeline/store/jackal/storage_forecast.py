@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.store.jackal.messages import StoragePlan
+from caf_pipeline.store.jackal.answers import StoragePlan
 
 LATELY: Final = timedelta(days=7)
 """Over which the rate of archiving is taken: a week, so that quiet nights and weekends count as what they are."""

@@ -17,9 +17,10 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import JackalSettings, Settings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
+from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.download import Downloads
-from caf_pipeline.store.jackal.messages import DENOM, ChainFile, archive_of, is_ours
+from caf_pipeline.store.jackal.messages import DENOM, archive_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads

@@ -35,8 +35,8 @@ from caf_pipeline.errors import (
     UploadsRefused,
 )
 from caf_pipeline.settings import JackalSettings
+from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.messages import ChainFile
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
 from caf_pipeline.store.protocol import Posting
