@@ -14,6 +14,7 @@ from benchmarks.pairs import Command
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.jackal.wallet import Wallet
@@ -75,10 +76,12 @@ def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes)
     """Post a file of this size and type 3 root."""
     heights = [0]
     chain = Chain(
-        network.lcds,
-        network.chain_id,
-        seen_height=lambda: heights[0],
-        see_height=lambda height: heights.__setitem__(0, height),
+        Nodes(
+            network.lcds,
+            network.chain_id,
+            seen_height=lambda: heights[0],
+            see_height=lambda height: heights.__setitem__(0, height),
+        )
     )
     settings = JackalSettings(lcd=tuple(network.lcds), chain_id=network.chain_id, copies=1)
     chunk = ChunkToStore("bench", "0" * 32, True, size_bytes, 3, root)

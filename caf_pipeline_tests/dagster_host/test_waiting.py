@@ -18,9 +18,10 @@ from caf_pipeline.defs import run_log
 from caf_pipeline.errors import ChainUnreachable, SourceUnreachable
 from caf_pipeline.source.s3 import errors as s3_errors
 from caf_pipeline.source.s3.source import open_s3_source
-from caf_pipeline.store.jackal import chain as chain_module
+from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting, upload
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
@@ -185,15 +186,17 @@ def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monke
 
 
 def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
-    monkeypatch.setattr(chain_module, "UNANSWERED_SECONDS", 0.0)
+    monkeypatch.setattr(nodes_module, "UNANSWERED_SECONDS", 0.0)
     said = []
     chain = Chain(
-        ["http://127.0.0.1:9"],
-        "jackal-1",
-        seen_height=lambda: 0,
-        see_height=lambda height: None,
-        attempts=2,
-        waits=Waits(Announcer(said.append)),
+        Nodes(
+            ["http://127.0.0.1:9"],
+            "jackal-1",
+            seen_height=lambda: 0,
+            see_height=lambda height: None,
+            attempts=2,
+            waits=Waits(Announcer(said.append)),
+        )
     )
     with pytest.raises(ChainUnreachable), chain:
         chain.height()

@@ -336,7 +336,7 @@ def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, c
 
 def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(on_jackal):
     work, node = on_jackal(600)
-    work.store.chain._attempts = 1
+    work.store.chain._nodes._attempts = 1
     first = node.answers[f"files/note/caf_pipeline/{node.archive_id}"]
 
     def falls_behind(params):

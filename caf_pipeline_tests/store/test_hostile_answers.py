@@ -19,6 +19,7 @@ from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
 from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
 from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
@@ -99,15 +100,15 @@ QUERIES = {
 
 
 @contextlib.contextmanager
-def opened(url, **changes):
+def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
     """A chain over one node, asked once."""
     seen = [0]
-    limits = {"attempts": 1, "silence_seconds": 30.0, "answer_seconds": 60.0} | changes
 
     def see(height):
         seen[0] = max(seen[0], height)
 
-    with Chain([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **limits) as chain:
+    quick = {"attempts": 1, "silence_seconds": silence_seconds, "answer_seconds": answer_seconds}
+    with Chain(Nodes([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **quick), **limits) as chain:
         yield chain
 
 
@@ -181,7 +182,7 @@ def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
 
 def test_a_slow_node_is_passed_over_for_the_next(node):
     with scripted(SLOW["interim answers"]) as script:
-        chain = Chain([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2)
+        chain = Chain(Nodes([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2))
         with chain:
             assert chain.proof_window() == 9
 
@@ -199,7 +200,7 @@ def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_r
         usual = type(ask(chain)) if name != "proofs" else FileProof
         for told in bent(right):
             node.answers[place] = Told(json.dumps(told).encode())
-            chain._block_seconds = (6.0, 0.0)  # forgets what was measured
+            chain._nodes._block_seconds = (6.0, 0.0)  # forgets what was measured
             try:
                 found = ask(chain)
             except (StoreError, SettingsError) as error:  # settings: it says that it is a node of another chain

@@ -19,9 +19,10 @@ from caf_pipeline.errors import (
     StoreError,
     StoreUnreachable,
 )
-from caf_pipeline.store.jackal import chain as chain_module
+from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.system.http import Limit
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, NOT_FOUND, NOT_IMPLEMENTED, ScriptedLcd, Told
 
@@ -52,7 +53,7 @@ def open_chain(heights):
 
         def open_chain(*urls, **changes):
             quick = {"attempts": 2, "first_wait_seconds": 0.001, "silence_seconds": 5.0}
-            chain = Chain(urls, CHAIN_ID, seen_height=lambda: heights.height, see_height=heights.see, **(quick | changes))
+            chain = Chain(Nodes(urls, CHAIN_ID, seen_height=lambda: heights.height, see_height=heights.see, **(quick | changes)))
             return stack.enter_context(chain)
 
         yield open_chain
@@ -264,7 +265,7 @@ def test_nonsense_is_no_answer(chain, node, told):
 
 
 def test_a_long_answer_is_not_read_to_its_end(chain, node, monkeypatch):
-    monkeypatch.setattr(chain_module, "ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(nodes_module, "ANSWER_BYTES", 100_000)
     node.answers["params"] = Told(b"[" + b" " * 200_000 + b"]")
     with pytest.raises(ChainUnreachable, match="longer than 100000 bytes"):
         chain.proof_window()
@@ -276,7 +277,7 @@ def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
         time.sleep(0.1)
         return limit
 
-    monkeypatch.setattr(chain_module, "Limit", held_up)
+    monkeypatch.setattr(nodes_module, "Limit", held_up)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
@@ -78,10 +79,12 @@ def named(tmp_path_factory) -> Iterator[Named]:
 def chain(named) -> Iterator[Chain]:
     heights = [0]
     chain = Chain(
-        named.lcd.split(","),
-        named.chain_id,
-        seen_height=lambda: heights[0],
-        see_height=lambda height: heights.__setitem__(0, max(height, heights[0])),
+        Nodes(
+            named.lcd.split(","),
+            named.chain_id,
+            seen_height=lambda: heights[0],
+            see_height=lambda height: heights.__setitem__(0, max(height, heights[0])),
+        )
     )
     yield chain
     chain.close()

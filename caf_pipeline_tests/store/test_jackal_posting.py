@@ -26,7 +26,7 @@ from caf_pipeline.errors import (
     TransactionRefused,
 )
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.store.jackal import chain as chain_module
+from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting as posting_module
 from caf_pipeline.store.jackal.messages import POST_FILE, archive_note, post_file, transaction_messages
 from caf_pipeline.store.protocol import Copy
@@ -426,7 +426,7 @@ def test_an_inclusion_after_the_run_gave_up_is_found_by_the_next(payer, log, net
 
 
 def test_on_a_chain_that_stands_still_nothing_is_signed(payer, log, network, monkeypatch):
-    monkeypatch.setattr(chain_module, "HALTED_BLOCKS", 1)
+    monkeypatch.setattr(nodes_module, "HALTED_BLOCKS", 1)
     network.misbehave(halted=True)
     chain = payer.chain(log, attempts=1, halted_seconds=0.5)
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from caf_pipeline.ledger.records import OperatorOrders
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.store import JackalStore
 from caf_pipeline.store.jackal.wallet import Wallet
@@ -103,12 +104,14 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
     wallet = Wallet(words)
     throttle = Throttle(board, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
     chain = Chain(
-        settings.lcd,
-        settings.chain_id,
-        seen_height=lambda: log.seen_height(settings.chain_id),
-        see_height=lambda height: log.see_height(settings.chain_id, height),
-        attempts=2,
-        first_wait_seconds=0.1,
+        Nodes(
+            settings.lcd,
+            settings.chain_id,
+            seen_height=lambda: log.seen_height(settings.chain_id),
+            see_height=lambda height: log.see_height(settings.chain_id, height),
+            attempts=2,
+            first_wait_seconds=0.1,
+        )
     )
     poster = Poster(chain, wallet, settings, spend_cap=throttle.spend_cap)
     return Opened(JackalStore(settings, wallet, chain, poster, records, throttle), network, log, records, board, throttle)

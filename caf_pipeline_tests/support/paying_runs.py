@@ -25,6 +25,7 @@ from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms, sign_transaction
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import ChunkToStore, Posting
@@ -113,11 +114,13 @@ class Payer:
 
 def open_chain(settings: JackalSettings, log: TransactionLog, *urls: str, **changes: Any) -> Chain:
     return Chain(
-        urls or settings.lcd,
-        settings.chain_id,
-        seen_height=lambda: log.seen_height(settings.chain_id),
-        see_height=lambda height: log.see_height(settings.chain_id, height),
-        **QUICK | changes,
+        Nodes(
+            urls or settings.lcd,
+            settings.chain_id,
+            seen_height=lambda: log.seen_height(settings.chain_id),
+            see_height=lambda height: log.see_height(settings.chain_id, height),
+            **QUICK | changes,
+        )
     )
 
 

@@ -17,6 +17,7 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.source.s3.ranges import S3File
 from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
@@ -289,7 +290,7 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
         node.answers["params"] = Told({"params": {"proof_window": "9"}})
         node.answers[path] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
-        chain = Chain([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1)
+        chain = Chain(Nodes([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1))
         with chain, pytest.raises(StoreUnreachable, match=str(status)):
             chain.proof_window()
 
@@ -298,7 +299,7 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
 def test_no_redirect_takes_a_signed_transaction_elsewhere(status):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
         node.answers["/cosmos/tx/v1beta1/txs"] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
-        chain = Chain([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1)
+        chain = Chain(Nodes([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1))
         with chain, pytest.raises(StoreUnreachable, match=str(status)):
             chain.broadcast(b"signed")
 

@@ -11,6 +11,7 @@ from caf_pipeline.errors import ChainUnreachable, SourceError
 from caf_pipeline.source.s3 import clients as s3_clients
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.s3_server import settings_for
 
@@ -74,13 +75,15 @@ def answer_once(server: socket.socket, said: bytes) -> None:
 
 def no_chain(*urls: str, attempts: int = 1) -> ChainUnreachable:
     chain = Chain(
-        urls,
-        "a-1",
-        seen_height=lambda: 0,
-        see_height=lambda _: None,
-        attempts=attempts,
-        first_wait_seconds=0.01,
-        silence_seconds=0.3,
+        Nodes(
+            urls,
+            "a-1",
+            seen_height=lambda: 0,
+            see_height=lambda _: None,
+            attempts=attempts,
+            first_wait_seconds=0.01,
+            silence_seconds=0.3,
+        )
     )
     with chain, pytest.raises(ChainUnreachable) as caught:
         chain.height()

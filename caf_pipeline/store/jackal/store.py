@@ -21,6 +21,7 @@ from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.messages import DENOM, archive_of, is_ours
+from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
@@ -291,11 +292,13 @@ def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, wait
     log = ledger.transactions(holder)
     throttle = open_throttle(jackal, ledger.controls(), waits)
     chain = Chain(
-        jackal.lcd,
-        jackal.chain_id,
-        seen_height=lambda: log.seen_height(jackal.chain_id),
-        see_height=lambda height: log.see_height(jackal.chain_id, height),
-        waits=waits,
+        Nodes(
+            jackal.lcd,
+            jackal.chain_id,
+            seen_height=lambda: log.seen_height(jackal.chain_id),
+            see_height=lambda height: log.see_height(jackal.chain_id, height),
+            waits=waits,
+        )
     )
     poster = Poster(
         chain, wallet, jackal, spend_cap=throttle.spend_cap, wait_while_paused=throttle.wait_while_paused, waits=waits
