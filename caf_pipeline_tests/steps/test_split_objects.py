@@ -430,23 +430,18 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(work, d
     assert work.ledger.account("src").claimed_objects == 3
 
 
-def a_split_source():
-    bodies = {"huge": random.Random(5).randbytes(400_000), "k": b"small"}
-    return dying_runs.SteadySource(bodies)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", range(3, 90, 11))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
-    work = a_workplace(tmp_path, a_split_source(), ledger, target="128KiB")
+    work = a_workplace(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
     plan(work)
     settings = {"target": "128KiB"}
     names = [chunk.name for chunk in ledger.chunks("src")]
     for name in names:
         assert is_nowhere(work) or name == names[-1]
-        killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=a_split_source)
+        killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=dying_runs.a_split_source)
         if killed is None:
-            dying_runs.run(tmp_path, database_url, name, settings=settings, source=a_split_source)
+            dying_runs.run(tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source)
     assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == work.objects.bodies["huge"]
     assert (ledger.account("src").located_objects, ledger.account("src").claimed_objects) == (2, 0)
     assert not plan(work).plan

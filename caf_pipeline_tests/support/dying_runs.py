@@ -55,6 +55,11 @@ def a_steady_source() -> SteadySource:
     return SteadySource({f"key-{number:03d}": chance.randbytes(chance.randrange(90_000)) for number in range(60)})
 
 
+def a_split_source() -> SteadySource:
+    """One object of several chunks of 128 KiB, and a small one. It is here since a test's module takes seconds to import."""
+    return SteadySource({"huge": random.Random(5).randbytes(400_000), "k": b"small"})
+
+
 SourceMaker = Callable[[], SteadySource]
 
 
@@ -114,7 +119,7 @@ def run(
     """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
 
     `store` and `settings` are those of `a_workplace`, `source` makes its source; functions of a module, since another process
-    is to find them.
+    is to find them: of this one or another in support/, which that process imports with all that it imports.
     """
     counted = _PROCESSES.Queue()
     named = {"fatal": fatal, "store": store, "settings": settings or {}, "source": source, "pace": pace, "counted": counted}
