@@ -37,7 +37,7 @@ from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
-from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record
+from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record, register_plan
 from caf_pipeline_tests.support.postgres import database_at
 
 CLAIM_CHUNKS = 10
@@ -283,7 +283,7 @@ def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Le
     ledger.register_source(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()
     planned = ChunkPlan(1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet")
-    ledger.register_plan(plan, [planned], claims)
+    register_plan(ledger, plan, [planned], claims)
     return ledger, database, f"{SOURCE}-{plan.name}-00001"
 
 

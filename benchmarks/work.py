@@ -135,13 +135,14 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
     from caf_pipeline.inventory.plan import ChunkPlan
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import PlanRecord
+    from caf_pipeline.ledger.processes import this_process
+    from caf_pipeline.ledger.records import PlanRecord, plan_lease
 
     ledger, count, size = Ledger(Database(url)), int(objects), int(objects)
     record = PlanRecord("src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size)
     planned = [ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet") for one in range(1, int(chunks) + 1)]
-    with pq.ParquetFile(rows) as file:
-        ledger.register_plan(record, planned, file.iter_batches())
+    with pq.ParquetFile(rows) as file, ledger.lease(plan_lease("src"), this_process("bench")) as lease:
+        ledger.register_plan(lease, record, planned, file.iter_batches())
     claimed = ledger.account("src").claimed_objects
     ledger.close()
     return {"claimed": claimed}

@@ -131,9 +131,11 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 
 def _database_url(secret: SecretStr | None) -> SecretStr | None:
     text = secret.get_secret_value() if secret else ""
-    try:  # libpq takes several hosts, each with its port, and ends the password at the first '@'
-        before, _, hosts = urlsplit(text).netloc.rpartition("@")
-        sound = "@" not in before and all(urlsplit(f"//{host}").port != 0 for host in hosts.split(","))
+    try:  # libpq takes several hosts, each with its port, and ends the password at the first '@' or '/'
+        address = urlsplit(text)
+        before, _, hosts = address.netloc.rpartition("@")
+        whole = "@" not in before + address.path  # else a part of the password would be shown as the host or the database
+        sound = whole and all(urlsplit(f"//{host}").port != 0 for host in hosts.split(","))
     except ValueError:
         sound = False
     if text and not (sound and _POSTGRES.fullmatch(text)):

@@ -229,6 +229,8 @@ def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@h:1,other:port/d"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:in@hush@h:1/d"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@w@h/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:/hush@h/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:12345/hush@h/d"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "a", "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE": "hush"}),

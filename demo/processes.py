@@ -15,7 +15,7 @@ from types import FrameType
 import psutil
 
 ORDERLY_SECONDS = 15  # for Dagster's programs to end in order
-TERMINATED_SECONDS = 10  # for what is left then, before it is killed
+TERMINATED_SECONDS = 10  # for what is left then, before it is killed, and after
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
@@ -63,9 +63,11 @@ def _end(processes: Sequence[psutil.Process]) -> None:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
     _, left = psutil.wait_procs(processes, TERMINATED_SECONDS)
-    for process in {*left, *_ours()}:  # what was started meanwhile, too
+    killed = {*left, *_ours()}  # what was started meanwhile, too
+    for process in killed:
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    psutil.wait_procs(killed, TERMINATED_SECONDS)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:

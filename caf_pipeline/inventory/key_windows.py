@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.system.parquet import files_of
@@ -40,15 +40,16 @@ def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | 
 
 
 def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
-    """Return the least and the greatest key of a row group that has rows. Pyarrow writes both beside it, whole as keys are short.
+    """Return the least and the greatest key of a row group that has rows.
 
-    Raises:
-        ArrowInvalid: the file does not tell them: it is damaged.
+    Pyarrow writes both beside it, unless one is longer than 4,096 bytes, as a key of another server than S3 may be: then the
+    keys are read.
     """
     told = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
-    if told is None or not told.has_min_max:
-        raise pa.ArrowInvalid("a row group tells no bounds of its keys")
-    return told.min, told.max
+    if told is not None and told.has_min_max:
+        return told.min, told.max
+    read = pc.min_max(file.read_row_group(group, columns=["key"])["key"])
+    return read["min"].as_py(), read["max"].as_py()
 
 
 def bounded(window: KeyWindow) -> str:

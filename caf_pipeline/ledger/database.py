@@ -6,6 +6,7 @@ Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's
 """
 
 import contextlib
+import os
 import re
 import select
 import threading
@@ -33,7 +34,8 @@ UNASKED_SECONDS: Final = 1.0  # for which an idle connection is taken to live, u
 
 STILL_SECONDS: Final = 30  # as long as a lease
 """After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
-it holds would keep every other run waiting, for as long as its machine answers for it."""
+it holds would keep every other run waiting, for as long as its machine answers for it. Not in the middle of a COPY, which to the
+server is no standstill: that of claims or locations holds its locks until the process goes on or its machine is gone."""
 
 # One round trip. The settings are of this transaction only: a session's do not belong to us behind a pooler. Times come in the
 # zone that is set here.
@@ -42,13 +44,15 @@ _BEGIN: Final = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
     "application_name": "caf-pipeline",
-    "client_encoding": "utf8",  # of what is loaded in binary form, whatever PGCLIENTENCODING says
     # A server that went away without a word is noticed within a lease's time, not after the kernel's two hours.
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,  # milliseconds
 }
+
+_ALWAYS: Final = {"client_encoding": "utf8"}
+"""Of what is loaded in binary form, whatever PGCLIENTENCODING and the address say."""
 
 _HINTS: Final = {
     "28": "check the user and the password in CAF_DATABASE_URL, and the server's pg_hba.conf",
@@ -139,7 +143,7 @@ class Connection(psycopg.Connection[Row]):
 
 
 class Database:
-    """A small pool of connections to one database. Safe in threads; a fork needs one of its own.
+    """A small pool of connections to one database. Safe in threads; a fork connects anew.
 
     Not psycopg_pool's, which connects in threads of its own: where the server refuses, whoever waits is told nothing of it until
     his time is over.
@@ -156,7 +160,11 @@ class Database:
         self.name = str(address.get("dbname", ""))
         self.description = _describe(address)
         self._password = address.get("password")
-        self._options = {name: value for name, value in _CONNECT.items() if name not in address}
+        self._options = {name: value for name, value in _CONNECT.items() if name not in address} | _ALWAYS
+        self._begin_pool()
+
+    def _begin_pool(self) -> None:
+        self._process = os.getpid()
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._idle: list[Connection] = []  # the one that was used last is taken first; append and pop are atomic
 
@@ -185,6 +193,8 @@ class Database:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Connection]:
         """Give a connection outside of a transaction; what is open at the end, or on an exception, is rolled back."""
+        if self._process != os.getpid():  # a fork: two processes on one connection would read each other's answers
+            self._begin_pool()
         if not self._free.acquire(timeout=POOL_SECONDS):
             raise LedgerUnreachable(f"all connections to {self.description} are in use")
         try:
@@ -380,6 +390,8 @@ def describe_database(settings: Settings) -> str:
 
 
 def _describe(address: Mapping[str, Any]) -> str:
-    host = address.get("host") or "the local socket"
-    port = f":{address['port']}" if address.get("port") and not host.startswith("/") else ""
-    return f"the database '{address.get('dbname', '')}' at {host}{port}"
+    hosts, ports = str(address.get("host") or "the local socket").split(","), str(address.get("port") or "").split(",")
+    if len(ports) == 1:  # libpq takes one for all
+        ports *= len(hosts)
+    at = (f"{host}:{port}" if port and not host.startswith("/") else host for host, port in zip(hosts, ports, strict=False))
+    return f"the database '{address.get('dbname', '')}' at {','.join(at)}"

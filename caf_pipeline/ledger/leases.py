@@ -19,6 +19,7 @@ from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Connection, Database, LedgerPart, Row
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
+from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
@@ -45,6 +46,7 @@ _RENEW = (
     "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => %(seconds)s)"
     " WHERE name = %(name)s AND epoch = %(epoch)s"
 )
+_LOCK_HELD = "SELECT 1 FROM leases WHERE name = %(name)s AND epoch = %(epoch)s AND expires_at > to_timestamp(0) FOR SHARE"
 # The row stays: its epoch must go on growing. It expires at 0, by which a lease that was given back is known.
 _RELEASE = "UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %(name)s AND epoch = %(epoch)s"
 
@@ -181,6 +183,12 @@ class HeldLease:
                 return
             self._good_until = asked_at + self._seconds
             wait = self._seconds / RENEWALS_PER_LEASE
+
+
+def lock_lease(connection: Connection, lease: Lease) -> None:
+    """Keep the lease from being taken over until the transaction's end; raise LeaseLost where another run has it now."""
+    if connection.execute(_LOCK_HELD, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
+        raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
 def _record(row: Row) -> LeaseRecord:

@@ -58,9 +58,7 @@ _RESTORED: Final = """
     UPDATE skipped_objects SET retry_at = now() WHERE source_id = %(source_id)s AND file_path = ANY(%(keys)s)
         AND reason = 'cold_storage' AND retry_at > now()
     """
-_QUEUE_READ: Final = """
-    INSERT INTO queue_reads (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO UPDATE SET read_at = now()
-    """
+_QUEUE_TO_READ: Final = "INSERT INTO queue_reads (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO"
 
 
 class Notices(LedgerPart):
@@ -97,10 +95,11 @@ class Notices(LedgerPart):
                 connection.execute(_SET_APART, {"source_id": source_id, **facts})
         return {message.message_id for message in messages} - left
 
-    def record_queue_read(self, source: str) -> None:
-        """Write that the source's queue was read without an error."""
+    def record_queue(self, source: str, *, read: bool) -> None:
+        """Write that the source's queue was read without an error, or, where that was never written, is to be read now."""
+        done = "UPDATE SET read_at = now()" if read else "NOTHING"
         with self._of_source(source) as (connection, source_id):
-            connection.execute(_QUEUE_READ, {"source_id": source_id})
+            connection.execute(f"{_QUEUE_TO_READ} {done}", {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
         """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.

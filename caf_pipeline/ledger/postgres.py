@@ -34,7 +34,7 @@ from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
-from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases
+from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease
 from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
 from caf_pipeline.ledger.lookup import Lookups
@@ -178,6 +178,7 @@ class Ledger(
 
     def register_plan(
         self,
+        lease: Lease,
         plan: PlanRecord,
         chunks: "Sequence[ChunkPlan]",
         claims: "Iterable[pa.RecordBatch]",
@@ -189,6 +190,7 @@ class Ledger(
 
         Raises:
             ClaimConflict: an object is claimed or located already; nothing was written.
+            LeaseLost: another run has the lease on the source's plan now, and removed what it found of this one.
         """
         # NO KEY: loads of locations and skips of the source go on.
         with self._of_source(plan.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
@@ -199,6 +201,7 @@ class Ledger(
             copy_claims(connection, source_id, ids, claims)
             register_parts(connection, source_id, plan_id, ids, parts)
             refuse_located(connection, source_id, plan_id)
+            lock_lease(connection, lease)  # last: its own renewal waits for it
 
     def record_skips(self, source: str, skips: Iterable[Skip]) -> None:
         """Write skips that belong to no chunk; a skip of the same object replaces the older one."""

@@ -51,8 +51,7 @@ _FACTS: Final = f"""
         (SELECT count(*) FROM skipped_objects AS skipped WHERE skipped.source_id = sources.source_id
             AND {still_skipped("sources.source_id")}) AS skipped_objects,
         sources.created_at AS registered_at,
-        coalesce((SELECT read_at FROM queue_reads WHERE queue_reads.source_id = sources.source_id), sources.created_at)
-            AS queue_read_at,
+        (SELECT read_at FROM queue_reads WHERE queue_reads.source_id = sources.source_id) AS queue_read_at,
         ({last_whole("sources.source_id")}) AS inventory_at,
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,

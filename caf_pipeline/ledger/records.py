@@ -589,7 +589,7 @@ class SourceProgress:
         skipped_objects: those that wait for a larger chunk not among them.
         registered_at: when the ledger learnt of the source; None where it does not have it.
         inventory_at: when the latest whole inventory that is planned was taken.
-        queue_read_at: when its queue was last read, or the ledger learnt of the source.
+        queue_read_at: when its queue was last read, or was first to be read; None where it was never to be.
         noticed_at: since when the first of `noticed_keys` waits to be listed.
         looked_at: when the proof watch last looked at a chunk that is located now; None where it never did.
         located_at: when the first of the chunks was located that are located now; None where none is.

@@ -15,7 +15,7 @@ from typing import Final
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.database import Connection, Database, Row
-from caf_pipeline.ledger.leases import HeldLease
+from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
@@ -32,7 +32,6 @@ _MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 _DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
 # The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
-_LOCK_LEASE = "SELECT 1 FROM leases WHERE name = %(name)s AND epoch = %(epoch)s AND expires_at > to_timestamp(0) FOR SHARE"
 
 _CHUNK_ROW = "SELECT caf_file_id, state, start FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
 # Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
@@ -190,7 +189,7 @@ class TransactionLog:
         with self._database.transaction() as connection:
             connection.execute(_DURABLY)
             _require_lease_of(lease, transaction.account, f"sign for account {transaction.account}")
-            _lock_lease(connection, lease)
+            lock_lease(connection, lease)
             ids = _free_chunks(connection, transaction.account, chunks)
             if not connection.execute(_COMMIT, asdict(transaction)).rowcount:
                 raise LedgerError(
@@ -311,16 +310,10 @@ def _require_lease_of(lease: Lease, account: str, what: str) -> None:
         raise LeaseLost(f"the lease on {lease.name} gives no right to {what}")
 
 
-def _lock_lease(connection: Connection, lease: Lease) -> None:
-    """Lock the lease's row, or raise LeaseLost where another run has it now."""
-    if connection.execute(_LOCK_LEASE, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
-        raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
-
-
 def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row:
     """Return the transaction's row, locked, with the lease of its account."""
     # The lease first: a commit locks in that order.
-    _lock_lease(connection, lease)
+    lock_lease(connection, lease)
     row = connection.execute(_TRANSACTION, {"hash": hash}).fetchone()
     if row is None:
         raise LedgerError(f"the ledger has no transaction {hash}")

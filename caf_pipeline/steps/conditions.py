@@ -91,7 +91,7 @@ def find_conditions(
         yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
     if settings.queue and progress.queue_read_at and progress.at - progress.queue_read_at > late and not paused:
         ago = _ago(progress.queue_read_at, progress)
-        said = f"the queue of {name} was last read {ago}, so that inventories alone see what is new"
+        said = f"the queue of {name} was not read since {ago}: inventories alone see what is new"
         hint = f"the ticks of the sensor for new objects of {name} say why; see that it is on"
         yield Condition(ConditionKind.QUEUE_UNREAD, False, said, hint)
     looked_at = progress.looked_at or progress.located_at

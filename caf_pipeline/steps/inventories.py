@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.context import Workplace
+from caf_pipeline.context import Workplace, archive_id_of
 from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
@@ -276,8 +276,13 @@ def open_snapshot(work: Workplace, name: str) -> Snapshot:
 
 
 def _prune(work: Workplace, taken: Snapshot) -> None:
-    """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours."""
-    whole, partial = list[tuple[datetime, Path]](), list[tuple[datetime, Path]]()
+    """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours.
+
+    What a dry run listed under another bucket or prefix pushes none of the source's own out.
+    """
+    known = {address for archive, address in work.ledger.addresses().items() if archive == archive_id_of(work.source, address)}
+    ours = {"", *(known or {work.address})}
+    whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in work.inventories().glob("*.parquet"):
         try:
             snapshot = read_snapshot(path)
@@ -285,8 +290,9 @@ def _prune(work: Workplace, taken: Snapshot) -> None:
             with suppress(FileNotFoundError):  # another process has removed it
                 partial.append((datetime.fromtimestamp(path.stat().st_mtime, UTC), path))
         else:
-            (whole if snapshot.complete else partial).append((snapshot.taken_at, path))
-    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT]):
+            kept = foreign if snapshot.address not in ours else whole if snapshot.complete else partial
+            kept.append((snapshot.taken_at, path))
+    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT], *foreign):
         if path != taken.path:
             remove_unread(path)
 

@@ -42,15 +42,18 @@ class NoticedLook:
 def drain_queue(work: Workplace, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
     """Take messages until there are none, or `enough` says so. A message is deleted once the ledger has what it says."""
     taken = left = 0
+    work.ledger.record_queue(work.source, read=False)
+    read = False
     while not enough():
-        messages = queue.receive()
+        messages, read = queue.receive(), True
         if not messages:
             break
         durable = work.ledger.take_messages(work.source, messages)
         queue.delete([message for message in messages if message.message_id in durable])
         taken += len(durable)
         left += len(messages) - len(durable)
-    work.ledger.record_queue_read(work.source)
+    if read:
+        work.ledger.record_queue(work.source, read=True)
     return Drained(taken, left)
 
 

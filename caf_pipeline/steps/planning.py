@@ -206,7 +206,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, 
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         work.wait_while_paused(lease.check)
-                        plans.append(_register(work, snapshot, plan))
+                        plans.append(_register(work, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:
                         export_standing(work, current.standing)  # with what was just claimed
@@ -374,7 +374,7 @@ def filters_of(work: Workplace, snapshot: Snapshot) -> ObjectFilter:
     return ObjectFilter.of(work.source_settings, snapshot.taken_at)
 
 
-def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> PlanRecord:
+def _register(work: Workplace, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
     """Give the plan its name and its place, then write it to the ledger with its claims."""
     generation = 0
     while work.ledger.find_plan(plan.sha256(generation)):
@@ -396,7 +396,7 @@ def _register(work: Workplace, snapshot: Snapshot, plan: Plan) -> PlanRecord:
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    work.ledger.register_plan(record, plan.chunks, read_identities(folder), read_parts(folder))
+    work.ledger.register_plan(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
     return record
 
 

@@ -268,7 +268,7 @@ class FilesBelow:
         if not self._is_own or (number := _number(os.fstat(folder))) in self._swept:
             return
         if len(self._swept) >= _SWEPT_KEPT:
-            self._swept.clear()
+            self._swept = {_number(os.fstat(self._root))}  # it has files of this process, which are begun before their turn
         self._swept.add(number)
         for name in os.listdir(folder):
             if _PARTIAL.fullmatch(name):

@@ -46,6 +46,7 @@ from caf_pipeline.ledger.records import (
     Seal,
     Skip,
     StoredChunk,
+    plan_lease,
 )
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 
@@ -93,13 +94,18 @@ def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
     return PlanRecord(source, sha256, sha256.hex()[:8], "snapshot.parquet", "plans/x", chunks, 10 * chunks)
 
 
+def register_plan(ledger: Any, plan: PlanRecord, chunks: Sequence[ChunkPlan], claimed: Iterable[pa.RecordBatch]) -> None:
+    with ledger.lease(plan_lease(plan.source), holder()) as lease:
+        ledger.register_plan(lease, plan, chunks, claimed)
+
+
 def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()) -> list[str]:
     """Register a plan of one chunk for each batch of keys; return the chunks' names."""
     ledger.register_source(source, f"archive of {source}", f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
     chunks = [planned(number, keys) for number, keys in enumerate(batches, 1)]
-    ledger.register_plan(plan, chunks, claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)))
+    register_plan(ledger, plan, chunks, claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)))
     ledger.record_skips(source, skips)
     return names
 
@@ -259,7 +265,7 @@ class LedgerContract:
         ledger.register_source(SOURCE, "id", "s3://a/")
         plan = plan_record()
         assert ledger.find_plan(plan.sha256) is None
-        ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a")))
+        register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
         assert ledger.find_plan(plan.sha256) == plan
         assert ledger.plan_name_taken(SOURCE, plan.name)
         assert not ledger.plan_name_taken("another", plan.name)
@@ -275,7 +281,7 @@ class LedgerContract:
         ledger.register_source(SOURCE, "id", "s3://a/")
         plan = plan_record()
         for _ in range(2):
-            ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a")))
+            register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
         assert len(ledger.chunks(SOURCE)) == 1
         assert ledger.account(SOURCE).claimed_objects == 1
 
@@ -479,7 +485,7 @@ class LedgerContract:
         for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
             plan = plan_record()
             name = f"src-{plan.name}-00001"
-            ledger.register_plan(plan, [planned(1, ["a"])], claims((1, "a"), version=version))
+            register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a"), version=version))
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:
                 row = location("a", modified=EARLY + timedelta(days=day), version=version)
@@ -496,7 +502,7 @@ class LedgerContract:
         plan = plan_record()
         names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
         claimed = chain(claims((1, "a"), version="v1"), claims((2, "a"), version="v2"))
-        ledger.register_plan(plan, [planned(number, ["a"]) for number in (1, 2)], claimed)
+        register_plan(ledger, plan, [planned(number, ["a"]) for number in (1, 2)], claimed)
         for name, version in [(names[1], "v2"), (names[0], "v1")]:
             bring_to(ledger, name, ChunkState.VERIFIED)
             with ledger.lease(f"chunk/{name}", holder()) as lease:
@@ -512,7 +518,7 @@ class LedgerContract:
         first, second = archive(ledger, ["a", "b", "gone"]), archive(ledger, ["c", *ODD_KEYS])
         end(ledger, archive(ledger, ["expired"]), ChunkState.EXPIRED)
         later = EARLY + timedelta(days=1)
-        ledger.register_plan(plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
+        register_plan(ledger, plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
         stated = [CurrentException(*one) for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))]
         ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]

@@ -303,6 +303,16 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
     with queue.work.ledger._database.transaction() as connection:
         connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]
+    drain_queue(queue.work, queue.queue, enough=lambda: True)  # no time was left to ask it
+    assert found() == [ConditionKind.QUEUE_UNREAD]
+    with queue.work.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM queue_reads")
+    assert found() == []  # of a queue that was never to be read
+    with pytest.raises(SourceError):
+        drain_queue(queue.work, queue.queue, enough=lambda: False)
+    with queue.work.ledger._database.transaction() as connection:
+        connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
+    assert found() == [ConditionKind.QUEUE_UNREAD]  # of one that was to be read and never could be
 
 
 def test_the_queue_is_read_while_a_plan_is_registered(queue):

@@ -90,6 +90,13 @@ def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
     assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], known, stated) == [b"key", b"new"]
 
 
+@pytest.mark.parametrize("length", [1024, 4096, 4097, 9000])
+def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tmp_path, length):
+    long, new = replace(LISTED, key=b"l" * length), replace(LISTED, key=b"new")
+    assert unsettled(tmp_path, [long, new], [LOCATED | {"key": long.key}]) == [new.key]
+    assert unsettled(tmp_path, [long, new], []) == ([long.key] if length <= 1024 else []) + [new.key]
+
+
 def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
     keys = (b"k", b"key", b"key!", b"other/0999", b"other/0999!", b"z")
     located = [LOCATED | {"key": key, "object_version": "etag:gone:7"} for key in keys]

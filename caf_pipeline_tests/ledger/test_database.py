@@ -253,6 +253,51 @@ def test_a_bad_address_is_refused_without_its_password(url):
     assert PASSWORD not in shown(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "at"),
+    [
+        ("h", "h"),
+        ("h:5433", "h:5433"),
+        ("h1:1,h2:2", "h1:1,h2:2"),
+        ("h1,h2:5433", "h1,h2:5433"),
+        ("/d?host=h1,h2&port=7", "h1:7,h2:7"),
+        ("/d?host=/run/postgres&port=7", "/run/postgres"),
+        ("", "the local socket"),
+    ],
+)
+def test_a_database_is_shown_with_its_hosts_and_ports(hosts, at):
+    url = f"postgresql://{hosts}" if "?" in hosts else f"postgresql://{hosts}/d"
+    assert Database(parse_url(url)).description == f"the database 'd' at {at}"
+
+
+def test_keys_are_themselves_whatever_encoding_the_address_asks_for(database):
+    other = Database(f"{database.url}{'&' if '?' in database.url else '?'}client_encoding=latin1")
+    with other.transaction() as connection:
+        assert connection.execute("SELECT %(key)s", {"key": "日"}).scalar_one() == "日"
+        assert connection.execute("SHOW client_encoding").scalar_one() == "UTF8"
+    other.close()
+
+
+def test_a_fork_uses_no_connection_of_its_parent(database):
+    def server_process():
+        with database.reading() as connection:
+            return connection.execute("SELECT pg_backend_pid()").scalar_one()
+
+    ours = server_process()
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(there, str(server_process()).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(there)
+    with open(here) as said:
+        assert int(said.read()) != ours
+    assert server_process() == ours
+
+
 def test_a_password_in_the_query_is_not_part_of_the_description():
     database = Database(parse_url(f"postgresql:///d?host=h1,h2&password={PASSWORD}"))
     assert database.description == "the database 'd' at h1,h2"

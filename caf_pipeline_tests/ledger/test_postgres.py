@@ -20,7 +20,7 @@ from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipRea
 from caf_pipeline.ledger.database import Database, embedded_url, open_database
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.records import CopyCheck
+from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
@@ -69,12 +69,12 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
 
         gate.wait(PATIENCE_SECONDS)
         try:
-            ledger.register_plan(plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
+            ledger.register_plan(lease, plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
         except ClaimConflict:
             return "conflict"
         return "registered"
 
-    with ThreadPoolExecutor(2) as pool:
+    with ledger.lease(plan_lease(SOURCE), holder()) as lease, ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(plan, [1, 2])) == ["conflict", "registered"]
     assert len(ledger.chunks(SOURCE)) == 1
     assert ledger.account(SOURCE).claimed_objects == 2001

@@ -30,6 +30,7 @@ from caf_pipeline_tests.contracts.ledger import (
     plan_record,
     planned,
     register,
+    register_plan,
     skip,
 )
 from caf_pipeline_tests.support.tiers import sampled
@@ -153,7 +154,7 @@ def test_what_is_out_of_good_standing_is_not_listed_and_no_folder_of_it_either(l
 @pytest.mark.usefixtures("_page")
 def test_what_is_gone_or_older_is_listed_as_such_and_left_out_where_only_the_current_is_wanted(ledger):
     archive(ledger, ["a/gone", "a/kept", "b/gone", "older"])
-    ledger.register_plan(plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer"))
+    register_plan(ledger, plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer"))
     stated = [CurrentException(*one) for one in (("a/gone", LATER, None), ("b/gone", LATER, None), ("older", LATER, "newer"))]
     ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated)
     listed = {one.row.key: one.status for one in list_objects(ledger, SOURCE)}
@@ -180,7 +181,7 @@ DAY = timedelta(days=1)
 def version(ledger, key, number, day):
     """Archive a version of a key that was last modified on a day."""
     plan = plan_record()
-    ledger.register_plan(plan, [planned(1, [key])], claims((1, key), version=f"v{number}"))
+    register_plan(ledger, plan, [planned(1, [key])], claims((1, key), version=f"v{number}"))
     chunk = f"{SOURCE}-{plan.name}-00001"
     bring_to(ledger, chunk, ChunkState.VERIFIED)
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:

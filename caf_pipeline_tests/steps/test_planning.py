@@ -9,7 +9,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import HeldByOther, IntegrityError
+from caf_pipeline.errors import HeldByOther, IntegrityError, LeaseLost
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
@@ -187,6 +187,17 @@ def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace,
     assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
 
 
+def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_out(workplace):
+    work = workplace()
+    snapshot = inventories.take_inventory(work)
+    its = work.source_settings.model_copy(update={"prefix": "key-00"})
+    other = replace(work, settings=work.settings.model_copy(update={"sources": {"src": its}}))
+    for _ in range(inventories.WHOLE_KEPT + 1):
+        last = inventories.take_inventory(other, to_plan=False).path
+    assert inventories.latest_snapshot(work, complete=True) == snapshot
+    assert sorted(work.inventories().glob("*.parquet")) == [snapshot.path, last]
+
+
 def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(workplace, source):
     work = workplace()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0), "key-004": (SkipReason.ACCESS_DENIED, 0)}
@@ -242,6 +253,28 @@ def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(wor
     planning.cut_plan(replace(work, throttle=throttle), snapshot)
     assert throttle.claimed_when_asked == [0, 0]
     assert work.ledger.account("src").claimed_objects == 30
+
+
+def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(
+    workplace, monkeypatch
+):
+    work, read = workplace(), planning.read_identities
+
+    def suspended(folder):
+        yield from read(folder)
+        monkeypatch.setattr(planning, "read_identities", read)
+        with work.ledger._database.transaction() as connection:
+            connection.execute("UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'")
+        with work.ledger.lease("plan/src", this_process("another")):
+            planning._remove_unnamed(work)  # as the other one's plan begins
+
+    monkeypatch.setattr(planning, "read_identities", suspended)
+    with pytest.raises(LeaseLost, match="plan/src"):
+        planning.cut_plan(work, inventories.take_inventory(work))
+    assert work.ledger.chunks("src") == []
+    for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks:
+        archive_chunk(work, chunk.name)
+    assert work.ledger.account("src").located_objects == 30
 
 
 def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(workplace, monkeypatch):

@@ -183,3 +183,15 @@ def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_
                 files.fill(names[-1].decode(), names, lambda file: file.write(b"whole"))
     assert not any(path.exists() for path in left)
     assert sorted(looked) == sorted(folder.stat().st_ino for folder in (tmp_path, inner.parent, inner))
+
+
+def test_files_of_its_own_in_the_folder_itself_are_left_however_many_folders_were_looked_through(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_below, "_SWEPT_KEPT", 2)
+    with FilesBelow(tmp_path, force=False) as files:
+        files.own()
+        files.fill("first", [b"first"], lambda file: file.write(b"whole"))
+        begun = tmp_path / ".caf-0123456789abcdef.partial"
+        begun.write_bytes(b"half")  # as of a large object that is filled before its turn
+        for names in (*([b"%d" % number, b"f"] for number in range(9)), [b"last"]):
+            files.fill(names[-1].decode(), names, lambda file: file.write(b"whole"))
+    assert begun.read_bytes() == b"half"
