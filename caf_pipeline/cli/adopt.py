@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, progress
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, a_path, counted, note, print_json, printable, progress
 from caf_pipeline.errors import CafError, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def adopt(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE...]", help="CAF files of this machine.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(parser=a_path, metavar="[FILE...]", help="CAF files of this machine.")
+    ] = None,
     from_chain: Annotated[
         bool, typer.Option("--from-chain", help="Take what the chain lists of the wallet, and bring it here to be read.")
     ] = False,

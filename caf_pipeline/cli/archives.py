@@ -10,7 +10,17 @@ import typer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
 from caf_pipeline.cli import creating
-from caf_pipeline.cli.terminal import counted, note, parse_size, print_json, printable, progress, show_size, write_bytes
+from caf_pipeline.cli.terminal import (
+    a_path,
+    counted,
+    note,
+    parse_size,
+    print_json,
+    printable,
+    progress,
+    show_size,
+    write_bytes,
+)
 from caf_pipeline.errors import CafError, MemberNotFound, UsageError
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.system.ranges import FileRanges, LocalFile, open_ranges
@@ -69,17 +79,17 @@ Exit statuses: 0 all went well; 1 a file cannot be read, or changed meanwhile; 2
 
 def create(
     *,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The archive to write; an older one is replaced.")],
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Files, and folders with all below them.")],
+    out: Annotated[Path, typer.Argument(parser=a_path, metavar="OUT", help="The archive to write; an older one is replaced.")],
+    paths: Annotated[list[Path], typer.Argument(parser=a_path, metavar="PATH", help="Files, and folders with all below them.")],
     folder: Annotated[
-        Path, typer.Option("-C", metavar="DIR", help="Look PATHs up in DIR, and make keys relative to it.")
+        Path, typer.Option("-C", parser=a_path, metavar="DIR", help="Look PATHs up in DIR, and make keys relative to it.")
     ] = Path(),
     target_size: Annotated[
         str, typer.Option("--target-size", metavar="SIZE", help="At most this much an archive: 64MiB, 30GiB, 1000000.")
     ] = "30GiB",
     sums: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write SHA-256 of each member there, as `sha256sum --check` reads it."),
+        typer.Option(parser=a_path, metavar="FILE", help="Write SHA-256 of each member there, as `sha256sum --check` reads it."),
     ] = None,
     proof_type: Annotated[
         Literal["0", "3"] | None, typer.Option("--proof-type", help="Print the Jackal Merkle root, too, as `caf merkle` does.")
@@ -163,7 +173,9 @@ def extract(
     *,
     file: Archive,
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Members to extract; all by default.")] = None,
-    folder: Annotated[Path, typer.Option("-C", metavar="DIR", help="The folder to write to; made if missing.")] = Path(),
+    folder: Annotated[
+        Path, typer.Option("-C", parser=a_path, metavar="DIR", help="The folder to write to; made if missing.")
+    ] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
     as_json: AsJson = False,
     lenient: Lenient = False,

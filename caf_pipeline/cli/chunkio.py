@@ -12,7 +12,7 @@ import typer
 
 from caf_pipeline.cli.clps import LogArgument
 from caf_pipeline.cli.opening import opened_ranges, replacing
-from caf_pipeline.cli.terminal import JsonOption, counted, print_json, show_size, write_bytes
+from caf_pipeline.cli.terminal import JsonOption, a_path, counted, print_json, show_size, write_bytes
 from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, MalformedArchive, MemberNotFound
 
 if TYPE_CHECKING:
@@ -148,7 +148,9 @@ def salvage(
     file: LogArgument,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="OUT", help="Write a log of what is whole; an older file is replaced."),
+        typer.Option(
+            "-o", "--output", parser=a_path, metavar="OUT", help="Write a log of what is whole; an older file is replaced."
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -14,7 +14,7 @@ from caf_pipeline.caf.index import ByteRange
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, read_caf
 from caf_pipeline.cli.cotar import IgnoreZeros, copy_tar, opened_cotar, pieces_of, tar_files, tell_left_out
 from caf_pipeline.cli.opening import replacing
-from caf_pipeline.cli.terminal import counted, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import a_path, counted, print_json, printable, progress, show_size
 from caf_pipeline.errors import ArchiveLimitReached, MemberRefused, UsageError
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
@@ -36,7 +36,10 @@ format cannot hold; 5 the server refuses or cannot be reached; 8 the file cannot
 def convert(
     *,
     file: Annotated[str, typer.Argument(metavar="FILE", help=f"A CAF, a .tar or a .tar.co. {FILE_HELP}")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="What its name ends with says what is made: .caf, .tar or .tar.co.")],
+    out: Annotated[
+        Path,
+        typer.Argument(parser=a_path, metavar="OUT", help="What its name ends with says what is made: .caf, .tar or .tar.co."),
+    ],
     ignore_zeros: IgnoreZeros = False,
     lenient: Lenient = False,
     as_json: AsJson = False,

@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson, open_s3
 from caf_pipeline.cli.opening import replacing
-from caf_pipeline.cli.terminal import counted, note, print_json, printable, progress, show_size, write_bytes
+from caf_pipeline.cli.terminal import a_path, counted, note, print_json, printable, progress, show_size, write_bytes
 from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, UsageError
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
@@ -178,7 +178,11 @@ def index(
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE", help="TAR.index, or with --embed TAR.co, by default; an older one is replaced."
+            "-o",
+            "--output",
+            parser=a_path,
+            metavar="FILE",
+            help="TAR.index, or with --embed TAR.co, by default; an older one is replaced.",
         ),
     ] = None,
     embed: Annotated[bool, typer.Option("--embed", help="Write the tar and the index behind it into one file.")] = False,

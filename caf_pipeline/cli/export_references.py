@@ -8,7 +8,7 @@ import typer
 
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
 from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
-from caf_pipeline.cli.terminal import SourceArgument, counted, note
+from caf_pipeline.cli.terminal import SourceArgument, a_path, counted, note
 from caf_pipeline.errors import CafError, UsageError
 
 KINDS: Final = (".json", ".parquet")
@@ -18,7 +18,10 @@ def export_references(
     source: SourceArgument,
     prefix: PrefixArgument = "",
     *,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="What to write: FILE.json or FILE.parquet.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", parser=a_path, metavar="FILE", help="What to write: FILE.json or FILE.parquet."),
+    ],
     current: CurrentOption = False,
 ) -> None:
     r"""Write where each archived object's bytes are.

@@ -113,7 +113,7 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
     Exit status: 0, also where nothing is found; 2 SIZE is not a size, or TIME not a time; 3 a setting is wrong or there is no
-    such source; 6 the database failed; 11 nothing of the source is archived.
+    such source; 6 the database failed; 11 the ledger does not know the source yet.
     """
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
 

@@ -21,8 +21,8 @@ PATH: Final = "/metrics"
 
 def metrics(
     serve: Annotated[
-        str, typer.Option("--serve", metavar="HOST:PORT", help="Answer GET /metrics there until it is interrupted.")
-    ] = "",
+        str | None, typer.Option("--serve", metavar="HOST:PORT", help="Answer GET /metrics there until it is interrupted.")
+    ] = None,
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
@@ -45,7 +45,7 @@ def metrics(
     --serve.
     """
     with opened_ledger(load_settings()) as ledger:
-        if serve:
+        if serve is not None:
             _serve(*_host_and_port(serve), lambda: render(ledger))
         else:
             sys.stdout.write(render(ledger).decode())

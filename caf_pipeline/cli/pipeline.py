@@ -12,6 +12,7 @@ from caf_pipeline.cli.opening import known_sources, load_settings, opened_archiv
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
+    a_path,
     counted,
     note,
     print_json,
@@ -34,8 +35,8 @@ ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's i
 
 
 def run(  # noqa: PLR0917 - the command line's options
-    source: Annotated[
-        str | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
     ] = None,
     second_copy: Annotated[
         bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
@@ -75,14 +76,18 @@ def run(  # noqa: PLR0917 - the command line's options
     Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
     that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
     skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet; 15 all others are located, and
-    some wait until a chunk of min_chunk_size can be filled, or max_wait is over. Before any chunk is tried, or where nothing can
-    go on: 1 an inventory or a plan failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting
-    is wrong; 5 the source, 6 the database or 7 the store failed, or the store may have the source already; 8 the disk under
-    home failed; 9 a plan or an inventory is damaged. 130 interrupted.
+    some wait until a chunk of min_chunk_size can be filled, or max_wait is over; 18 everything is located, and chunks are
+    damaged, which `caf jackal repair` mends. Before any chunk is tried, or where nothing can go on: 1 an inventory or a plan
+    failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting is wrong; 5 the source, 6 the
+    database or 7 the store failed, or the store may have the source already; 8 the disk under home failed; 9 a plan or an
+    inventory is damaged. 130 interrupted.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
 
     settings = load_settings()
+    source = sources[0] if sources else None
+    if sources and len(sources) > 1:
+        raise UsageError("--source names one source.", hint="Leave it out for all of caf.toml, or run the command for each.")
     if source is not None:
         settings.source(source)
     elif second_copy or report:
@@ -100,7 +105,8 @@ def get(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The object's key in S3, prefix included.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of standard output.")
+        Path | None,
+        typer.Option("-o", "--output", parser=a_path, metavar="FILE", help="Write to FILE instead of standard output."),
     ] = None,
     version: Annotated[
         str | None, typer.Option("--object-version", metavar="V", help="A version id, instead of the current one.")
@@ -201,6 +207,9 @@ def status(
         known = known_sources(settings, ledger)
         if source is not None and source not in known:
             settings.source(source)
+        paused = ledger.controls().orders().paused
+        if paused and not json:
+            typer.echo(f"paused: {printable(paused)} ('caf jackal resume' ends it)")
         for name in [source] if source else known:
             registered = name in ledger.sources()
             account = ledger.account(name) if registered else None
@@ -208,7 +217,8 @@ def status(
             waits = [wait for wait in ledger.waits() if wait.source == name]
             noticed, apart = ledger.count_noticed([name]).get(name, (0, 0))
             if json:
-                _print_status_json(name, account, list(chunks), waits, {"noticed_keys": noticed, "messages_set_apart": apart})
+                beside = {"paused": paused or None, "noticed_keys": noticed, "messages_set_apart": apart}
+                _print_status_json(name, account, list(chunks), waits, beside)
                 continue
             _print_status(name, account, list(chunks), waits, everything)
             if noticed or apart:
@@ -269,7 +279,7 @@ def _print_status_json(
     account: "SourceAccount | None",
     chunks: "list[Chunk]",
     waits: "Sequence[RunWait]",
-    of_queue: "Mapping[str, int]",
+    beside: "Mapping[str, int | str | None]",
 ) -> None:
     content = account.content if account else None
     print_json(
@@ -288,7 +298,7 @@ def _print_status_json(
             "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
             "waiting_objects": account.waiting.as_json() if account and account.waiting else None,
             "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
-            **of_queue,
+            **beside,
             "waiting": [
                 {
                     "run": one.run,

@@ -51,9 +51,10 @@ def plan(  # noqa: PLR0917 - the command line's options
     r"""Show what a plan of a source would do and cost.
 
     Takes an inventory as `caf run` does, unless --last-inventory is given, and cuts what no chunk has. The ledger learns nothing
-    of it, and nothing is claimed; the inventory is kept like any other. Prices are estimates: for requests and egress AWS's list
-    prices of S3 Standard in us-east-1, or what get_price and egress_price say; for the space what the chain asks now. The time is
-    what it takes at the median rate of the source's last chunks. docs/planning.md has what each number assumes.
+    of it, and nothing is claimed; the inventory is kept like any other. Prices are estimates: for requests and egress what
+    get_price and egress_price say, or, without an endpoint_url, AWS's list prices of S3 Standard in us-east-1; for the space what
+    the chain asks now. The time is what it takes at the median rate of the source's last chunks. docs/planning.md has what each
+    number assumes.
 
     \b
     Examples:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable, progress, show_size
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourceArgument,
+    a_path,
+    counted,
+    note,
+    print_json,
+    printable,
+    progress,
+    show_size,
+)
 from caf_pipeline.errors import CafError, SettingsError
 
 if TYPE_CHECKING:
@@ -52,10 +62,12 @@ _WHAT_HELPS: Final = {
 def safe_to_delete(
     source: SourceArgument,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The list; SOURCE-safe-to-delete.csv by default.")
+        Path | None,
+        typer.Option("-o", "--output", parser=a_path, metavar="FILE", help="The list; SOURCE-safe-to-delete.csv by default."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Every other object, with its reason: .parquet or .csv.")
+        Path | None,
+        typer.Option("--report", parser=a_path, metavar="FILE", help="Every other object, with its reason: .parquet or .csv."),
     ] = None,
     no_read_back: Annotated[
         bool, typer.Option("--no-read-back", help="Download no chunk; those never read back as a whole are not safe.")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -27,6 +28,13 @@ PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 _DECIMAL_UNITS: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
+
+
+def a_path(text: str | Path) -> Path:
+    """Read a path; raises UsageError for an empty one, as of a variable that is not set: it would be the working folder."""
+    if text == "":
+        raise UsageError("A path is empty.", hint="'.' is the working folder.")
+    return Path(text)
 
 
 def parse_size(text: str, *, decimal: bool = False) -> int:

@@ -108,7 +108,8 @@ def backfill_command(
             _print(json, {"backfill": None, "chunks": names, "held": chosen.held, "backfills": list(chosen.backfills)})
             console.print(f"would submit {counted(len(names), 'chunk')}; nothing was changed")
             return 0
-        require_daemon(instance, settings)
+        if names or chosen.backfills:
+            require_daemon(instance, settings)
         backfill_id = new_id()
         try:
             if names:
@@ -235,8 +236,8 @@ def submit(  # noqa: PLR0917 - what it takes
     instance.add_backfill(backfill)
 
 
-def follow(instance: DagsterInstance, backfill_id: str, total: int, console: Console) -> str:
-    """Say how far the backfill of so many chunks is until it has ended; return its status."""
+def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
+    """Say how far a backfill is, of which so many chunks are left to do, until it has ended; return its status."""
     began, done_before, said, said_at, lost = time.monotonic(), -1, "", 0.0, False
     while True:
         backfill = instance.get_backfill(backfill_id)
@@ -244,6 +245,7 @@ def follow(instance: DagsterInstance, backfill_id: str, total: int, console: Con
             raise NotLocated(f"Dagster has no backfill {backfill_id} any more")
         counts = _runs(instance, backfill_id)
         done_before = counts["well"] if done_before < 0 else done_before
+        total = left + done_before
         line = f"backfill {backfill_id}: {_progress(counts, total, counts['well'] - done_before, time.monotonic() - began)}"
         ended = backfill.status in BULK_ACTION_TERMINAL_STATUSES
         if line != said and (ended or time.monotonic() - said_at >= SAY_SECONDS):

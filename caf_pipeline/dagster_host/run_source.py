@@ -237,6 +237,7 @@ class _Command:
                 self._archive_under_way()
                 again = False
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
+        self._summary.damaged = len(self._ledger.chunks(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
         self._summary.waiting = self._ledger.account(self._source).waiting
         return self._summary

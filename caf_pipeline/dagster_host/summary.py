@@ -13,6 +13,7 @@ CHUNKS_FAILED: Final = 12
 HELD_BY_OTHERS: Final = 13
 TO_BE_TRIED_AGAIN: Final = 14
 WAITING: Final = 15
+DAMAGED: Final = 18
 """Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
@@ -76,6 +77,7 @@ class Summary:
         not_tried: those that were left alone, since the same error would have met them.
         planning: the live run that plans this source; "" where this command planned it.
         parked: how many chunks wait for an operator.
+        damaged: how many stored chunks have fewer right copies than they are to have, or none.
         objects: located by this command.
         size_bytes: of those objects.
         totals: of this command's own whole inventory, asked for at the end.
@@ -89,6 +91,7 @@ class Summary:
     not_tried: list[str] = field(default_factory=list)
     planning: str = ""
     parked: int = 0
+    damaged: int = 0
     objects: int = 0
     size_bytes: int = 0
     totals: InventoryTotals | None = None
@@ -96,16 +99,20 @@ class Summary:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that the inventory has is located, but for what cannot be archived at all."""
+        """Whether everything that the inventory has is located, but for what can never be, and no chunk is damaged."""
+        return self._all_located and not self.damaged
+
+    @property
+    def _all_located(self) -> bool:
         return self.totals is not None and self.totals.complete
 
     @property
     def exit_status(self) -> int:
-        """0 only where everything is located that can be, and nothing failed."""
+        """0 only where everything is located that can be, nothing failed, and no chunk is damaged."""
         if self.failed:
             return CHUNKS_FAILED
-        if self.complete:
-            return 0
+        if self._all_located:
+            return DAMAGED if self.damaged else 0
         if self.held or self.planning:
             return HELD_BY_OTHERS
         return WAITING if self.totals and self.totals.only_waits else TO_BE_TRIED_AGAIN
@@ -134,6 +141,7 @@ class Summary:
                 "held": len(self.held),
                 "not_tried": len(self.not_tried),
                 "parked": self.parked,
+                "damaged": self.damaged,
             },
             "planned_by": self.planning or None,
             "errors": [{"chunk": name, "error": str(error), "hint": error.hint or None} for name, error in self.failed.items()],
@@ -151,13 +159,15 @@ def sentence(summary: Summary) -> str:
     located = show_size(summary.size_bytes)
     done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
     if not summary.chunks:
-        done = f"{summary.source}: nothing new" if summary.complete else f"{summary.source}: nothing to do now"
+        all_located = summary.totals is not None and summary.totals.complete
+        done = f"{summary.source}: nothing {'new' if all_located else 'to do now'}"
     counts = [
         f"{len(summary.failed)} failed" if summary.failed else "",
         f"{len(summary.held)} held by other runs" if summary.held else "",
         f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
         f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
         _where_all_is(summary),
+        f"but {summary.damaged} damaged ('caf jackal repair {summary.source}' mends that)" if summary.damaged else "",
     ]
     return "; ".join([done, *(count for count in counts if count)])
 
@@ -172,7 +182,8 @@ def _where_all_is(summary: Summary) -> str:
         said.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
     skipped = ", ".join(said + [f"{count:,} skipped as {reason}" for reason, count in skips])
     if totals.complete:
-        return f"the source is complete but for {skipped}" if skipped else "the source is complete"
+        whole = "everything is located" if summary.damaged else "the source is complete"
+        return f"{whole} but for {skipped}" if skipped else whole
     claimed = f"{totals.claimed:,} claimed by chunks" if totals.claimed else ""
     unaccounted = f"{totals.unaccounted:,} not planned" if totals.unaccounted else ""
     waiting = _who_waits(summary.waiting) if totals.waiting and summary.waiting else ""

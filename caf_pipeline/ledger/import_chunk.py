@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -114,6 +115,24 @@ class _Superseded(Exception):
 
 class ChunkImport(LedgerPart):
     """Restores chunks."""
+
+    def begin_rebuild(self, source: str) -> None:
+        """Write that the source is being restored, until `end_rebuild`."""
+        with self._of_source(source) as (connection, source_id):
+            statement = "INSERT INTO rebuilds (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO NOTHING"
+            connection.execute(statement, {"source_id": source_id})
+
+    def end_rebuild(self, source: str) -> None:
+        """Write that all was restored that can be, or is not to be."""
+        with self._of_source(source) as (connection, source_id):
+            connection.execute("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
+
+    def rebuild_began_at(self, source: str) -> datetime | None:
+        """Return when the restoring of the source began that was not ended; None where there is none such, or no source."""
+        statement = "SELECT began_at FROM rebuilds JOIN sources USING (source_id) WHERE name = %(source)s"
+        with self._database.transaction() as connection:
+            found: datetime | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
+            return found
 
     def restore_chunk(
         self,

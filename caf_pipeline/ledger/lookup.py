@@ -202,6 +202,19 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             return connection.execute("SELECT name FROM sources ORDER BY name").scalars()
 
+    def address(self, source: str) -> str | None:
+        """Return the address of a source; None where it is not registered."""
+        with self._database.transaction() as connection:
+            statement = "SELECT address FROM sources WHERE name = %(source)s"
+            found: str | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
+            return found
+
+    def has_posted(self, owner: str) -> bool:
+        """Tell whether any chunk was posted by this owner."""
+        with self._database.transaction() as connection:
+            statement = "SELECT EXISTS (SELECT FROM caf_files WHERE owner = %(owner)s)"
+            return bool(connection.execute(statement, {"owner": owner}).scalar_one())
+
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by its archive's id."""
         with self._database.transaction() as connection:

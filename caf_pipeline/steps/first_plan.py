@@ -1,4 +1,4 @@
-"""Whether a source that the ledger has nothing of may be in the store already, so that a first plan would pay for it again.
+"""Whether what the ledger does not have of a source may be in the store already, so that a plan would pay for it again.
 
 An empty home, a ledger that was rebuilt for other sources only, and a source of another name look alike: no chunk is known.
 Source: promise 3 in docs/design.md.
@@ -12,15 +12,22 @@ from caf_pipeline.system.quantities import counted
 
 
 def refuse_second_copy(work: Workplace) -> None:
-    """Raise where the ledger has no chunk of the source, and the store has files of its owner that may hold its objects.
+    """Raise where the source was restored in part, or has no chunk while the store has files that may hold its objects.
 
-    Those are files of the source's archive; of any other archive, unless the ledger or the settings have it as one of another
-    address, since an archive's id changes with the source's name; and files whose note cannot be read. The store is asked only
-    while the ledger has no chunk of the source that was packed: what was adopted says nothing of those.
+    Those are files of its owner: of the source's archive; of any other archive, unless the ledger or the settings have it as one
+    of another address, since an archive's id changes with the source's name; and files whose note cannot be read. The store is
+    asked only while the ledger has no chunk of the source that was packed: what was adopted says nothing of those.
 
     Raises:
         StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken for "nothing".
     """
+    if began_at := work.ledger.rebuild_began_at(work.source):
+        raise StoredAlready(
+            f"restoring '{work.source}' from what the store lists, begun at {began_at:%Y-%m-%d %H:%M} UTC, was not ended:"
+            " nothing was planned, since what is not restored yet would be archived and paid for again",
+            hint=f"'caf rebuild {work.source}' goes on with it; where a second copy is meant,"
+            f" 'caf run --source {work.source} --second-copy'",
+        )
     if not all(chunk.adopted for chunk in work.ledger.chunks(work.source)):
         return
     elsewhere = {archive for archive, address in _known(work).items() if address != work.address}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.context import Workplace, archive_id_of
+from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
@@ -280,8 +280,7 @@ def _prune(work: Workplace, taken: Snapshot) -> None:
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
-    known = {address for archive, address in work.ledger.addresses().items() if archive == archive_id_of(work.source, address)}
-    ours = {"", *(known or {work.address})}
+    ours = {"", work.ledger.address(work.source) or work.address}
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in work.inventories().glob("*.parquet"):
         try:

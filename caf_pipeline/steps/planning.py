@@ -178,7 +178,8 @@ def export_standing(work: Workplace, folder: Path) -> None:
 def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, patience_seconds: float = 0.0) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
-    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects.
+    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects, or was
+    rebuilt in part; neither is asked again.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
     chunk was withdrawn that was larger than what fits now, they are no larger than what fits, manifest included.
@@ -192,7 +193,9 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, 
     with reading(snapshot.path), _lease_on_plan(work, patience_seconds) as lease:
         work.wait_while_paused(lease.check)
         require_whole(snapshot.path)
-        if snapshot.object_count and not second_copy:
+        if second_copy:
+            work.ledger.end_rebuild(work.source)
+        elif snapshot.object_count:
             refuse_second_copy(work)
         sizes, warning = chunk_sizes(work)
         _remove_unnamed(work)

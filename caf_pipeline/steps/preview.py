@@ -245,6 +245,9 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
 
 def _refusal(work: Workplace) -> str:
     """Say why a plan would be refused; "" where it would not, or the store cannot be asked."""
+    known = work.ledger.address(work.source)
+    if known not in (None, work.address):
+        return f"this plan would be refused: source '{work.source}' is {known} in the ledger, and {work.address} in the settings"
     try:
         refuse_second_copy(work)
     except StoredAlready as error:

@@ -40,11 +40,25 @@ class DirectoryStore(ChunkStore):
     required_copies = 1
     proof_type = 3  # the shorter root, and the faster one
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_used: Callable[[], bool] = lambda: False) -> None:
+        """Open the store; its folders are made where it is new.
+
+        Args:
+            folder: where it is.
+            is_used: asked where the folder has no posts: whether chunks were stored in such a folder before.
+
+        Raises:
+            StoreError: the folder cannot be made, or has nothing of what was stored, as where its disk is not mounted.
+        """
         self.folder = folder
         self._chunks = folder / "chunks"
         self._posts = folder / "posts"
         try:
+            if not self._posts.is_dir() and is_used():
+                raise StoreError(
+                    f"the store's folder {folder} has nothing of the chunks that were stored",
+                    hint="see that its disk is mounted, and that store.folder names it; a new store needs a home of its own",
+                )
             self._chunks.mkdir(parents=True, exist_ok=True)
             self._posts.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -60,7 +60,7 @@ class WholeFile:
         self._is_durable = durable
         self.temporary = temporary or path.with_name(f".caf-{secrets.token_hex(8)}.partial")
         # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
-        self._removal = weakref.finalize(self, self.temporary.unlink, missing_ok=True)
+        self._removal = weakref.finalize(self, _remove, self.temporary)
         self.raw = PiecewiseFile(self.temporary, "w")
         self.raw.begins_early = durable  # nothing waits for the disk otherwise, and what it has is read from there again
         self.file: IO[bytes] = io.BufferedWriter(self.raw, WRITE_BYTES)
@@ -97,6 +97,11 @@ class WholeFile:
                 self.publish()
         finally:
             self.abort()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # it never was, or cannot be removed, as on a file system that is read-only
+        path.unlink()
 
 
 def rename_durably(file: Path, path: Path) -> None:

@@ -142,6 +142,21 @@ def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(caf, option)
         one_sentence(caf("get", "src", "packages/rich/py.typed", option, ""), 2, "'' is not a time")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["create", "", "folder"],
+        ["create", "x.caf", ""],
+        ["create", "x.caf", "folder", "-C", ""],
+        ["extract", "x.caf", "-C", ""],
+        ["get", "src", "packages/rich/py.typed", "-o", ""],
+        ["export-references", "src", "-o", ""],
+    ],
+)
+def test_an_empty_path_is_refused_and_is_not_the_working_folder(caf, command):
+    one_sentence(caf(*command), 2, "A path is empty")
+
+
 def test_a_pattern_of_many_stars_comes_to_an_end(caf):
     assert lines(caf("find", "src", "*" * 40 + "d" + "*" * 40 + "x")) == []
     assert lines(caf("find", "src", "*" * 40 + ".typed")) == ["packages/rich/py.typed"]

@@ -434,3 +434,18 @@ def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
 def test_an_unknown_chunk_is_said_to_be_unknown(caf):
     caf.settings("")
     one_sentence(caf("unpark", "src-00000000-00001"), 11, "src-00000000-00001")
+
+
+def test_a_pause_is_seen_in_the_status(filled):
+    caf, _ = filled
+    assert b"paused" not in caf("status").out
+    caf("jackal", "pause", "the disk is full")
+    assert caf("status").out.startswith(b"paused: the disk is full ('caf jackal resume' ends it)")
+    assert [json.loads(line)["paused"] for line in caf("status", "--json").out.splitlines()] == ["the disk is full"]
+    caf("jackal", "resume")
+    assert b"paused" not in caf("status").out
+
+
+def test_of_several_sources_named_none_is_left_out_in_silence(filled):
+    caf, _ = filled
+    one_sentence(caf("run", "--source", "src", "--source", "src"), 2, "--source names one source")

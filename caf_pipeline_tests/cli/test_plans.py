@@ -100,6 +100,15 @@ def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_sourc
         assert inventories.snapshot_to_plan(work).object_count == 25
 
 
+def test_a_dry_run_says_that_a_plan_of_another_prefix_would_be_refused(caf, s3_server, new_bucket):
+    archive_source(caf)
+    assert b"refused" not in caf("plan", "src", "--dry-run").out
+    caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
+    said = " ".join(caf("plan", "src", "--dry-run").out.decode().split())
+    assert "this plan would be refused: source 'src' is " in said
+    assert said.count(f"/{new_bucket.name}/some/") == 1
+
+
 def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
     archive_source(caf)
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:

@@ -78,8 +78,7 @@ def test_an_unknown_source_is_refused(planned):
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
         chunk_steps.withdraw(planned.workplace(), chunk)
-    heartbeat(planned)
-    assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0
+    assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0  # no daemon is needed for that
     assert "nothing to submit" in capsys.readouterr().err
     assert planned.instance.get_backfills() == []
 

@@ -14,11 +14,12 @@ from rich.console import Console
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_command, run_source
-from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, InventoryTotals, Summary, exit_status
+from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, InventoryTotals, Summary, exit_status, sentence
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps, planning
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
@@ -289,6 +290,21 @@ def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     assert (summary.exit_status, summary.parked, summary.totals.claimed) == (14, 1, 3)
 
 
+def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeline, run):
+    pipeline.put(12)
+    run()
+    work, (name, *_) = pipeline.workplace(), pipeline.chunks()
+    for copy in (work.store.folder / "chunks").iterdir():
+        if copy.name.startswith(work.ledger.chunk(name).merkle_root.hex()):
+            copy.unlink()
+    prove_chunk(work, name)
+    (summary,) = run()
+    assert (summary.exit_status, summary.complete, summary.damaged) == (18, False, 1)
+    assert sentence(summary) == (
+        f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf jackal repair {SOURCE}' mends that)"
+    )
+
+
 def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete():
     totals = InventoryTotals("s", 5, 3, 0, 0, {"unsupported_key": 1, "too_large": 1})
     assert totals.complete
@@ -341,7 +357,7 @@ def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_comm
     assert summary["exit_status"] == 0
     (source,) = summary["sources"]
     assert (source["objects"], source["located"], source["claimed"], source["to_be_tried_again"]) == (12, 12, 0, 0)
-    assert source["chunks"] == {"archived": 2, "failed": 0, "held": 0, "not_tried": 0, "parked": 0}
+    assert source["chunks"] == {"archived": 2, "failed": 0, "held": 0, "not_tried": 0, "parked": 0, "damaged": 0}
     for number in range(12):
         pipeline.bucket.delete(f"key-{number:03}")
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)

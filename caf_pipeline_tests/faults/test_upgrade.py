@@ -58,6 +58,7 @@ NEW_TABLES = (
     "log_times",
     "bulk_looks",
     "queue_reads",
+    "rebuilds",
 )
 NEW_COLUMNS = {
     "caf_files": (

@@ -242,6 +242,7 @@ DENIED = ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Invali
     [
         *[(s3_error(403, code), SourceDenied, "refuses") for code in DENIED],
         (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'bucket-of-script' at http"),
+        (s3_error(404, "XAdminUserNotFound"), ListingRefused, "refuses to be listed: XAdminUserNotFound"),
         (s3_error(400, "AuthorizationHeaderMalformed"), SourceDenied, "refuses the credentials"),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown"),
         (s3_error(500, "InternalError"), SourceUnreachable, "InternalError"),

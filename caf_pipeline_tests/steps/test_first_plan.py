@@ -88,6 +88,33 @@ def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
     assert len(first_plan(work).chunks) == 1
 
 
+def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is_planned(emptied, archived):
+    archived.objects.bodies["second"] = b"second"
+    archive_everything(archived)
+    work = registered(emptied)
+    run = rebuild.rebuild(work)
+    next(run)
+    run.close()
+    assert len(work.ledger.chunks()) == 1
+    with pytest.raises(StoredAlready, match="was not ended") as refused:
+        first_plan(work)
+    assert "'caf rebuild src' goes on with it" in refused.value.hint
+    assert "was not ended" in preview_plan(work, inventories.take_inventory(work)).warning
+    list(rebuild.rebuild(work, dry_run=True))
+    with pytest.raises(StoredAlready):
+        first_plan(work)
+    list(rebuild.rebuild(work))
+    assert first_plan(work).chunks == []
+
+
+def test_a_second_copy_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
+    work = registered(emptied)
+    work.ledger.begin_rebuild("src")
+    assert len(first_plan(work, second_copy=True).chunks) == 1
+    work.objects.bodies["new"] = b"new"
+    assert len(first_plan(work).chunks) == 1
+
+
 def test_a_second_copy_that_is_meant_is_planned_and_never_asked_about_again(emptied, monkeypatch):
     work = registered(emptied)
     assert len(first_plan(work, second_copy=True).chunks) == 1

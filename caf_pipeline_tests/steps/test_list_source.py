@@ -31,7 +31,7 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.tiers import sampled
 
-NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None)  # all that a listing tells the ledger
+NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None, address=lambda _: None)  # all that a listing tells and asks the ledger
 
 
 def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:

@@ -51,6 +51,22 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         DirectoryStore(tmp_path / "file" / "store")
 
 
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_folder_that_has_nothing_of_what_was_stored_is_not_made_anew(tmp_path, mounted):
+    folder = tmp_path / "store"
+    if mounted:
+        folder.mkdir()
+    with pytest.raises(StoreError, match="has nothing of the chunks that were stored") as refused:
+        DirectoryStore(folder, is_used=lambda: True)
+    assert "is mounted" in refused.value.hint
+    assert list(tmp_path.rglob("*")) == [folder][: int(mounted)]
+
+
+def test_a_folder_with_posts_is_used_without_asking(tmp_path):
+    DirectoryStore(tmp_path / "store")
+    DirectoryStore(tmp_path / "store", is_used=lambda: pytest.fail("it was asked"))
+
+
 def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):
     store = DirectoryStore(small_disk / "store")
     with pytest.raises(StoreError, match=r"too little for a chunk of 1\.9 MiB beside 5 B"):

@@ -1,7 +1,9 @@
 """A file that is whole or not there."""
 
+import errno
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,20 @@ def test_an_error_leaves_nothing_of_it_and_what_was_there_before(tmp_path):
         write_half(path)
     assert path.read_bytes() == b"before"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_where_the_file_system_is_read_only_nothing_but_the_error_is_said(tmp_path, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    monkeypatch.setattr(atomic_files, "PiecewiseFile", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(OSError, match="Read-only"):
+        WholeFile(tmp_path / "file")
+    gc.collect()
+    assert said == []
 
 
 def test_a_name_that_cannot_be_given_leaves_nothing(tmp_path):

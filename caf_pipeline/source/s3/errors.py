@@ -92,7 +92,8 @@ class BucketAddress:
     def credentials_hint(self) -> str:
         """Where credentials come from."""
         keys = f"{self._variable}ACCESS_KEY_ID and {self._variable}SECRET_ACCESS_KEY"
-        return f"set {keys}, or those of AWS, or {self.setting('profile')}, or anonymous = true for a public bucket"
+        how = " (with 'env', since a shell's own names have no '-')" if "-" in self.source else ""
+        return f"set {keys}{how}, or those of AWS, or {self.setting('profile')}, or anonymous = true for a public bucket"
 
     def key_hint(self, name: str) -> str:
         """Return where half a pair of keys comes from, e.g. `ACCESS_KEY_ID`."""
@@ -310,14 +311,15 @@ def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
         if status != 403 or _is_page(error):
             what = _PAGE if _is_page(error) else "it answers"
             return not_s3(f"{what} with HTTP status {status} and no error code of S3", at)
-    if status == 404:
-        return missing_bucket(at)
     if code_of(error) in ("AccessDenied", "403"):
         return SourceDenied(
             f"{at} may not be listed with these credentials",
             hint=f"grant s3:ListBucket, s3:ListBucketVersions and s3:GetObject on '{at.bucket}', or check the credentials",
         )
-    return ListingRefused(f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})")
+    return ListingRefused(
+        f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})",
+        hint=f"check {at.setting('bucket')}, {at.setting('endpoint_url')} and the credentials",
+    )
 
 
 def object_error(error: Exception, at: BucketAddress, key: bytes) -> CafError:
