@@ -63,9 +63,11 @@ def main() -> int:
         if status == 0:
             status = compare(source, files, console) if files else 0
         subprocess.run([CAF, "status"], env=environment, check=False)
-    console.print(
-        f"{time.monotonic() - started:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives what is new"
-    )
+    seconds = time.monotonic() - started
+    if status:
+        console.print(f"{seconds:.0f} s; it did not come to its end: see above")
+    else:
+        console.print(f"{seconds:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives what is new")
     return status
 
 

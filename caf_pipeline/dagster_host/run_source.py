@@ -333,8 +333,9 @@ class _Command:
             self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
             return None
         done = self._ledger.chunk(chunk.name)
-        if chunk.state in UNDER_WAY and done.state is not ChunkState.WITHDRAWN:
-            # Else it was located before, and only had something left in staging. An object in parts counts with its first.
+        if archived.found not in UNDER_WAY:  # it was located before, by another run, or only had something left in staging
+            self._summary.done_before += 1
+        elif done.state is not ChunkState.WITHDRAWN:  # an object in parts counts with its first
             self._summary.objects += done.member_count if done.part <= 1 else 0
             self._summary.size_bytes += done.member_bytes
         return done

@@ -16,6 +16,7 @@ from dagster import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
@@ -86,10 +87,14 @@ class RunListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else well."""
+    """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else well.
+
+    `found`: the chunk's state before it; another run may have archived the chunk since this command learnt of it.
+    """
 
     error: CafError | None = None
     holder: str = ""
+    found: ChunkState = ChunkState.PLANNED
 
 
 class SourceRuns:
@@ -106,6 +111,7 @@ class SourceRuns:
         told: RunListener,
     ) -> None:
         self._source = source
+        self._ledger = ledger
         self._instance = instance
         self._watch = watch
         self._told = told
@@ -135,10 +141,11 @@ class SourceRuns:
 
         self._told.begin(chunk)
         try:
+            found = self._ledger.chunk(chunk).state
             result = self.execute("archive", partition_key=chunk, on_event=look)
         except CafError as error:
             return Archived(error)
-        return Archived(holder=self.holder(result))
+        return Archived(holder=self.holder(result), found=found)
 
     def execute(
         self,

@@ -74,6 +74,7 @@ class Summary:
         chunks: names of those that had work to do and were tried.
         failed: those of them that failed, with the error of each.
         held: those that another live run works on.
+        done_before: how many of them were archived already when their turn came, by another run.
         not_tried: those that were left alone, since the same error would have met them.
         planning: the live run that plans this source; "" where this command planned it.
         parked: how many chunks wait for an operator.
@@ -88,6 +89,7 @@ class Summary:
     chunks: list[str] = field(default_factory=list)
     failed: dict[str, CafError] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
+    done_before: int = 0
     not_tried: list[str] = field(default_factory=list)
     planning: str = ""
     parked: int = 0
@@ -96,6 +98,11 @@ class Summary:
     size_bytes: int = 0
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
+
+    @property
+    def archived(self) -> int:
+        """How many chunks this command archived."""
+        return len(self.chunks) - len(self.failed) - len(self.held) - self.done_before
 
     @property
     def complete(self) -> bool:
@@ -136,7 +143,7 @@ class Summary:
             "archived_objects": self.objects,
             "archived_bytes": self.size_bytes,
             "chunks": {
-                "archived": len(self.chunks) - len(self.failed) - len(self.held),
+                "archived": self.archived,
                 "failed": len(self.failed),
                 "held": len(self.held),
                 "not_tried": len(self.not_tried),
@@ -155,9 +162,8 @@ def exit_status(summaries: Sequence[Summary]) -> int:
 
 def sentence(summary: Summary) -> str:
     """Return it in one line."""
-    chunks = len(summary.chunks) - len(summary.failed) - len(summary.held)
     located = show_size(summary.size_bytes)
-    done = f"{summary.source}: {counted(chunks, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
+    done = f"{summary.source}: {counted(summary.archived, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
     if not summary.chunks:
         all_located = summary.totals is not None and summary.totals.complete
         done = f"{summary.source}: nothing {'new' if all_located else 'to do now'}"

@@ -173,7 +173,10 @@ def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any
                 count += len(rows)
         part.replace(path)
     except OSError as error:
-        raise StagingError(f"{path} cannot be written: {error.strerror or error}", hint="make room on that disk") from error
+        raise StagingError(
+            f"{path} cannot be written: {error.strerror or error}",
+            hint="see that its folder is there and may be written, and that its disk has room",
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return count

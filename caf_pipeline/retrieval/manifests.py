@@ -83,7 +83,10 @@ class Manifests:
                 oldest.unlink(missing_ok=True)
                 self._kept_bytes -= size_bytes
         except OSError as error:
-            raise StagingError(f"{path} cannot be written: {error.strerror}", hint="make room on that disk") from error
+            raise StagingError(
+                f"{path} cannot be written: {error.strerror}",
+                hint="see that its folder is there and may be written, and that its disk has room",
+            ) from error
 
     def _write(self, chunk: Chunk, path: Path) -> None:
         if staged := self._staged(chunk):

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host import run_source as run_source_module
 from caf_pipeline.dagster_host.run_source import run_command, run_source
 from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, InventoryTotals, Summary, exit_status, sentence
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
@@ -242,6 +243,24 @@ def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
     assert summary.exit_status == 13
     assert "waiting since" in run.printed.getvalue()
     assert f"the lease on chunk/{chunk}, which run other-run holds" in run.printed.getvalue()
+
+
+def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_one(pipeline, run, monkeypatch):
+    pipeline.put(12)
+    first, *others = pipeline.plan()
+    listed = run_source_module.chunks_with_work
+
+    def then_another_run(ledger, source):
+        found = listed(ledger, source)
+        for name in others:
+            archive_chunk(pipeline.workplace(), name)
+        return found
+
+    monkeypatch.setattr(run_source_module, "chunks_with_work", then_another_run)
+    (summary,) = run()
+    assert summary.chunks == [first, *others]
+    assert (summary.archived, summary.objects) == (1, pipeline.ledger.chunk(first).member_count)
+    assert (summary.exit_status, summary.as_json()["chunks"]["archived"]) == (0, 1)
 
 
 @pytest.mark.thorough
