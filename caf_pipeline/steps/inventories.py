@@ -291,7 +291,7 @@ def _prune(work: Workplace, taken: Snapshot) -> None:
         else:
             kept = foreign if snapshot.address not in ours else whole if snapshot.complete else partial
             kept.append((snapshot.taken_at, path))
-    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT], *foreign):
+    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT], *sorted(foreign)[:-1]):
         if path != taken.path:
             remove_unread(path)
 
