@@ -4,6 +4,9 @@ CREATE TABLE rebuilds (
     began_at   timestamptz NOT NULL DEFAULT now()
 );
 
+-- Of an object that came back from cold storage: a chunk that is packed meanwhile may still skip it.
+ALTER TABLE noticed_keys ADD COLUMN restored boolean NOT NULL DEFAULT false;
+
 -- What is known of keys, as in 0010; a skip that a whole inventory has ended, since it does not list the object, is history: it hid
 -- that an older version is the current one again.
 CREATE OR REPLACE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TABLE (

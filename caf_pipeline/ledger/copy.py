@@ -199,7 +199,9 @@ _UPSERT_SKIPS = """
         (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, caf_file_id, retry_at)
     SELECT DISTINCT ON (file_path, object_version)
         %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, %(caf_file_id)s,
-        coalesce(now() + retry_after, 'infinity')
+        CASE WHEN reason = 'cold_storage' AND EXISTS (SELECT FROM noticed_keys WHERE noticed_keys.source_id = %(source_id)s
+            AND noticed_keys.file_path = convert_to(skipping.file_path, 'UTF8') AND restored) THEN now()
+            ELSE coalesce(now() + retry_after, 'infinity') END
     FROM skipping
     ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,

@@ -33,9 +33,14 @@ _MARK: Final = """
     WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
         AND file_path > %(after)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
     """
+# A chunk that claimed an object before that came back from cold storage may skip it as cold: what came back is not forgotten
+# before the chunk has ended.
 _FORGET: Final = """
     DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
         AND listing = %(listing)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
+        AND NOT CASE WHEN restored THEN EXISTS (SELECT FROM claims JOIN caf_files USING (caf_file_id)
+            WHERE claims.source_id = noticed_keys.source_id AND claims.file_path = convert_from(noticed_keys.file_path, 'UTF8')
+                AND caf_files.created_at < noticed_at) ELSE false END
     """
 # Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
 _WAITS_SINCE: Final = """
@@ -58,6 +63,10 @@ _RESTORED: Final = """
     UPDATE skipped_objects SET retry_at = now() WHERE source_id = %(source_id)s AND file_path = ANY(%(keys)s)
         AND reason = 'cold_storage' AND retry_at > now()
     """
+_NOTE_RESTORED: Final = """
+    UPDATE noticed_keys SET restored = true WHERE source_id = %(source_id)s
+        AND file_path = ANY(SELECT convert_to(key, 'UTF8') FROM unnest(CAST(%(keys)s AS text[])) AS key)
+    """
 _QUEUE_TO_READ: Final = "INSERT INTO queue_reads (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO"
 
 
@@ -67,7 +76,7 @@ class Notices(LedgerPart):
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
         """Write the keys that messages name, and set apart what is no event of the source, at once.
 
-        Objects that were skipped for cold storage, and are restored, are due at once.
+        Objects that were skipped for cold storage, or will be by a chunk under way, and are restored, are due at once.
 
         Returns the ids of the messages that are durable now: not of what would be set apart, where there is no more room.
         """
@@ -81,7 +90,8 @@ class Notices(LedgerPart):
                 connection.execute(_NOTICE, facts)
             restored = {event.key for message in messages for event in message.events if event.restored}
             if supported := sorted(key.decode() for key in restored if is_supported(key)):
-                connection.execute(_RESTORED, {"source_id": source_id, "keys": supported})
+                for statement in (_RESTORED, _NOTE_RESTORED):
+                    connection.execute(statement, {"source_id": source_id, "keys": supported})
             wrong = {message.message_id: message for message in messages if message.wrong}
             facts = {"source_id": source_id, "ids": list(wrong)}
             known = connection.execute(_SET_APART_BEFORE, facts).scalars()  # whose deletion failed: they need no room

@@ -17,14 +17,14 @@ from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
 from caf_pipeline.source.s3.queue import events_of, open_event_queue
-from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
 from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
+from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -340,6 +340,29 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     queue.plan(queue.tick().run_requests[0])
     (chunk,) = set(queue.pipeline.chunks()) - before
     assert queue.work.ledger.chunk(chunk).object_count == 1
+
+
+@pytest.mark.parametrize("still_there", [True, False])
+def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_planned_after_it(tmp_path, ledger, still_there):
+    source = MemorySource({"a": b"1" * 100, "b": b"2" * 100}, unavailable={"a": (SkipReason.COLD_STORAGE, 0)})
+    work = a_workplace(tmp_path, source, ledger)
+
+    def look():
+        found = look_at_noticed(work, after=b"", max_pages=20, enough=lambda: False)
+        return found and found.to_plan
+
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)  # S3 has answered that it is cold
+    ledger.take_messages("src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")])
+    assert look() is False
+    archive_chunk(work, chunk.name)
+    assert look() is True
+    if still_there:
+        source.unavailable.clear()
+    (chunk,) = plan(work).chunks
+    archive_chunk(work, chunk.name)
+    assert ledger.account("src").located_objects == 1 + still_there
+    assert look() is None  # a copy that is gone again is not asked for again and again
 
 
 def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(tmp_path, ledger):
