@@ -344,6 +344,15 @@ class Settings(BaseSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _each_job_has_one_source(self) -> "Settings":
+        for name in self.sources:
+            if (other := name.removeprefix("chunk-")) != name and other in self.sources:
+                raise ValueError(
+                    f"sources.{name} and sources.{other} would both have a job named repair_{name.replace('-', '_')}"
+                )
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

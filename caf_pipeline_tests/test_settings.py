@@ -133,6 +133,10 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
             "".join(f'[sources.{name}]\nbucket = "b"\nqueue = "https://sqs.example/1/q"\n' for name in ("one", "two")),
             "sources.one and sources.two have one queue",
         ),
+        (
+            "".join(f'[sources.{name}]\nbucket = "b"\n' for name in ("one", "chunk-one")),
+            "sources.chunk-one and sources.one would both have a job named repair_chunk_one",
+        ),
         ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),
         ('[sources.one]\nbucket = "b c"', "must be a bucket's name: 1 to 255"),
         ("[sources.one]\nbucket = 5", "sources.one.bucket is 5, but must be text"),

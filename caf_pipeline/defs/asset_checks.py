@@ -81,8 +81,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "chunk_plan",
                 PLAN_ACCOUNTS,
                 _plan_accounts,
-                "Every object of the inventory is located, claimed by a chunk, left out by a filter or skipped with a reason; "
-                "none twice.",
+                "Every object of the inventory that was planned last is located, claimed by a chunk, left out by a filter or "
+                "skipped with a reason; none twice.",
                 blocking=True,
             ),
             _check(
@@ -169,7 +169,12 @@ def _check(
 
 
 def _plan_accounts(work: Workplace, _: str) -> AssetCheckResult:
-    snapshot = inventories.snapshot_to_plan(work)
+    snapshot = inventories.latest_snapshot(work, run=work.holder.run, skip_damaged=True, planned=True)
+    snapshot = snapshot or inventories.latest_snapshot(work, planned=True)
+    if snapshot is None:
+        inventories.snapshot_to_plan(work)  # says where there is none at all
+        unplanned = "No inventory is planned yet: materialize chunk_plan."
+        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=unplanned)
     result = planning.account_for(work, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)

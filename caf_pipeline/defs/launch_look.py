@@ -72,8 +72,9 @@ class _Cursor:
     def read(cls, written: str | None) -> "_Cursor":
         try:
             said = json.loads(written or "{}")
-            return cls({source: int(at) for source, at in said["after"].items()}, str(said["source"]))
-        except (ValueError, TypeError, KeyError, AttributeError):
+            after = {source: int(at) for source, at in said["after"].items()}
+            return cls({source: at for source, at in after.items() if 0 <= at < 2**63}, str(said["source"]))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls()
 
     def written(self) -> str:

@@ -12,9 +12,10 @@ from dagster import In, Nothing, OpDefinition, OpExecutionContext, Out, Output, 
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.failures import RETRY_TRANSIENT
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import UsageError
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.steps import chunk_steps
 
@@ -41,7 +42,11 @@ def _step(
     )
     def step(context: OpExecutionContext) -> Iterator[Output[None]]:
         chunk = context.partition_key
-        result = attempt_step(context, source_of(chunk), lambda work: call(work, chunk))
+        try:
+            source = source_of(chunk)
+        except UsageError as error:  # a partition that somebody added
+            raise as_failure(error) from error
+        result = attempt_step(context, source, lambda work: call(work, chunk))
         if result is not None:
             yield Output(None, metadata=shown(result) if shown else None)
 

@@ -14,7 +14,7 @@ from caf_pipeline import wiring
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import Context, attempt
-from caf_pipeline.defs.naming import LEDGER, RUN, STORE, s3_key
+from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
@@ -123,13 +123,17 @@ class RunResource(ConfigurableResource["RunResource"]):
                 run=run,
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
-                objects=UnaskedObjects("this step does not ask for its source's S3 resource"),
+                objects=UnaskedObjects(
+                    f"this step does not read the bucket of '{source}', and what it needs is not in staging any more",
+                    hint="run the partition from caf_chunk on, which packs the chunk again",
+                ),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
                 waiting=self._listener(source),
             )
-            if source in self._logs:  # so that it can be told when this process is dead
-                context.instance.add_run_tags(run, process_tags(self._works[source].holder))
+            if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
+                of_source = {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}  # a run of the UI has none
+                context.instance.add_run_tags(run, of_source | process_tags(self._works[source].holder))
         return self._works[source]
 
     def _listener(self, source: str) -> Listener:

@@ -25,7 +25,7 @@ from caf_pipeline import wiring
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import ASSETS, BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
-from caf_pipeline.errors import HeldByOther, NotLocated, StagingError
+from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
@@ -47,7 +47,9 @@ class Restore(Config):
     """What a run restores, and where to."""
 
     source: str = Field(description="The source's name.")
-    destination: str = Field(description="A folder of the machine that the run is on, or s3://BUCKET/PREFIX.")
+    destination: str = Field(
+        description="The absolute path of a folder of the machine that the run is on, or s3://BUCKET/PREFIX."
+    )
     prefix: str = Field(default="", description="What the keys begin with, as in S3; all by default.")
     force: bool = Field(default=False, description="Replace what is there and is not equal.")
     current: bool = Field(default=False, description="Only objects that S3 had at the last inventory.")
@@ -92,6 +94,11 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
     ledger, waits = context.resources.ledger.get(), Waits(Announcer(context.log.info), context.resources.run.waiting)
     if unknown := no_source(ledger, config.source):
         raise unknown
+    if not config.destination.startswith((wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
+        raise UsageError(
+            f"destination {config.destination!r} is neither the absolute path of a folder nor s3://BUCKET/PREFIX",
+            hint="which folder a run works in is not its launcher's to choose",
+        )
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
     progress = _Progress(context, config, sums)
     try:

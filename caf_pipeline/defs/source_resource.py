@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from dagster import ResourceDependency
 from dagster_aws.s3 import S3Resource
-from pydantic import Field
+from pydantic import Field, create_model
 
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client
@@ -28,16 +28,25 @@ class S3SourceResource(S3Resource):
 
     @classmethod
     def of(cls, source: SourceSettings) -> Self:
-        """Return the resource of a source."""
-        return cls(
-            source=source,
-            endpoint_url=source.endpoint_url or None,
-            region_name=source.region or None,
-            profile_name=source.profile or None,
-            use_unsigned_session=source.anonymous,
-            path_style=source.uses_path_style,
-            max_attempts=1,  # `S3Source` has its own; boto3's would multiply with them
-        )
+        """Return the resource of a source.
+
+        Its settings are the defaults of the fields, of a class of its own: of values given to an instance, Dagster takes none
+        where a launch gives any.
+        """
+        values: dict[str, Any] = {
+            "endpoint_url": source.endpoint_url or None,
+            "region_name": source.region or None,
+            "profile_name": source.profile or None,
+            "use_unsigned_session": source.anonymous,
+            "path_style": source.uses_path_style,
+            "max_attempts": 1,  # `S3Source` has its own; boto3's would multiply with them
+        }
+        fields = {name: cls.model_fields[name] for name in values}
+        defaults: dict[str, Any] = {
+            name: (field.annotation, Field(default=values[name], description=field.description)) for name, field in fields.items()
+        }
+        its: type[Self] = create_model(cls.__name__, __base__=cls, __module__=cls.__module__, **defaults)
+        return its(source=source)
 
     def get_client(self) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
         """Return a boto3 client for the source's bucket, the same for all runs of this process."""

@@ -130,6 +130,12 @@ class CurrentContent(LedgerPart):
             ).scalar_one_or_none()
         return found
 
+    def is_planned(self, source: str, inventory: str) -> bool:
+        """Tell whether an inventory of this name is planned."""
+        with self._of_source(source) as (connection, source_id):
+            statement = "SELECT EXISTS (SELECT FROM inventories WHERE source_id = %(source_id)s AND name = %(name)s)"
+            return bool(connection.execute(statement, {"source_id": source_id, "name": inventory}).scalar_one())
+
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
         """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
         with self._of_source(inventory.source) as (connection, source_id):

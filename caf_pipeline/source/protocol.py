@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 
 from typing_extensions import Buffer
 
-from caf_pipeline.errors import SourceUnreachable
+from caf_pipeline.errors import SourceError
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 
@@ -329,12 +329,12 @@ class EventQueue(Protocol):
 
 
 class UnaskedObjects:
-    """The objects of a source that is not asked: S3 need not be there, and every method raises SourceUnreachable with `why`."""
+    """The objects of a source that is not asked: S3 need not be there, and every method raises SourceError with `why`."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, why: str, *, hint: str = "") -> None:
+        self._why, self._hint = why, hint
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise SourceUnreachable(self._why)
+        raise SourceError(self._why, hint=self._hint)
 
     list_pages = open_report = find_reports = read = begin = full_object_checksum = read_headers = clock = _refuse

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.manifest import PartLocation
@@ -37,10 +37,15 @@ def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
         return _account_for_empty(chunk)
     if chunk.state is ChunkState.WITHDRAWN:
         return ChunkAccount(chunk.object_count, 0, 0, chunk.object_count, "")
-    chunk_file = open_chunk(work, chunk)
-    account = AccountOfChunk(chunk, chunk_file)
-    for batch in chunk_file.manifest().batches(ACCOUNT_COLUMNS):
-        account.take(batch)
+    try:
+        chunk_file = open_chunk(work, chunk)
+        account = AccountOfChunk(chunk, chunk_file)
+        for batch in chunk_file.manifest().batches(ACCOUNT_COLUMNS):
+            account.take(batch)
+    except CafError as error:
+        if not error.permanent:
+            raise
+        return ChunkAccount(chunk.object_count, 0, 0, 0, f"it cannot be read: {error}")
     return account.finish(members=chunk.member_count, skipped=chunk.skipped_count, released=chunk.released_count)
 
 
@@ -53,8 +58,19 @@ def _account_for_empty(chunk: Chunk) -> ChunkAccount:
 def fetch_members(work: Workplace, name: str, *, members: int = 20) -> FetchedMembers:
     """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
     chunk = work.ledger.chunk(name)
+    if chunk.state in CLAIMING:
+        return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
     if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
         return FetchedMembers(0, [])
+    try:
+        return _fetch_members(work, chunk, members)
+    except CafError as error:
+        if not error.permanent:
+            raise
+        return FetchedMembers(min(members, chunk.member_count), [f"all of {name} ({error})"])
+
+
+def _fetch_members(work: Workplace, chunk: Chunk, members: int) -> FetchedMembers:
     chosen = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
     mismatched = []
     first = 0  # of the batch, among the members

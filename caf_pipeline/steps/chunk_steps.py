@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caf_pipeline.caf.merkle import merkle_roots
-from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, ChunkState, has_reached
+from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, CLAIMING, ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
@@ -233,7 +233,9 @@ def post_file(work: Workplace, name: str) -> Chunk:
         And what else `ChunkStore.post` raises.
     """
     with lease_chunk(work, name) as lease:
-        chunk = _restored(work, lease, _wanted(work, lease, _workable(work, name)), to_be_posted=True)
+        chunk = _reached(
+            _restored(work, lease, _wanted(work, lease, _workable(work, name)), to_be_posted=True), ChunkState.SEALED
+        )
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
             try:
@@ -298,7 +300,7 @@ def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
 def upload_chunk(work: Workplace, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
     with lease_chunk(work, name) as lease:
-        chunk = _restored(work, lease, _workable(work, name))
+        chunk = _reached(_restored(work, lease, _workable(work, name)), ChunkState.POSTED)
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
             work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
@@ -350,7 +352,8 @@ def verify_stored(work: Workplace, name: str) -> VerifyReport:
             if len(copies) < work.store.required_copies:
                 raise too_few_copies(chunk, findings, work.store.required_copies)
             work.ledger.record_copies(lease, name, copies)
-        return VerifyReport(work.ledger.chunk(name), copies, len(chunk.samples))
+            return VerifyReport(work.ledger.chunk(name), copies, len(chunk.samples))
+        return VerifyReport(chunk, copies, 0)
 
 
 def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
@@ -452,7 +455,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
         NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
     """
     with lease_chunk(work, name) as lease:
-        chunk = _workable(work, name)
+        chunk = _reached(_workable(work, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
             _brought_back(work, lease, chunk)
             manifest = open_chunk(work, chunk).manifest(chunk.tail_start)
@@ -476,7 +479,7 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
 def release_staging(work: Workplace, name: str) -> Chunk:
     """Remove what a located or empty chunk still has in staging; what the store wants kept stays while there is room."""
     with lease_chunk(work, name):
-        chunk = _workable(work, name)
+        chunk = _reached(_workable(work, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
             let_go(work, name)
         elif chunk.state is ChunkState.EMPTY:
@@ -573,9 +576,22 @@ def _workable(work: Workplace, name: str) -> Chunk:
     chunk = work.ledger.chunk(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
+    if chunk.state is ChunkState.DAMAGED:
+        raise CafError(
+            f"chunk {name} is damaged", hint=f"'caf jackal repair {chunk.source}', or its job repair, mends what can be"
+        )
     if chunk.state is ChunkState.WITHDRAWN and chunk.part:
         return chunk
     if chunk.state in (ChunkState.WITHDRAWN, ChunkState.ABANDONED):
         why = f": {chunk.reason}" if chunk.reason else ""
         raise CafError(f"chunk {name} is {chunk.state}{why}", hint="its objects are planned again by the next plan")
+    return chunk
+
+
+def _reached(chunk: Chunk, milestone: ChunkState) -> Chunk:
+    """Return the chunk, unless it is under way and has not come so far: then a step before this one was left out."""
+    if chunk.state in CLAIMING and not has_reached(chunk.state, milestone):
+        raise CafError(
+            f"chunk {chunk.name} is {chunk.state}, and not {milestone} yet", hint="run its partition from caf_chunk on"
+        )
     return chunk

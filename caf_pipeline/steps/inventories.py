@@ -237,9 +237,9 @@ def snapshot_to_plan(work: Workplace) -> Snapshot:
 
 
 def latest_snapshot(
-    work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False
+    work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False, planned: bool = False
 ) -> Snapshot | None:
-    """Return the snapshot of the source that was made last, or that a run took; None where there is none.
+    """Return the snapshot of the source that was made last, or that a run took, or that is planned; None where there is none.
 
     With `complete` it is the one of the whole source of the latest time by S3's clock, as the ledger tells which is later: names
     have the time of this machine's, which may have been wrong. One that was taken when the settings named another bucket or
@@ -258,7 +258,7 @@ def latest_snapshot(
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
             continue
-        if snapshot.address not in ("", work.address):
+        if snapshot.address not in ("", work.address) or (planned and not work.ledger.is_planned(work.source, snapshot.name)):
             continue
         if not complete:
             return snapshot

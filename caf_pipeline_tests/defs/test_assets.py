@@ -1,18 +1,20 @@
 """The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own instance."""
 
 import re
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from dagster import AssetKey, DagsterEventType, Definitions
+from dagster import AssetCheckSeverity, AssetKey, DagsterEventType, Definitions
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs import asset_checks
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
@@ -261,6 +263,85 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
         (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
         assert check.passed is passed
         assert ("1 chunk damaged: " in (check.description or "")) is not passed
+
+
+def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk)
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute("UPDATE caf_files SET state = 'damaged'")
+    result = pipeline.execute(ARCHIVE, partition_key=chunk)
+    assert not result.success
+    assert materialized(pipeline, result) == []
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert "is damaged" in failed.step_failure_data.user_failure_data.description
+
+
+@pytest.mark.parametrize(
+    ("until", "asset", "said"),
+    [
+        (chunk_steps.load_batch, "file_locations", "is packing, and not verified yet"),
+        (chunk_steps.seal_chunk, "file_locations", "is sealed, and not verified yet"),
+        (chunk_steps.load_batch, "jackal_chunk", "is packing, and not sealed yet"),
+    ],
+)
+def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, until, asset, said):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk, until=until)
+    result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key(asset)])
+    assert not result.success
+    assert materialized(pipeline, result) == []
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert said in failed.step_failure_data.user_failure_data.description
+
+
+def test_a_partition_that_is_no_chunk_fails_once_and_says_so(pipeline):
+    pipeline.instance.add_dynamic_partitions("my-source_chunks", ["foo"])
+    result = pipeline.execute(ARCHIVE, partition_key="foo")
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert "partition 'foo' is not the id of a chunk" in failed.step_failure_data.user_failure_data.description
+    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+
+
+def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_packed_again(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.post_file)
+    shutil.rmtree(pipeline.settings.staging_folder)
+    result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("jackal_chunk")])
+    assert not result.success
+    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert "does not read the bucket" in failed.step_failure_data.user_failure_data.description
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED
+
+
+def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
+    pipeline.put(1)
+    inventories.take_inventory(pipeline.workplace())
+    found = asset_checks._plan_accounts(pipeline.workplace(), "")
+    assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
+    pipeline.plan()
+    pipeline.put(2, prefix="new")
+    inventories.take_inventory(pipeline.workplace())
+    assert asset_checks._plan_accounts(pipeline.workplace(), "").passed
+
+
+def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fails_its_checks(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    work = pipeline.workplace()
+    assert not asset_checks._chunk_reads_back(work, chunk).passed
+    archive_chunk(work, chunk)
+    assert asset_checks._chunk_reads_back(work, chunk).passed
+    shutil.rmtree(work.store.folder / "chunks")
+    assert not asset_checks._chunk_reads_back(work, chunk).passed
+    found = asset_checks._chunk_accounts(work, chunk)
+    assert not found.passed
+    assert "cannot be read" in found.description
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])

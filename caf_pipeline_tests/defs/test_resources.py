@@ -46,6 +46,35 @@ def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_show
     assert "visible" not in shown.lower()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("http://minio:9000", "eu-1", True, 1)),
+        ({"max_attempts": 5}, ("http://minio:9000", "eu-1", True, 5)),
+        ({"region_name": "eu-2"}, ("http://minio:9000", "eu-2", True, 1)),
+        ({"endpoint_url": "http://other"}, ("http://other", "eu-1", True, 1)),
+        ({"path_style": False}, ("http://minio:9000", "eu-1", False, 1)),
+    ],
+)
+def test_a_value_given_at_launch_leaves_the_others_as_they_are_set(instance, given, expected):
+    seen = []
+
+    @op(required_resource_keys={"s3_x"})
+    def look(context):
+        its = context.resources.s3_x
+        seen.append((its.endpoint_url, its.region_name, its.path_style, its.max_attempts))
+        assert its.get_client().meta.endpoint_url == its.endpoint_url
+
+    its = SourceSettings(bucket="b", endpoint_url="http://minio:9000", region="eu-1")
+
+    @job(resource_defs={"s3_x": S3SourceResource.of(its)})
+    def looks():
+        look()
+
+    assert looks.execute_in_process(instance=instance, run_config={"resources": {"s3_x": {"config": given}}}).success
+    assert seen == [expected]
+
+
 @pytest.mark.thorough
 def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     pipeline.put(1)

@@ -80,6 +80,9 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     assert said == f"no key of source '{SOURCE}' is archived and begins with 'none/'"
     result, _, said = restore(archived, source="other", destination=str(tmp_path))
     assert said == "the ledger has no source 'other'"
+    for destination in ("~/out", "out", "", "/a\0b", "file:///out"):
+        result, _, said = restore(archived, destination=destination)
+        assert said.startswith(f"destination {destination!r} is neither the absolute path of a folder")
 
 
 def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(archived, tmp_path, monkeypatch):

@@ -140,7 +140,16 @@ def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_pla
 @pytest.mark.parametrize(
     "cursor",
     sampled(
-        ["{", "null", "[1]", '{"after": 5}', '{"after": {"a": "b"}, "source": ""}', '{"told by each way": {"mail": {"a": 1}}}'],
+        [
+            "{",
+            "null",
+            "[1]",
+            '{"after": {"my-source": 99999999999999999999}, "source": ""}',
+            '{"after": {"a": 1e999}, "source": ""}',
+            '{"after": 5}',
+            '{"after": {"a": "b"}, "source": ""}',
+            '{"told by each way": {"mail": {"a": 1}}}',
+        ],
         every=3,
     ),
 )
