@@ -107,10 +107,11 @@ class Summary:
     @property
     def complete(self) -> bool:
         """Whether everything that the inventory has is located, but for what can never be, and no chunk is damaged."""
-        return self._all_located and not self.damaged
+        return self.all_located and not self.damaged
 
     @property
-    def _all_located(self) -> bool:
+    def all_located(self) -> bool:
+        """Whether everything that the inventory has is located, but for what can never be."""
         return self.totals is not None and self.totals.complete
 
     @property
@@ -118,7 +119,7 @@ class Summary:
         """0 only where everything is located that can be, nothing failed, and no chunk is damaged."""
         if self.failed:
             return CHUNKS_FAILED
-        if self._all_located:
+        if self.all_located:
             return DAMAGED if self.damaged else 0
         if self.held or self.planning:
             return HELD_BY_OTHERS
@@ -165,8 +166,7 @@ def sentence(summary: Summary) -> str:
     located = show_size(summary.size_bytes)
     done = f"{summary.source}: {counted(summary.archived, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
     if not summary.chunks:
-        all_located = summary.totals is not None and summary.totals.complete
-        done = f"{summary.source}: nothing {'new' if all_located else 'to do now'}"
+        done = f"{summary.source}: nothing {'new' if summary.all_located else 'to do now'}"
     counts = [
         f"{len(summary.failed)} failed" if summary.failed else "",
         f"{len(summary.held)} held by other runs" if summary.held else "",

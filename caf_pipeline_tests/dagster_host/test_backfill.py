@@ -1,5 +1,6 @@
 """`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where nothing would happen."""
 
+import io
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from dagster import DagsterRunStatus, RunsFilter
+from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
@@ -173,6 +175,22 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert planned.instance.get_backfills() == []
     assert planned.ledger.chunk(names[1]).state is ChunkState.PARKED
     assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
+
+
+def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned, monkeypatch):
+    backfill_id, printed = submit(planned), io.StringIO()
+    counts = iter([{"well": 8, "failed": 0, "going": 5}, {"well": 13, "failed": 0, "going": 0}])
+
+    def ends_after_the_first_look(instance, _):
+        instance.update_backfill(instance.get_backfill(backfill_id).with_status(BulkActionStatus.COMPLETED_SUCCESS))
+        return next(counts)
+
+    monkeypatch.setattr(backfill, "_runs", ends_after_the_first_look)
+    monkeypatch.setattr(backfill, "LOOK_SECONDS", 0)
+    assert backfill.follow(planned.instance, backfill_id, 5, Console(file=printed, width=200)) == "COMPLETED_SUCCESS"
+    first, last = (line for line in printed.getvalue().splitlines() if line.startswith("backfill"))
+    assert first.endswith("runs of 8 of 13 chunks ended well, 5 runs queued or going")
+    assert "runs of 13 of 13 chunks ended well" in last
 
 
 @pytest.mark.thorough
