@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote_plus, unquote_to_bytes
 
 import boto3
 import pytest
@@ -31,6 +31,7 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 SOURCE = "my-source"
 SENSOR = "new_objects_my_source"
 INVENTORY = "my_source__s3_inventory"
+ODD_KEYS = ["a b", "a+b", "a%2Fb", "a%20b", "é", "100 %", 'q"\\', "\U00010000?&=", "%%%"]
 
 
 class Queue:
@@ -50,6 +51,18 @@ class Queue:
         """Let the bucket send its events from now on."""
         arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
         wanted = {"QueueConfigurations": [{"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}]}
+        self.bucket.client.put_bucket_notification_configuration(Bucket=self.bucket.name, NotificationConfiguration=wanted)
+
+    def notify_by_eventbridge(self) -> None:
+        """Let the bucket send all of its events to EventBridge from now on, and a rule those of three kinds to the queue."""
+        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        events = boto3.client("events", endpoint_url=self.bucket.endpoint, **keys)
+        kinds = ["Object Created", "Object Deleted", "Object Restore Completed"]
+        pattern = {"source": ["aws.s3"], "detail-type": kinds, "detail": {"bucket": {"name": [self.bucket.name]}}}
+        events.put_rule(Name=self.bucket.name, EventPattern=json.dumps(pattern))
+        events.put_targets(Rule=self.bucket.name, Targets=[{"Id": "queue", "Arn": arn}])
+        wanted = {"EventBridgeConfiguration": {}}
         self.bucket.client.put_bucket_notification_configuration(Bucket=self.bucket.name, NotificationConfiguration=wanted)
 
     def send(self, *keys: str, name: str = "ObjectCreated:Put", sequencer: str | None = None, bucket: str | None = None) -> None:
@@ -80,6 +93,13 @@ class Queue:
     def plan(self, request=None) -> None:
         options = {"run_config": dict(request.run_config)} if request else {}
         assert self.pipeline.execute("plan_my_source", **options).success
+
+
+def by_eventbridge(its, kind="Object Created", **changes):
+    """Return an event as EventBridge sends it; the example in "EventBridge event message structure" of the S3 User Guide."""
+    detail = {"version": "0", "bucket": {"name": "b"}, "object": its, "request-id": "N4N7GDK58NMKJ12R", "reason": "PutObject"}
+    envelope = {"version": "0", "id": "17793124-05d4-b198-2fde-7ededc63b103", "detail-type": kind, "source": "aws.s3"}
+    return envelope | {"account": "111122223333", "resources": ["arn:aws:s3:::b"], "detail": detail} | changes
 
 
 @pytest.fixture
@@ -113,6 +133,19 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     assert queue.work.ledger.locate(SOURCE, "new/c").status == "gone"
     tick = queue.tick()
     assert (tick.run_requests, tick.skip_message) == ([], "Nothing new: no event names a key that is to be looked for.")
+
+
+def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
+    queue.notify_by_eventbridge()
+    for key in ODD_KEYS:
+        queue.bucket.put(key, b"1")
+    queue.bucket.delete(ODD_KEYS[0])
+    tick = queue.tick()
+    assert (queue.left(), queue.work.ledger.messages_set_apart(SOURCE)) == (0, [])
+    assert queue.noticed() == sorted(key.encode() for key in ODD_KEYS)
+    queue.plan(tick.run_requests[0])
+    assert queue.noticed() == []
+    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
 
 
 def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
@@ -239,11 +272,13 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
         '{"Records": {"s3": 1}}',
         '{"Records": [null]}',
         '{"Type": "Notification"}',
+        '{"detail-type": null}',
         "[" * 10**5,
     ]
     + [
-        json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]})
+        json.dumps(said)
         for its in ({}, {"key": 1}, {"key": "x" * 1025}, None)
+        for said in ({"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]}, by_eventbridge(its))
     ],
 )
 def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
@@ -252,11 +287,63 @@ def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
     assert wrong
 
 
+@pytest.mark.parametrize("key", [*ODD_KEYS, "\0", "ü" * 512])
+def test_a_key_is_the_same_whether_s3_encodes_it_or_eventbridge_does_not(key):
+    own = {"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": quote_plus(key)}}}]}
+    for said in (own, by_eventbridge({"key": key})):
+        wrapped = {"Type": "Notification", "TopicArn": "t", "Message": json.dumps(said)}
+        for body in (said, wrapped):
+            assert events_of(json.dumps(body), "b") == ([ObjectEvent(key.encode(), "")], "")
+
+
+@pytest.mark.parametrize(
+    ("own", "bridged"),
+    [
+        ("ObjectCreated:Put", "Object Created"),
+        ("ObjectRemoved:DeleteMarkerCreated", "Object Deleted"),
+        ("LifecycleExpiration:Delete", "Object Deleted"),
+        ("ObjectRestore:Post", "Object Restore Initiated"),
+        ("ObjectRestore:Completed", "Object Restore Completed"),
+        ("ObjectRestore:Delete", "Object Restore Expired"),
+        ("LifecycleTransition", "Object Storage Class Changed"),
+        ("IntelligentTiering", "Object Access Tier Changed"),
+        ("ObjectAcl:Put", "Object ACL Updated"),
+        ("ObjectTagging:Put", "Object Tags Added"),
+        ("ObjectTagging:Delete", "Object Tags Deleted"),
+    ],
+)
+def test_an_event_of_any_kind_names_its_key_and_one_tells_of_a_restored_copy(own, bridged):
+    its = {"key": "k", "sequencer": "617f08299329d189"}
+    expected = ([ObjectEvent(b"k", "617F08299329D189", restored=own == "ObjectRestore:Completed")], "")
+    record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": its}}
+    assert events_of(json.dumps({"Records": [record]}), "b") == expected
+    assert events_of(json.dumps(by_eventbridge(its, bridged)), "b") == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (by_eventbridge({"key": "k"}, detail={"bucket": {"name": "c"}, "object": {"key": "k"}}), "of another bucket than 'b'"),
+        (by_eventbridge({"size": 1}), "without a key"),
+        (by_eventbridge({"key": "k"}, source="com.example"), "its source is not 'aws.s3'"),
+        (by_eventbridge(None, "AWS API Call via CloudTrail", detail={"eventName": "PutObject"}), "without 'bucket'"),
+        (by_eventbridge({"key": "k"}, detail="k"), "without 'detail'"),
+        (by_eventbridge({"key": "k"})["detail"], "the target of a rule must have no input transformer"),
+        ({"bucket": "b", "key": "k"}, "the target of a rule must have no input transformer"),
+    ],
+)
+def test_a_message_of_eventbridge_that_is_no_event_of_the_bucket_says_why(said, why):
+    events, wrong = events_of(json.dumps(said), "b")
+    assert list(events) == []
+    assert wrong.endswith(why)
+
+
 @pytest.mark.parametrize("bucket", ["arn:aws:s3:eu-west-1:111122223333:accesspoint/ap", "ap-x1y2z3-s3alias"])
 def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_the_bucket(bucket):
     queue = open_event_queue(SOURCE, SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"))
     record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}
-    assert events_of(json.dumps({"Records": [record]}), queue.bucket) == ([ObjectEvent(b"k", "")], "")
+    for said in ({"Records": [record]}, by_eventbridge({"key": "k"})):
+        assert events_of(json.dumps(said), queue.bucket) == ([ObjectEvent(b"k", "")], "")
     assert events_of(json.dumps({"Event": "s3:TestEvent", "Bucket": "b"}), queue.bucket) == ((), "")
 
 

@@ -1,9 +1,11 @@
-"""S3's event notifications in a queue of SQS, and what they name.
+"""S3's events in a queue of SQS, as its own notifications or by way of EventBridge, and what they name.
 
 Whoever may send to the queue can write anything there, so nothing of a message is believed but the key: that somebody should look
 at it.
-Source: "Event message structure" in the Amazon S3 User Guide; ReceiveMessage and DeleteMessageBatch in the Amazon SQS API
-Reference; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide.
+Source: "Event message structure" and "EventBridge event message structure" in the Amazon S3 User Guide; ReceiveMessage and
+DeleteMessageBatch in the Amazon SQS API Reference; "Parsing Amazon SNS message formats" in the Amazon SNS Developer Guide. That
+keys are not encoded in EventBridge's form the guides leave out; it was tried by aws-solutions-library-samples/
+guidance-for-medialake-on-aws, pull request 21, with keys such as `%2B++ %20.mp3`.
 """
 
 import json
@@ -33,8 +35,12 @@ WAIT_SECONDS: Final = 1
 """With no wait SQS asks only some of its servers, and may say that there is nothing where there is something."""
 
 _TEST_EVENT: Final = "s3:TestEvent"
-_RESTORED: Final = ("ObjectRestore:Completed", "s3:ObjectRestore:Completed")
+_RESTORED: Final = ("ObjectRestore:Completed", "s3:ObjectRestore:Completed", "Object Restore Completed")
 _BY_SNS: Final = "Notification"
+_DETAIL_TYPE: Final = "detail-type"
+"""What each event of EventBridge has, and no notification of S3."""
+
+_OF_S3: Final = "aws.s3"
 _HEXADECIMAL: Final = re.compile(r"[0-9A-Fa-f]{1,64}")
 _NO_QUEUE: Final = ("NonExistentQueue", "QueueDoesNotExist")
 _DENIED: Final = ("AccessDenied", "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken")
@@ -119,33 +125,50 @@ def events_of(body: str, bucket: str) -> tuple[Sequence[ObjectEvent], str]:
     if said.get("Event") == _TEST_EVENT:
         other = bucket and said.get("Bucket") != bucket
         return (), f"it is a test event of another bucket than '{bucket}'" if other else ""
-    records = said.get("Records")
+    bridged = _DETAIL_TYPE in said
+    records = [said] if bridged else said.get("Records")
     if not isinstance(records, list) or not records:
-        return (), "it is not an event notification of S3: it has no Records"
+        lacks = "it has no Records, as a notification of S3 has, and no detail-type, as an event of EventBridge has"
+        return (), f"{lacks}: the target of a rule must have no input transformer"
     events, wrong = [], []
     for record in records:
         try:
-            events.append(_event(record, bucket))
+            events.append(_bridged(record, bucket) if bridged else _notified(record, bucket))
         except ValueError as error:
             wrong.append(str(error))
     return events, "; ".join(sorted(set(wrong)))
 
 
-def _event(record: object, bucket: str) -> ObjectEvent:
-    """Return the event of a record, or raise ValueError with what is wrong with it."""
-    said = _part(_part(record, "s3"), "bucket").get("name")
+def _notified(record: object, bucket: str) -> ObjectEvent:
+    """Return the event of a record of S3's own notifications; its key is encoded as forms are. Raises as `_event` does."""
+    its = _part(record, "s3")
+    kind = record.get("eventName") if isinstance(record, dict) else None
+    return _event(its, bucket, kind=kind, encoded=True)
+
+
+def _bridged(said: Mapping[str, Any], bucket: str) -> ObjectEvent:
+    """Return the event of a message of EventBridge; its key is as it is. Raises as `_event` does."""
+    if said.get("source") != _OF_S3:
+        raise ValueError(f"it is an event of EventBridge that is not of S3: its source is not '{_OF_S3}'")
+    return _event(_part(said, "detail"), bucket, kind=said[_DETAIL_TYPE], encoded=False)
+
+
+def _event(its: Mapping[str, Any], bucket: str, *, kind: object, encoded: bool) -> ObjectEvent:
+    """Return the event with this bucket and object, whatever its kind, or raise ValueError with what is wrong with it."""
+    said = _part(its, "bucket").get("name")
     if bucket and said != bucket:
         raise ValueError(f"it has an event of another bucket than '{bucket}'")
-    its = _part(_part(record, "s3"), "object")
-    key, sequencer = its.get("key"), its.get("sequencer", "")
-    if not isinstance(key, str) or not key:
+    its = _part(its, "object")
+    text, sequencer = its.get("key"), its.get("sequencer", "")
+    if not isinstance(text, str) or not text:
         raise ValueError("it has an event without a key")
-    decoded = unquote_to_bytes(key.replace("+", " "))
-    if len(decoded) > MAX_KEY_BYTES:
+    key = text.encode("utf-8", "surrogatepass")
+    if encoded:
+        key = unquote_to_bytes(key.replace(b"+", b" "))
+    if len(key) > MAX_KEY_BYTES:
         raise ValueError(f"it has a key of more than {MAX_KEY_BYTES:,} bytes")
     known = isinstance(sequencer, str) and _HEXADECIMAL.fullmatch(sequencer)
-    name = record.get("eventName") if isinstance(record, dict) else None
-    return ObjectEvent(decoded, sequencer.upper() if known else "", restored=name in _RESTORED)
+    return ObjectEvent(key, sequencer.upper() if known else "", restored=kind in _RESTORED)
 
 
 def _part(of: object, name: str) -> Mapping[str, Any]:
