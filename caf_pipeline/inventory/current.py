@@ -356,8 +356,9 @@ def _not_settled(listed: pa.Table, known: pa.Table) -> pa.ChunkedArray:
 def _agree(one: pa.Table, two: pa.Table) -> _Flags:
     """Tell of each two rows whether both are sound and say the same."""
     agree = pc.and_(one["sound"], two["sound"])
-    for name in ("key", "object_version", "last_modified"):
-        agree = pc.and_(agree, pc.fill_null(pc.equal(one[name], two[name]), False))
+    for name in _TOLD:
+        if one[name].null_count or not one[name].equals(two[name]):  # whole columns are compared in a fraction of the time
+            agree = pc.and_(agree, pc.fill_null(pc.equal(one[name], two[name]), False))
     flags: _Flags = agree.to_numpy()
     return flags
 

@@ -8,10 +8,12 @@ other.
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.settings import SourceSettings
+
+if TYPE_CHECKING:
+    from caf_pipeline.settings import SourceSettings
 
 FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age")
 """Names of the settings."""
@@ -36,7 +38,7 @@ class ObjectFilter:
     newest: datetime | None = None
 
     @classmethod
-    def of(cls, settings: SourceSettings, at: datetime) -> Self:
+    def of(cls, settings: "SourceSettings", at: datetime) -> Self:
         """Return the filters that the settings name; ages are those at a time."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
         return cls(settings.include, settings.exclude, settings.storage_classes, settings.max_size, newest)
