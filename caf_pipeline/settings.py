@@ -118,8 +118,8 @@ class SourceSettings(_Section):
     egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
     launch: bool | None = None
-    watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
-    watch_pages: Whole = Field(default=20, ge=1, le=1000)
+    watch_interval_seconds: Whole = Field(default=30, ge=0, le=366 * DAY)
+    watch_pages: Whole = Field(default=1, ge=1, le=1000)
     listing_threads: Whole = Field(default=8, ge=1, le=64)
     listing_requests_per_second: Number = Field(default=100, gt=0, le=5500)
 

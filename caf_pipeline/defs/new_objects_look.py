@@ -31,7 +31,48 @@ REPORT_SHARE: Final = 0.3
 RUNS_OF_REPORT: Final = 100
 """Of one report's plan, the latest that a look reads."""
 
+PART_PAGES: Final = 20
+"""Of a part that is planned at once. 20,000 objects that arrive together are one run and chunks of them all, where page by page
+they would be 20 runs, one after the other, and 20 small chunks at least. With more pages the first object would wait longer: 20
+of them take 10 minutes, at one in 30 s."""
+
 T = TypeVar("T")
+
+
+def pages_of_events(its: SourceSettings) -> int:
+    """Return how many pages a look lists at most where events say where: there is no round to go, and few parts are few plans."""
+    return max(its.watch_pages, PART_PAGES)
+
+
+@dataclass(frozen=True)
+class _Cursor:
+    """Where the next look begins, and the part before it that is not planned yet; empty where it was written by hand and is none.
+
+    Attributes:
+        after: the next look lists keys greater than this.
+        since: where the part began that has nothing but new objects up to `after`, and is planned once it has ended.
+        pages: of that part; 0: there is none.
+    """
+
+    after: bytes = b""
+    since: bytes = b""
+    pages: int = 0
+
+    @classmethod
+    def read(cls, written: str | None) -> "_Cursor":
+        try:
+            said = json.loads(written or "{}")
+            after = unquote_to_bytes(said["after"])
+            if "since" not in said:
+                return cls(after, after)
+            since, pages = unquote_to_bytes(said["since"]), said["pages"]
+            return cls(after, since, pages) if since < after and isinstance(pages, int) and pages > 0 else cls()
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return cls()
+
+    def written(self) -> str:
+        part = {"since": quote_from_bytes(self.since), "pages": self.pages} if self.pages else {}
+        return json.dumps({"after": quote_from_bytes(self.after), **part})
 
 
 @dataclass
@@ -82,8 +123,8 @@ class NewObjectsLook:
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
         if self._its.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)
-        after = _read_cursor(self.context.cursor)
-        return self._where_events_say(after) if self._its.queue else self._round(after)
+        cursor = _Cursor.read(self.context.cursor)
+        return self._where_events_say(cursor.after) if self._its.queue else self._round(cursor)
 
     @property
     def _its(self) -> SourceSettings:
@@ -135,30 +176,36 @@ class NewObjectsLook:
             return RunRequest(run_config=config, tags={REPORT_TAG: name})
         return None
 
-    def _round(self, after: bytes) -> Tick:
+    def _round(self, at: _Cursor) -> Tick:
+        """Look at what comes next. What is new is planned at once, unless all of it is: then once that has ended."""
         look = partial(
-            inventories.look_for_new, after=after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
+            inventories.look_for_new, after=at.after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
         )
         seen = self._ask_bucket(look)
-        cursor = _cursor(seen.next_after or b"")  # None: again from the start
-        if not seen.new_objects:
-            return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(after)}'."), cursor=cursor)
+        pages = at.pages + seen.pages
+        if seen.all_new and seen.next_after is not None and pages < PART_PAGES:
+            said = f"All is new in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': planned with what comes next."
+            return SensorResult(skip_reason=self._said(said), cursor=_Cursor(seen.next_after, at.since, pages).written())
+        cursor = _Cursor(seen.next_after or b"").written()  # None: again from the start
+        if not seen.new_objects and not at.pages:
+            return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(at.after)}'."), cursor=cursor)
         self._log_notes()
-        return SensorResult([RunRequest(run_config=self._window(after, seen.next_after))], cursor=cursor)
+        return SensorResult([RunRequest(run_config=self._window(at.since, seen.next_after))], cursor=cursor)
 
     def _where_events_say(self, after: bytes) -> Tick:
         """Look at one part of the bucket after another that has keys which events named, up to one that is to be planned."""
         enough = partial(self._is_enough, ENOUGH_FOR_EVENTS)
         while not enough():
-            look = partial(notices.look_at_noticed, after=after, max_pages=self._its.watch_pages, enough=enough)
+            look = partial(notices.look_at_noticed, after=after, max_pages=pages_of_events(self._its), enough=enough)
             seen = self._ask_bucket(look)
             if seen is None:
                 return SensorResult(skip_reason=self._said("Nothing new: no event names a key that is to be looked for."))
             after = seen.until or b""
             if seen.to_plan:
                 self._log_notes()
-                return SensorResult([RunRequest(run_config=self._window(seen.after, seen.until))], cursor=_cursor(after))
-        return SensorResult(skip_reason=self._said("Nothing new so far; the next look goes on."), cursor=_cursor(after))
+                request = RunRequest(run_config=self._window(seen.after, seen.until))
+                return SensorResult([request], cursor=_Cursor(after).written())
+        return SensorResult(skip_reason=self._said("Nothing new so far; the next look goes on."), cursor=_Cursor(after).written())
 
     def _drain(self) -> None:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
@@ -181,15 +228,3 @@ class NewObjectsLook:
         ):  # a window of the whole bucket would be taken for no window, and a report is older than what was seen
             window["list_bucket"] = True
         return {"ops": {op_name(self.source, "s3_inventory"): {"config": window}}}
-
-
-def _read_cursor(written: str | None) -> bytes:
-    """Return the key after which the look begins; b"" where the cursor is empty, or was written by hand and is none."""
-    try:
-        return unquote_to_bytes(json.loads(written or "{}")["after"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return b""
-
-
-def _cursor(after: bytes) -> str:
-    return json.dumps({"after": quote_from_bytes(after)})

@@ -13,7 +13,7 @@ from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationConte
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.launch_look import LaunchLook, Tick
 from caf_pipeline.defs.naming import LAUNCH_SENSOR, identifier, job_name, s3_key
-from caf_pipeline.defs.new_objects_look import NewObjectsLook
+from caf_pipeline.defs.new_objects_look import PART_PAGES, NewObjectsLook, pages_of_events
 from caf_pipeline.defs.resources import EVERY_STEP
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.settings import Settings, SourceSettings
@@ -75,17 +75,17 @@ def _described(its: SourceSettings) -> str:
     if its.queue:
         return reports + (
             f"Takes event notifications from the queue {its.queue} and keeps the keys that they name in the ledger, then lists "
-            f"the part of the bucket that has the first of them, {_pages(its)} at most, and plans it "
+            f"the part of the bucket that has the first of them, {_pages(pages_of_events(its))} at most, and plans it "
             "where it has objects which no chunk has. A message is deleted once the ledger has its keys."
         )
     return reports + (
-        f"Lists at most {_pages(its)} at a time, going round the bucket, and plans the part of it that has objects which no "
-        "chunk has."
+        f"Lists {_pages(its.watch_pages)} at a time, going round the bucket, and plans the part of it that has objects which no "
+        f"chunk has. Pages with nothing else are planned together, up to {PART_PAGES}."
     )
 
 
-def _pages(its: SourceSettings) -> str:
-    return f"{counted(its.watch_pages, 'page')} of 1,000 keys"
+def _pages(count: int) -> str:
+    return f"{counted(count, 'page')} of 1,000 keys"
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

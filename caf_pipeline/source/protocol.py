@@ -96,6 +96,10 @@ class InventoryReport:
     fetch: Callable[[Path], Iterator[tuple[Path, ReportCounts]]]
 
 
+class LastPage(list[S3Object]):
+    """A page of a listing behind which there is nothing, where its source knows that without another request."""
+
+
 class BegunRead(Protocol):
     """The GET of all of an object, under way; no thread waits for it."""
 
@@ -124,8 +128,9 @@ class ObjectSource(Protocol):
         """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
 
         Delete markers and older versions are left out, unless `versions` asks for them; keys keep the source's prefix. No page
-        is empty, and `max_pages` counts those that are yielded. With `versions`, further ones follow that have the rest of the
-        last key's versions. With `in_order` keys ascend by their bytes; those of versions of a key are equal.
+        is empty, and `max_pages` counts those that are yielded; one that ends the listing is a `LastPage`. With `versions`,
+        further ones follow that have the rest of the last key's versions. With `in_order` keys ascend by their bytes; those of
+        versions of a key are equal.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.

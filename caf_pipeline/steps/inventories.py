@@ -21,7 +21,7 @@ from caf_pipeline.ledger.records import (
     InventoryRecord,
     recorded_key,
 )
-from caf_pipeline.source.protocol import InventoryReport, ReportCounts
+from caf_pipeline.source.protocol import InventoryReport, LastPage, ReportCounts
 from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors
@@ -61,10 +61,19 @@ class TakenReport:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A bounded look at a listing. `next_after` is where the next look begins; None where the listing's end was reached."""
+    """A bounded look at a listing.
+
+    Attributes:
+        new_objects: what a plan would take.
+        next_after: where the next look begins; None where the listing's end was reached.
+        pages: that were listed.
+        all_new: whether they have such objects, and beside them delete markers alone.
+    """
 
     new_objects: int
     next_after: bytes | None
+    pages: int
+    all_new: bool
 
 
 def take_inventory(
@@ -301,18 +310,20 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Calla
 
     It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages.
     """
-    new_objects = pages = 0
-    last = after
+    new_objects = listed = pages = 0
+    next_after: bytes | None = None
     filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
     for page in work.objects.list_pages(after=after, max_pages=max_pages, versions=work.all_versions):
-        if not page:  # the end of a listing may be an empty page, which must not pass for one more of many
-            continue
         pages += 1
-        last = page[-1].key
+        listed += sum(not obj.is_delete_marker for obj in page)
         new_objects += len(unsettled_objects(work, page, filters))
+        next_after = None if isinstance(page, LastPage) else page[-1].key
         if enough():
-            return Look(new_objects, last)
-    return Look(new_objects, last if pages >= max_pages else None)
+            break
+    else:
+        if pages < max_pages:
+            next_after = None
+    return Look(new_objects, next_after, pages, all_new=0 < listed == new_objects)
 
 
 def unsettled_objects(work: Workplace, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:

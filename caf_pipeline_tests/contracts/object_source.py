@@ -11,6 +11,7 @@ import pytest
 
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason
+from caf_pipeline.source.protocol import LastPage
 from caf_pipeline_tests.support.tiers import sampled
 
 # Clients and servers bend some of them. (moto cannot store a key with a line feed.)
@@ -73,6 +74,14 @@ class ObjectSourceContract:
         first = listed(source, max_pages=1)
         assert 0 < len(first) < 5
         assert [obj.key for obj in first + listed(source, after=first[-1].key)] == keys
+
+    def test_the_page_that_ends_a_listing_says_so_and_no_other(self, bucket):
+        for number in range(4):
+            bucket.put(f"k{number}")
+        source = bucket.source(page_keys=2)
+        assert [isinstance(page, LastPage) for page in source.list_pages()] == [False, True]
+        assert [isinstance(page, LastPage) for page in source.list_pages(max_pages=1)] == [False]
+        assert [isinstance(page, LastPage) for page in source.list_pages(after=b"k1", max_pages=1)] == [True]
 
     @pytest.mark.parametrize("after", [b"", b"b", b"b\xff", b"\xff", "bé".encode()[:-1]])
     def test_after_takes_any_bytes_and_leaves_out_keys_up_to_them(self, bucket, after):

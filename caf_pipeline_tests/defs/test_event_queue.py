@@ -148,6 +148,17 @@ def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
     assert queue.pipeline.ledger.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
 
 
+def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lists_one(pipeline, unruly_s3):
+    unruly_s3.page_keys = 2
+    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    queue = Queue(replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})))
+    for number in range(9):
+        queue.bucket.put(f"k{number}")
+    queue.send("k0", "k4", "k7")
+    (request,) = queue.tick().run_requests
+    assert request.run_config["ops"][INVENTORY]["config"]["until"] == "k7"
+
+
 def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")

@@ -8,7 +8,7 @@ import pytest
 from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus, RetryPolicy
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs import launching
+from caf_pipeline.defs import launching, new_objects_look
 from caf_pipeline.defs.dagster_private import (
     BulkActionStatus,
     PartitionBackfill,
@@ -77,18 +77,138 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     assert (requests, why) == ([], "Nothing new after ''.")
 
 
-@pytest.mark.thorough
-def test_each_look_goes_on_where_the_last_one_ended_and_plans_only_its_window(pipeline, tick):
-    settings = pipeline.settings.sources[SOURCE].model_copy(update={"watch_pages": 1})
-    pipeline.settings.sources[SOURCE] = settings
-    for number in range(1001):
-        pipeline.bucket.put(f"k-{number:04}")
-    (request,), _, cursor = tick("new_objects_my_source")
-    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "", "until": "k-0999"}
-    (request,), _, cursor = tick("new_objects_my_source", cursor)
-    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "k-0999", "until": "k-1000"}
-    requests, _, cursor = tick("new_objects_my_source", cursor)
-    assert (requests, cursor) == ([], '{"after": ""}')
+class Looks:
+    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page. `asked`: what was asked of S3."""
+
+    def __init__(self, pipeline, unruly_s3) -> None:
+        unruly_s3.page_keys = 2
+        self.asked: list[str] = []
+        unruly_s3.order(self._note, kind=None)
+        self.pipeline, self.cursor = pipeline, None
+        self.set(endpoint_url=unruly_s3.endpoint)
+
+    def _note(self, asked, answer):
+        self.asked.append(asked.kind if asked.kind != "other" else "versioning" if "versioning" in asked.query else "bucket")
+        return answer
+
+    def set(self, **changes) -> None:
+        its = self.pipeline.settings.sources[SOURCE].model_copy(update=changes)
+        self.pipeline = replace(self.pipeline, settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+
+    def put(self, keys: str) -> None:
+        for key in keys.split():
+            self.pipeline.bucket.put(key)
+
+    def look(self):
+        """Evaluate the next tick; return the part that it asks to plan, None where it asks for none."""
+        tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
+        self.cursor = tick.cursor
+        if not tick.run_requests:
+            return None
+        (request,) = tick.run_requests
+        return request.run_config["ops"]["my_source__s3_inventory"]["config"]
+
+    def plan(self, part) -> int:
+        """Execute a plan of a part; return how many objects are claimed then."""
+        config = {"ops": {"my_source__s3_inventory": {"config": part}}}
+        assert self.pipeline.execute("plan_my_source", run_config=config).success
+        return self.pipeline.ledger.account(SOURCE).claimed_objects
+
+
+@pytest.fixture
+def looks(pipeline, unruly_s3):
+    return Looks(pipeline, unruly_s3)
+
+
+@pytest.mark.parametrize("on_aws", [False, True])
+def test_a_look_asks_for_one_page_and_whether_the_bucket_keeps_versions_and_on_aws_for_its_region(looks, monkeypatch, on_aws):
+    monkeypatch.setattr("caf_pipeline.source.s3.source.is_aws", lambda client: on_aws)
+    looks.put("a b c d e")
+    for _ in range(3):
+        looks.look()
+        assert looks.asked == ["bucket"] * on_aws + ["versioning", "listing"]
+        looks.asked.clear()
+
+
+def test_one_new_object_is_planned_by_the_look_that_sees_it_and_only_with_its_page(looks):
+    looks.put("a b c e g h")
+    looks.plan({})
+    assert looks.look() is None
+    assert looks.cursor == '{"after": "b"}'
+    looks.put("f")
+    assert looks.look() is None
+    assert looks.look() == {"after": "e", "until": "g"}
+    assert looks.cursor == '{"after": "g"}'
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_what_arrives_on_several_pages_is_one_plan_with_the_first_page_that_is_not_wholly_new(looks):
+    looks.put("a b y z")
+    looks.plan({})
+    looks.put("n0 n1 n2 n3 n4")
+    assert [looks.look() for _ in range(3)] == [None] * 3
+    part = looks.look()
+    assert part == {"after": "b", "until": "y"}
+    assert looks.plan(part) == 9
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_what_arrives_at_the_end_of_a_bucket_is_one_plan_when_a_look_comes_there(looks):
+    looks.put("a b c d")
+    assert looks.look() is None
+    part = looks.look()
+    assert part == {"after": ""}
+    assert looks.cursor == '{"after": ""}'
+    assert looks.plan(part) == 4
+
+    looks.put("e f g h")
+    assert [looks.look() for _ in range(3)] == [None] * 3
+    looks.pipeline.bucket.delete("g")  # so that no page comes any more
+    looks.pipeline.bucket.delete("h")
+    assert looks.look() == {"after": "d"}
+
+
+def test_a_part_that_is_wholly_new_ends_at_its_limit_of_pages(looks, monkeypatch):
+    monkeypatch.setattr(new_objects_look, "PART_PAGES", 3)
+    looks.put("a b c d e f g h")
+    assert [looks.look() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
+    assert looks.look() == {"after": "f"}
+
+    looks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
+    looks.put("i")
+    assert looks.look() == {"after": "", "until": "h"}
+
+
+def test_a_part_that_is_wholly_new_waits_for_another_plan_of_the_source_and_is_planned_then(looks):
+    looks.put("a b c d e")
+    assert looks.look() is None
+    part = looks.cursor
+    run = start_run(looks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
+    assert looks.look() is None
+    assert looks.cursor == part
+    looks.pipeline.instance.delete_run(run)
+    assert [looks.look(), looks.look()] == [None, {"after": ""}]
+
+
+def test_a_look_that_is_cut_short_goes_on_with_its_part(looks, monkeypatch):
+    looks.set(watch_pages=10)
+    looks.put("a b c d e")
+    monkeypatch.setattr(new_objects_look, "ENOUGH", 2)  # as if half of the time had passed
+    assert [looks.look(), looks.look(), looks.look()] == [None, None, {"after": ""}]
+
+
+def test_a_cursor_that_is_put_back_into_a_part_that_was_planned_plans_nothing_twice(looks):
+    looks.put("a b c d e")
+    looks.look()
+    rewound = looks.cursor
+    looks.look()
+    assert looks.plan(looks.look()) == 5
+    looks.cursor = rewound
+    assert looks.plan(looks.look()) == 5
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
 
 
 @pytest.mark.thorough
@@ -148,6 +268,12 @@ def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_pla
             '{"after": {"a": 1e999}, "source": ""}',
             '{"after": 5}',
             '{"after": {"a": "b"}, "source": ""}',
+            '{"after": "key-000", "since": 5, "pages": 1}',
+            '{"after": "key-000", "since": "z", "pages": 1}',
+            '{"after": "key-000", "since": "a", "pages": -1}',
+            '{"after": "key-000", "since": "a", "pages": "1"}',
+            '{"after": "key-000", "since": "a", "pages": 1e999}',
+            '{"after": "key-000", "since": "a"}',
             '{"told by each way": {"mail": {"a": 1}}}',
         ],
         every=3,

@@ -164,6 +164,7 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
     for _ in range(len(history) + 1):
         look = inventories.look_for_new(work, after=after, max_pages=2)
         found += look.new_objects
+        assert look.all_new == bool(look.new_objects)  # delete markers are never archived
         if look.next_after is None:
             break
         assert look.next_after > after

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SettingsError
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, InventoryReport, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, InventoryReport, LastPage, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 
 PAGE = 1000
@@ -38,7 +38,7 @@ class MemorySource:
             raise self.down
         objects = [obj for obj in self.objects() if obj.key > after]
         pages = [objects[first : first + PAGE] for first in range(0, len(objects), PAGE)]
-        yield from pages[:max_pages]
+        yield from (LastPage(page) if page is pages[-1] else page for page in pages[:max_pages])
 
     def open_report(self, name: str = "") -> InventoryReport:
         raise SettingsError("a memory source has no inventory reports")

@@ -21,6 +21,7 @@ from botocore.exceptions import ClientError
 from caf_pipeline.errors import ListingRefused, ListingUnordered, SettingsError
 from caf_pipeline.inventory.key_split import text_of
 from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
+from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Listing:
             # Pages of nothing but what is left out are no progress: whoever looks at a bounded listing goes on after its last
             # key, and would look at them for ever. For the same reason it ends with the last version of a key.
             if page:
-                yield page
+                yield page if answer.get("IsTruncated") else LastPage(page)
                 yielded += 1
             if yielded == max_pages:
                 if not repeats:
