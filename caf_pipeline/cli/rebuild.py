@@ -37,9 +37,10 @@ def rebuild(
     it. May be run on a ledger that is not empty, and again at any time: what the ledger knows stays as it is. A chunk whose
     copies differ in what is read of it is not restored, unless --whole reads them whole, which tells the wrong ones.
 
-    The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again by
-    the next run: wait until its providers answer. Before the first run, wait as many blocks as jackal.timeout_blocks: a
-    transaction that the lost ledger sent may still be included.
+    The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again:
+    nothing of its source is planned until a rebuild leaves no file out, or `caf run --source NAME --second-copy` orders that.
+    Before the first run, wait as many blocks as jackal.timeout_blocks: a transaction that the lost ledger sent may still be
+    included.
 
     \b
     Examples:
@@ -66,8 +67,8 @@ def rebuild(
     if left_out:
         raise CafError(
             f"{counted(left_out, 'listed file')} {'was' if left_out == 1 else 'were'} not restored; the reasons are above",
-            hint="'caf run' would archive their objects again: first run 'caf rebuild' again if a provider did not answer,"
-            " 'caf rebuild --whole' if copies differ",
+            hint="run 'caf rebuild' again if a provider did not answer, 'caf rebuild --whole' if copies differ; until nothing is"
+            " left out, only 'caf run --source NAME --second-copy' plans such a source, and archives their objects again",
         )
 
 

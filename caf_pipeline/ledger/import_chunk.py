@@ -123,12 +123,12 @@ class ChunkImport(LedgerPart):
             connection.execute(statement, {"source_id": source_id})
 
     def end_rebuild(self, source: str) -> None:
-        """Write that all was restored that can be, or is not to be."""
+        """Write that all was restored, or that the rest is not to be."""
         with self._of_source(source) as (connection, source_id):
             connection.execute("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
 
     def rebuild_began_at(self, source: str) -> datetime | None:
-        """Return when the restoring of the source began that was not ended; None where there is none such, or no source."""
+        """Return when the rebuild of the source began that has not restored all; None where there is none such, or no source."""
         statement = "SELECT began_at FROM rebuilds JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._database.transaction() as connection:
             found: datetime | None = connection.execute(statement, {"source": source}).scalar_one_or_none()

@@ -314,20 +314,23 @@ def fault_of(work: Workplace, chunk: StoredChunk) -> str:
 def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[RebuildOutcome]:
     """Restore every chunk of the source that the ledger does not know; yield what became of each file.
 
-    While it goes on nothing is planned, nor after it was ended in its middle, until one comes to its end: what it had not
-    restored would be archived and paid for again. It may be ended at any moment and begun again: each chunk is written at once.
-    `owner` and `whole` are those of `find_chunks`.
+    While it goes on nothing is planned, nor after it was ended in its middle or left a file out, until one leaves nothing out:
+    what is not restored would be archived and paid for again. It may be ended at any moment and begun again: each chunk is
+    written at once. `owner` and `whole` are those of `find_chunks`.
 
     Raises:
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
     with work.lease(plan_lease(work.source)) as lease:
+        complete = True
         for finding in find_chunks(work, owner=owner, whole=whole):
             lease.check()
-            if finding.chunk is not None and not dry_run:
+            if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
                 work.ledger.begin_rebuild(work.source)
-            yield _restored(work, finding, dry_run=dry_run)
-        if not dry_run:
+            outcome = _restored(work, finding, dry_run=dry_run)
+            complete = complete and outcome.complete
+            yield outcome
+        if complete and not dry_run:
             work.ledger.end_rebuild(work.source)
 
 

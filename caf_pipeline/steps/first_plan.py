@@ -23,9 +23,9 @@ def refuse_second_copy(work: Workplace) -> None:
     """
     if began_at := work.ledger.rebuild_began_at(work.source):
         raise StoredAlready(
-            f"restoring '{work.source}' from what the store lists, begun at {began_at:%Y-%m-%d %H:%M} UTC, was not ended:"
-            " nothing was planned, since what is not restored yet would be archived and paid for again",
-            hint=f"'caf rebuild {work.source}' goes on with it; where a second copy is meant,"
+            f"the rebuild of '{work.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has not restored all that the store"
+            " lists: nothing was planned, since the rest would be archived and paid for again",
+            hint=f"'caf rebuild {work.source}' goes on with it and says what is missing; to archive the rest again,"
             f" 'caf run --source {work.source} --second-copy'",
         )
     if not all(chunk.adopted for chunk in work.ledger.chunks(work.source)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 
 import httpx
 import pytest
@@ -96,15 +97,41 @@ def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is
     next(run)
     run.close()
     assert len(work.ledger.chunks()) == 1
-    with pytest.raises(StoredAlready, match="was not ended") as refused:
+    with pytest.raises(StoredAlready, match="has not restored all") as refused:
         first_plan(work)
     assert "'caf rebuild src' goes on with it" in refused.value.hint
-    assert "was not ended" in preview_plan(work, inventories.take_inventory(work)).warning
+    assert "has not restored all" in preview_plan(work, inventories.take_inventory(work)).warning
     list(rebuild.rebuild(work, dry_run=True))
     with pytest.raises(StoredAlready):
         first_plan(work)
     list(rebuild.rebuild(work))
     assert first_plan(work).chunks == []
+
+
+def test_after_a_rebuild_that_left_a_chunk_out_nothing_is_planned_until_one_leaves_none_out(emptied, archived):
+    archived.objects.bodies["second"] = b"second"
+    archive_everything(archived)
+    work = registered(emptied)
+    file, _ = (archived.store.folder / "chunks").iterdir()
+    away = file.rename(file.with_suffix(".away"))
+    for _ in range(2):  # the second one restores nothing, and still leaves it out
+        assert sorted(outcome.complete for outcome in rebuild.rebuild(work)) == [False, True]
+        with pytest.raises(StoredAlready, match="has not restored all"):
+            first_plan(work)
+    away.rename(file)
+    list(rebuild.rebuild(work))
+    assert first_plan(work).chunks == []
+
+
+def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_it_leaves_a_file_out(archived):
+    (post,) = (archived.store.folder / "posts").iterdir()
+    shutil.copy(post, post.with_stem("ab" * 32))
+    assert not all(outcome.complete for outcome in rebuild.rebuild(archived))
+    archived.objects.bodies["new"] = b"new"
+    with pytest.raises(StoredAlready, match="has not restored all"):
+        first_plan(archived)
+    assert len(first_plan(archived, second_copy=True).chunks) == 1
+    assert first_plan(archived).chunks == []
 
 
 def test_a_second_copy_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
