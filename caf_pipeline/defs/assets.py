@@ -5,6 +5,7 @@ of a chunk are graphs of the ops in `ops`, one run for each partition.
 Source: "Flow" in docs/design.md.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -48,6 +49,8 @@ FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail
 """Of what the daily schedule makes: a warning after one day without, with two hours for a long listing. Chunks have none, since
 one is made only where there are new objects: docs/decisions/0024-freshness.md."""
 
+_NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
+
 Results = Iterator[MaterializeResult[Any]]
 
 
@@ -63,6 +66,22 @@ class InventoryTerms(Config):
         description="Time of an inventory report, or its beginning, e.g. `2026-11-21`; the newest such one is taken.",
     )
     list_bucket: bool = Field(default=False, description="List the bucket, although the source has inventory reports.")
+
+    def window(self) -> tuple[bytes, bytes | None]:
+        """Return the key that the listing begins after, and its last, None for the end; raise UsageError where that is none."""
+        for name, key in (("after", self.after), ("until", self.until or "")):
+            if _NO_ESCAPE.search(key):
+                raise UsageError(f"'{name}' is not percent-encoded: '{key}'", hint="write a '%' of the key as '%25'")
+        after = unquote_to_bytes(self.after)
+        if self.until is None:
+            return after, None
+        until = unquote_to_bytes(self.until)
+        if until <= after:
+            raise UsageError(
+                f"no key is taken: 'until' is '{self.until}', which is not greater than 'after', '{self.after}'",
+                hint="leave 'until' out to list to the end",
+            )
+        return after, until
 
     def takes_report(self, settings: SourceSettings) -> bool:
         """Tell whether a report is taken instead of a listing."""
@@ -105,10 +124,8 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
-        after = unquote_to_bytes(config.after)
-        until = None if config.until is None else unquote_to_bytes(config.until)
-
         def take(work: Workplace) -> metadata.Metadata:
+            after, until = config.window()
             work.wait_while_paused(lambda: None)  # now, not behind a long listing
             report = None
             if config.takes_report(settings):

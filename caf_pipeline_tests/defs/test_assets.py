@@ -10,8 +10,10 @@ from dagster import AssetCheckSeverity, AssetKey, DagsterEventType, Definitions
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import asset_checks
+from caf_pipeline.defs.assets import InventoryTerms
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
+from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -241,6 +243,26 @@ def test_a_report_is_not_taken_in_part(reported, config):
     result, _ = inventory_page(pipeline, report="2026-11-21", **config)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "a report is taken as a whole" in failure.step_failure_data.user_failure_data.description
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"after": "%zz"}, "'after' is not percent-encoded: '%zz'"),
+        ({"until": "100%"}, "'until' is not percent-encoded: '100%'"),
+        ({"after": "b", "until": "a"}, "'until' is 'a', which is not greater than 'after', 'b'"),
+        ({"after": "a", "until": "%61"}, "'until' is '%61', which is not greater than 'after', 'a'"),
+        ({"until": ""}, "'until' is '', which is not greater than 'after', ''"),
+    ],
+)
+def test_a_window_that_is_none_is_refused_before_anything_is_listed(config, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        InventoryTerms(**config).window()
+
+
+def test_a_window_is_of_the_bytes_that_its_keys_are_written_for():
+    assert InventoryTerms().window() == (b"", None)
+    assert InventoryTerms(after="a+%25", until="%c3%A4").window() == (b"a+%", "ä".encode())
 
 
 def test_the_source_is_complete_only_when_everything_is_located(pipeline):
