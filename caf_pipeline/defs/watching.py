@@ -47,7 +47,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import CafError, HeldByOther, NotProven
+from caf_pipeline.errors import CafError, HeldByOther, NotProven, UsageError
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 
@@ -57,7 +57,7 @@ Reports = Iterator[AssetCheckEvaluation | Output[None]]
 class Repairs(Config):
     """What a run repairs."""
 
-    limit: int = Field(default=10, ge=1, description="Damaged chunks that this run repairs at most; each is an upload.")
+    limit: int = Field(default=10, description="Damaged chunks that this run repairs at most, at least 1; each is an upload.")
 
 
 def watching_jobs(source: str) -> list[JobDefinition]:
@@ -159,6 +159,8 @@ def _look_in_bulk(context: OpExecutionContext, work: Workplace) -> metadata.Meta
 def _repair_op(source: str) -> OpDefinition:
     @_op(source, "repair_chunks", "Repair damaged chunks, those first that were found damaged longest ago.", repairs=True)
     def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
+        if config.limit < 1:  # Dagster would show pydantic's own words
+            raise as_failure(UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least"))
         work = attempt_step(context, source, lambda work: work)
         if work is None:
             return

@@ -165,6 +165,12 @@ def test_a_run_repairs_no_more_than_it_is_told(archived):
     assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
 
 
+def test_a_limit_that_lets_no_chunk_be_repaired_is_refused_in_one_sentence(pipeline):
+    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 0}}}}
+    (failed,) = [event for event in pipeline.execute(REPAIR, run_config=config).all_events if event.is_step_failure]
+    assert failed.step_failure_data.user_failure_data.description == "'limit' is 0: a run repairs one chunk at least"
+
+
 @pytest.mark.thorough
 def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archived):
     first, second, *_ = archived.chunks()
