@@ -299,12 +299,11 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
     }
 
 
-def seal_metadata(report: SealReport, staged: Path) -> Metadata:
-    """Return what is shown of a packed chunk, whose file is at `staged` until it is stored."""
+def seal_metadata(report: SealReport) -> Metadata:
+    """Return what is shown of a packed chunk. It has no address: its file is removed from staging when the chunk is located."""
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
-        **({"dagster/uri": _uri(staged)} if chunk.stored_size_bytes else {}),  # an empty chunk has no file
         "fill": round(report.fill, 3),
         "seconds": round(report.seconds, 1),
         "mib_per_second": round(report.bytes_per_second / MIB, 1),

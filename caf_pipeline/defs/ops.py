@@ -16,7 +16,6 @@ from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
-from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.steps import chunk_steps
 
 
@@ -54,7 +53,7 @@ def _step(
 
 
 def _seal(work: Workplace, chunk: str) -> metadata.Metadata:
-    return metadata.seal_metadata(chunk_steps.seal_chunk(work, chunk), staged_path(work, chunk))
+    return metadata.seal_metadata(chunk_steps.seal_chunk(work, chunk))
 
 
 def _release(work: Workplace, chunk: str) -> metadata.Metadata:
