@@ -40,9 +40,11 @@ def _step(
         pool=pool,
     )
     def step(context: OpExecutionContext) -> Iterator[Output[None]]:
-        chunk = context.partition_key
+        chunk, own = context.partition_key, context.assets_def.key.path[0]
         try:
             source = source_of(chunk)
+            if source != own:
+                raise UsageError(f"partition '{chunk}' is a chunk of source '{source}', and not of '{own}'")
         except UsageError as error:  # a partition that somebody added
             raise as_failure(error) from error
         result = attempt_step(context, source, lambda work: call(work, chunk))

@@ -319,11 +319,18 @@ def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, un
     assert said in failed.step_failure_data.user_failure_data.description
 
 
-def test_a_partition_that_is_no_chunk_fails_once_and_says_so(pipeline):
-    pipeline.instance.add_dynamic_partitions("my-source_chunks", ["foo"])
-    result = pipeline.execute(ARCHIVE, partition_key="foo")
+@pytest.mark.parametrize(
+    ("partition", "said"),
+    [
+        ("foo", "partition 'foo' is not the id of a chunk"),
+        ("other-1a2b3c4d-00001", "partition 'other-1a2b3c4d-00001' is a chunk of source 'other', and not of 'my-source'"),
+    ],
+)
+def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(pipeline, partition, said):
+    pipeline.instance.add_dynamic_partitions("my-source_chunks", [partition])
+    result = pipeline.execute(ARCHIVE, partition_key=partition)
     (failed,) = [event for event in result.all_events if event.is_step_failure]
-    assert "partition 'foo' is not the id of a chunk" in failed.step_failure_data.user_failure_data.description
+    assert said in failed.step_failure_data.user_failure_data.description
     assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
 
 
