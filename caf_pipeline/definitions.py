@@ -3,7 +3,7 @@
 from dagster import Definitions
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.errors import SettingsError
+from caf_pipeline.errors import SettingsError, with_hint
 from caf_pipeline.settings import load_settings
 
 
@@ -12,7 +12,7 @@ def _load() -> Definitions:
         settings = load_settings()
     except SettingsError as error:
         # This is what the UI shows of a code location that cannot be loaded: the sentence and the hint, nothing of ours below.
-        raise SettingsError(f"{error}. {error.hint}".rstrip(". ")) from None
+        raise SettingsError(with_hint(error)) from None
     return build_defs(settings)
 
 

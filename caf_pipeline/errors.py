@@ -97,6 +97,12 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def with_hint(error: Exception) -> str:
+    """Return what an error says and, after a semicolon, its hint where it has one; without a full stop."""
+    hint = error.hint if isinstance(error, CafError) else ""
+    return "; ".join(part.rstrip(".") for part in (str(error), hint) if part)
+
+
 def one_line(text: str) -> str:
     """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

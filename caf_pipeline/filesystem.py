@@ -25,7 +25,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike
 
-from caf_pipeline.errors import NotLocated, UsageError
+from caf_pipeline.errors import NotLocated, UsageError, with_hint
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
@@ -346,7 +346,7 @@ def _not_found(path: str) -> Iterator[None]:
     try:
         yield
     except NotLocated as error:
-        raise FileNotFoundError(errno.ENOENT, f"{error}{f' ({error.hint})' if error.hint else ''}", path) from error
+        raise FileNotFoundError(errno.ENOENT, with_hint(error), path) from error
 
 
 @contextmanager

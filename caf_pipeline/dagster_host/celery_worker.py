@@ -14,7 +14,7 @@ from dagster_celery.tasks import create_execute_job_task
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.defs.dagster_private import InstanceRef
-from caf_pipeline.errors import CafError, SettingsError
+from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import load_settings
 
 
@@ -40,7 +40,7 @@ def main(options: list[str]) -> int:
     try:
         app = celery_app()
     except CafError as error:
-        print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
+        print(with_hint(error), file=sys.stderr)
         return error.exit_code
     app.worker_main(["worker", *options])
     return 0

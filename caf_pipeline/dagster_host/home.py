@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.errors import CafError, SettingsError
+from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
 
 INSTANCE_FILE: Final = "dagster.yaml"
@@ -66,7 +66,7 @@ def main() -> int:
     try:
         print(prepare_dagster_home(load_settings()))
     except CafError as error:
-        print(f"{error}\n{error.hint}".rstrip(), file=sys.stderr)
+        print(with_hint(error), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -46,7 +46,7 @@ from caf_pipeline.defs.naming import (
     asset_key,
 )
 from caf_pipeline.defs.resources import ask_in_time
-from caf_pipeline.errors import AlertNotSent, LedgerError
+from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import SourceProgress
@@ -279,7 +279,7 @@ def _send_due(
         try:
             but = send(alerts, its, Deadline(deadline.left() / (len(ways) - number)))
         except (AlertNotSent, Overdue) as error:
-            failed.append(f"{error}; {error.hint}" if isinstance(error, AlertNotSent) else str(error))
+            failed.append(with_hint(error))
         else:
             told[name] = then
             said.append(f"{counted(len(alerts), 'alert')} sent to {whom}{but}")

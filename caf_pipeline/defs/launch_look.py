@@ -26,7 +26,7 @@ from caf_pipeline.defs.launching import (
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, old_launch_sensor, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
-from caf_pipeline.errors import CafError, ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable
+from caf_pipeline.errors import ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
@@ -195,8 +195,7 @@ class LaunchLook:
                     self.context, self.deadline, self._store(), partial(self._refused, unposted, waiting, public=public)
                 )
             except (Overdue, StoreUnreachable) as error:
-                hint = error.hint if isinstance(error, CafError) else ""
-                self.notes.append(f"No chunk is launched: {_sentence(str(error), hint)} The next look asks again.")
+                self.notes.append(f"No chunk is launched: {with_hint(error)}. The next look asks again.")
                 return []
             if refused:
                 self.notes.append(why)
@@ -277,10 +276,10 @@ def refused_chunks(
             too_large |= {chunk.name for chunk in left if chunk.size_bytes > fitting}
             left = [chunk for chunk in left if chunk.size_bytes <= fitting]
         except PlanTooSmall as error:
-            why, room = _sentence(str(error), error.hint), error.fitting_bytes - waiting_bytes
+            why, room = f"{with_hint(error)}.", error.fitting_bytes - waiting_bytes
             left = _first_fitting(left, min(room, largest + beside - waiting_bytes - 1))
         except (*HITS_EVERY_CHUNK, NoProvider) as error:
-            why, left = _sentence(str(error), error.hint), []
+            why, left = f"{with_hint(error)}.", []
     else:
         left = []
     return {chunk.name for chunk in unposted} - {chunk.name for chunk in left} - too_large, why
@@ -300,7 +299,3 @@ def _counts(choices: Iterable[Choice], parked: int) -> str:
     choices = list(choices)
     active, waiting = sum(choice.active for choice in choices), sum(choice.waiting for choice in choices)
     return f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."
-
-
-def _sentence(said: str, hint: str) -> str:
-    return f"{said}. {hint}".rstrip(". ") + "."

@@ -14,7 +14,7 @@ from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
 from caf_pipeline.defs.launching import UNFINISHED, by_outage, waits
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.defs.resources import ask_in_time, open_work
-from caf_pipeline.errors import CafError, SourceError
+from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
@@ -117,7 +117,7 @@ class NewObjectsLook:
                 self._ask(f"queue {self._its.queue}, or the ledger,", self._drain)
             except SourceError as error:  # reports and the keys that are noticed already are looked at without it
                 self.unread = error
-                self.notes.append(f"{error}: {error.hint}.")
+                self.notes.append(f"{with_hint(error)}.")
         planning_runs = RunsFilter(job_name=job_name(self.source, "plan"), statuses=UNFINISHED)
         if busy := self.context.instance.get_runs(planning_runs, limit=1):
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
@@ -160,8 +160,7 @@ class NewObjectsLook:
                 self.context, deadline, whom, lambda: inventories.find_new_report(open_work(self.context, self.source))
             )
         except (CafError, Overdue) as error:
-            hint = f" ({error.hint})" if isinstance(error, CafError) and error.hint else ""
-            self.notes.append(f"No inventory report is taken: {error}{hint}.")
+            self.notes.append(f"No inventory report is taken: {with_hint(error)}.")
             return None
         if not name:
             return None

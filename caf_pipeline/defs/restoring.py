@@ -25,7 +25,7 @@ from caf_pipeline import wiring
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
 from caf_pipeline.defs.naming import ASSETS, BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
-from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError
+from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
@@ -145,7 +145,7 @@ class _Progress:
         """Count an object, and say how far the run is, where it is time to."""
         self._sums.add(one)
         if one.error and len(self._sums.errors) <= MOST_TOLD:
-            self._context.log.error(f"{one.error} {one.error.hint}".rstrip())
+            self._context.log.error(with_hint(one.error))
         now = time.monotonic()
         if now - self._told_at >= LINE_SECONDS:
             self._told_at = now

@@ -15,7 +15,7 @@ from caf_pipeline.defs.launch_look import LaunchLook, Tick
 from caf_pipeline.defs.naming import LAUNCH_SENSOR, identifier, job_name, s3_key
 from caf_pipeline.defs.new_objects_look import PART_PAGES, NewObjectsLook, pages_of_events
 from caf_pipeline.defs.resources import EVERY_STEP
-from caf_pipeline.errors import CafError, HeldByOther
+from caf_pipeline.errors import CafError, HeldByOther, with_hint
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
@@ -39,7 +39,7 @@ def _told(look: Callable[[], Tick], afterwards: str) -> Tick:
     except CafError as error:
         if error.permanent and not isinstance(error, HeldByOther):
             raise
-        return SkipReason(f"{error} {error.hint}".rstrip())
+        return SkipReason(with_hint(error))
 
 
 # --- new objects -----------------------------------------------------------------------------------------------------

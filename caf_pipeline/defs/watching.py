@@ -47,7 +47,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import CafError, HeldByOther, NotProven, UsageError
+from caf_pipeline.errors import CafError, HeldByOther, NotProven, UsageError, with_hint
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 
@@ -171,7 +171,7 @@ def _repair_op(source: str) -> OpDefinition:
             if isinstance(outcome, HeldByOther):
                 context.log.info(str(outcome))
             elif isinstance(outcome, CafError):
-                context.log.error(f"{outcome} {outcome.hint}".rstrip())
+                context.log.error(with_hint(outcome))
                 failed.append(outcome)
             elif outcome is not None:
                 repaired += outcome.chunk.state is ChunkState.LOCATED

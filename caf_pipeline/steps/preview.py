@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from caf_pipeline.chunk_state import NOT_POSTED
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError
+from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.objects import SkipReason
@@ -251,7 +251,7 @@ def _refusal(work: Workplace) -> str:
     try:
         refuse_second_copy(work)
     except StoredAlready as error:
-        return f"this plan would be refused: {error}; {error.hint}"
+        return f"this plan would be refused: {with_hint(error)}"
     except (StoreError, MnemonicRefused):  # an estimate without it is better than none
         pass
     return ""
@@ -268,7 +268,7 @@ def _not_posted(work: Workplace, chunks: Sequence[ChunkPlan]) -> str:
             public=work.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
         )
     except (StoreError, SettingsError) as error:
-        return f"as things are, not all of it would be stored: {error}; {error.hint}".rstrip("; ") if error.permanent else ""
+        return f"as things are, not all of it would be stored: {with_hint(error)}" if error.permanent else ""
     return ""
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
-from caf_pipeline.errors import ArchiveError, CafError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError
+from caf_pipeline.errors import ArchiveError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError, with_hint
 from caf_pipeline.ledger.records import chunk_lease, plan_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import (
@@ -107,13 +107,9 @@ def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
             try:
                 rows = rebuild.restore(work, file)
             except (ArchiveError, ClaimConflict, IntegrityError) as error:
-                return Mended(f"not restored: {_said(error)}", Actor.OPERATOR)
+                return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
             if not rows:
                 return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Actor.NOBODY)
             remedy = _remedy(context, file)
             return Mended(f"{remedy}, with {counted(rows, 'location')}", Actor.MENDED if remedy == "restored" else Actor.OPERATOR)
         return NO_LONGER_THERE
-
-
-def _said(error: CafError) -> str:
-    return f"{error}; {error.hint}" if error.hint else str(error)
