@@ -71,6 +71,13 @@ SAID_OF_CONDITIONS: Final = {
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
     """Return the checks of one source, in flow order."""
+    listed, unverified = "The store's folder has the chunk, and pieces read back from it are right. ", ""
+    if on_jackal:
+        listed = "The chain shows a verified proof of the asked number of copies, and pieces read back from each are right. "
+        unverified = (
+            " A warning, `unverified`, where the copies are right and what the chain shows may be of a provider's joining alone: "
+            "the next proof window may tell more."
+        )
     with warnings.catch_warnings():
         # Partitioned checks are a preview in 1.13.27. They do what is asked of them here, which the tests hold; users of
         # this package can do nothing about the warning.
@@ -99,11 +106,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "jackal_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
-                "The chain shows a verified proof of the asked number of copies, and pieces read back from each are right. "
-                f"Looked at again and again by the job `{job_name(source, 'prove')}`; a chunk that fails is marked as "
-                f"`damaged`, and `{job_name(source, 'repair')}` or `caf jackal repair` mends it. A warning, `unverified`, where "
-                "the copies are right and what the chain shows may be of a provider's joining alone: the next proof window may "
-                "tell more.",
+                f"{listed}Looked at again and again by the job `{job_name(source, 'prove')}`; a chunk that fails is marked as "
+                f"`damaged`, and `{job_name(source, 'repair')}` or `caf jackal repair` mends it.{unverified}",
                 partitioned=True,
             ),
             _check(

@@ -6,8 +6,9 @@ import sys
 import pytest
 from dagster import AssetKey
 
+from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.naming import ASSETS, LOCATION_NAME
+from caf_pipeline.defs.naming import ASSETS, CHUNK_IS_PROVEN, LOCATION_NAME
 from caf_pipeline.settings import Settings, SourceSettings
 
 
@@ -43,6 +44,12 @@ def test_each_source_has_its_own_group_of_the_same_assets():
             assert node.kinds
             assert node.description_or_default if hasattr(node, "description_or_default") else node.description
     assert graph.get(AssetKey(["a", "caf_chunk"])).owners == ["team:x"]
+
+
+@pytest.mark.parametrize("on_jackal", [True, False])
+def test_a_proven_chunk_is_described_by_what_its_store_can_show(on_jackal):
+    specs = {spec.name: spec for check in source_checks("a", on_jackal=on_jackal) for spec in check.check_specs}
+    assert ("chain" in specs[CHUNK_IS_PROVEN].description) is on_jackal
 
 
 def test_all_that_a_code_server_loads_is_loaded():
