@@ -28,7 +28,7 @@ def dagster_home(settings: Settings) -> Path:
 def prepare_dagster_home(settings: Settings) -> Path:
     """Make the folder, link dagster.yaml into it, and set DAGSTER_HOME for this process and its children.
 
-    A dagster.yaml that is a file there, not a link, is the operator's own and stays.
+    A dagster.yaml that is a file there, or a link to one that is not of this software, is the operator's own and stays.
 
     Raises:
         SettingsError: the folder cannot be made or written.
@@ -45,16 +45,26 @@ def prepare_dagster_home(settings: Settings) -> Path:
     return folder
 
 
+def is_own(file: Path) -> bool:
+    """Tell whether a dagster.yaml is there that is the operator's: a file, or a link to one that no copy of this software has.
+
+    A link to nothing is taken for one to a copy that is gone.
+    """
+    beside = file.resolve().parent
+    of_a_copy = beside.name == _PACKAGE.name or (beside / _PACKAGE.name).is_dir()
+    return file.exists() and not (file.is_symlink() and of_a_copy)
+
+
 def _link(link: Path) -> None:
     wanted = next((place for place in _PLACES if place.is_file()), None)
     if wanted is None:
         raise SettingsError(f"{INSTANCE_FILE} is neither at {_PLACES[0]} nor at {_PLACES[1]}", hint="install the package again")
+    if is_own(link):
+        return
     if link.is_symlink():
         if link.readlink() == wanted:
             return
         link.unlink()
-    elif link.exists():
-        return
     try:
         link.symlink_to(wanted)
     except FileExistsError:  # another process of ours was faster

@@ -18,7 +18,7 @@ from typing import Final
 import psutil
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home
+from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.errors import SettingsError
@@ -139,9 +139,9 @@ def _lowest(bounds: Sequence[tuple[int, str]]) -> tuple[int, str]:
 def _state_of(home: Path) -> str:
     """Return what becomes of the folder: `made`, `unchanged`, or `kept` where it has a dagster.yaml of the operator's own."""
     file = home / INSTANCE_FILE
-    if file.is_symlink():
-        return "unchanged"
-    return "kept" if file.exists() else "made"
+    if is_own(file):
+        return "kept"
+    return "unchanged" if file.is_symlink() else "made"
 
 
 @contextmanager

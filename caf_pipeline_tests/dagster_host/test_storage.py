@@ -158,6 +158,20 @@ def test_a_link_that_points_elsewhere_is_mended_and_an_operators_own_file_stays(
     assert not link.is_symlink()
 
 
+def test_a_link_to_an_operators_own_file_stays_and_one_to_another_copy_of_this_software_is_mended(home_settings, tmp_path):
+    link = prepare_dagster_home(home_settings) / "dagster.yaml"
+    ours = link.readlink()
+    for folder, stays in ((tmp_path / "etc", True), (tmp_path / "old", False), (tmp_path / "wheel" / "caf_pipeline", False)):
+        folder.mkdir(parents=True)
+        (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+        if folder.name == "old":
+            (folder / "caf_pipeline").mkdir()
+        link.unlink()
+        link.symlink_to(folder / "dagster.yaml")
+        prepare_dagster_home(home_settings)
+        assert link.readlink() == (folder / "dagster.yaml" if stays else ours)
+
+
 def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match="cannot be made"):
