@@ -71,3 +71,9 @@ def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
     program.kill()
     program.wait()
     assert program.stdout.readline() == "in order\n"
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
+def test_a_port_of_the_ui_that_is_none_is_one_sentence(port):
+    run = subprocess.run([sys.executable, DEMO / "ui.py", f"--port={port}"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, f"PORT is {port!r}: it must be a number from 1 to 65535\n")

@@ -42,6 +42,8 @@ def main() -> int:
     parser.add_argument("--bucket", help="show this existing bucket, too")
     parser.add_argument("--port", default="3000", help="of the UI")
     arguments = parser.parse_args()
+    if not (arguments.port.isascii() and arguments.port.isdecimal() and 0 < int(arguments.port) < 1 << 16):
+        sys.exit(f"PORT is {arguments.port!r}: it must be a number from 1 to 65535")
     if arguments.bucket:
         bucket.use(arguments.bucket)
     hush()
