@@ -26,7 +26,9 @@ def _options(
 ) -> None:
     """Archive S3 objects on Jackal, and work with CAF files.
 
-    Every command's help ends with its exit statuses. A failure is one sentence on stderr.
+    A failure is one sentence on stderr. Every command's help ends with its exit statuses; those of any command are 0 done, 1 this
+    machine refuses something, or a bug, 2 wrong arguments, 8 the output cannot be written, as on a full disk, 130 interrupted by
+    Ctrl-C, and 141 the reader of the output left.
     """
     _show_help(context)
 

@@ -410,6 +410,13 @@ def test_a_full_device_is_one_sentence(here, unbuffered):
     assert run.stderr == "caf: error: No space left on device.\n"
 
 
+def test_the_help_says_how_any_command_may_end(capsys):
+    assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for status in ("8 the output cannot be written", "130 interrupted by Ctrl-C", "141 the reader of the output left"):
+        assert status in said
+
+
 def run_by_shell(redirected, *arguments):
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", *CAF, *arguments]
