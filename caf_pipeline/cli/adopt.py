@@ -89,7 +89,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise CafError(f"{counted(len(errors), 'file')} were not adopted; the reasons are above", hint=errors[0].hint)
+        raise CafError(f"{counted(len(errors), 'file')} could not be adopted; the reasons are above", hint=errors[0].hint)
 
 
 def _adoptions(work: "Workplace", files: "list[Path] | tuple[()]", terms: "Terms") -> "Iterator[FileAdoption]":

@@ -210,7 +210,7 @@ def extract(
                     print_json({"key": key, "size_bytes": reader[key].size_bytes})
         if problems:
             hint = next((error.hint for error in problems if error.hint), "")
-            raise CafError(f"{len(problems)} of {counted(asked, 'member')} were not extracted.", hint=hint)
+            raise CafError(f"{len(problems)} of {counted(asked, 'member')} could not be extracted.", hint=hint)
         if not as_json:
             print(f"{counted(asked, 'member')}, {show_size(size_bytes)}")
 

@@ -66,7 +66,7 @@ def rebuild(
         _print_not_known(settings)
     if left_out:
         raise CafError(
-            f"{counted(left_out, 'listed file')} {'was' if left_out == 1 else 'were'} not restored; the reasons are above",
+            f"{counted(left_out, 'listed file')} could not be restored; the reasons are above",
             hint="run 'caf rebuild' again if a provider did not answer, 'caf rebuild --whole' if copies differ; until nothing is"
             " left out, only 'caf run --source NAME --second-copy' plans such a source, and archives their objects again",
         )
@@ -105,7 +105,11 @@ def _rebuild(
             {"source": name, "files": dict(sorted(kinds.items())), "left_out": left_out, "not_known": dict(steps.NOT_KNOWN)}
         )
     else:
-        said = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(kinds.items()))
+        chunk = steps.FileKind.CHUNK
+        said = ", ".join(
+            counted(count, "chunk") if kind is chunk else f"{count:,} {kind.replace('_', ' ')}"
+            for kind, count in sorted(kinds.items())
+        )
         typer.echo(f"{name}: {said or 'nothing is listed'}")
     if set(kinds) == {steps.FileKind.FOREIGN}:
         note(f"{name}: nothing that is listed has this owner; if another wallet posted the chunks, give its address as --owner")

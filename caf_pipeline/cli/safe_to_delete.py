@@ -155,8 +155,9 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
     if not snapshot.object_count:
         typer.echo(f"{source}: S3 has no objects of it: there is nothing to delete")
     elif found.manifest:
+        are = "is" if found.safe_objects == 1 else "are"
         typer.echo(
-            f"{source}: {found.safe_objects:,} of {counted(snapshot.object_count, 'object')} are safe to delete"
+            f"{source}: {found.safe_objects:,} of {counted(snapshot.object_count, 'object')} {are} safe to delete"
             f" ({show_size(found.safe_bytes)} of {show_size(snapshot.object_bytes)})"
         )
         typer.echo(f"listed in {printable(str(found.manifest))}, columns {','.join(found.columns)}")

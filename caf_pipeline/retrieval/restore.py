@@ -118,4 +118,4 @@ class RestoreSums:
         if ended and kind is not IntegrityError:
             return ended
         hint = _GOES_ON if self.errors else "--force replaces what is different"
-        return kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} were not restored", hint=hint)
+        return kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored", hint=hint)

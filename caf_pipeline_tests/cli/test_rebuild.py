@@ -16,6 +16,7 @@ from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.settings import SourceSettings, load_settings
 from caf_pipeline.store.jackal.messages import archive_note
 from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.system.quantities import counted
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
@@ -271,6 +272,7 @@ def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  #
     caf.settings('[sources.src]\nbucket = "b"\n')
     done = caf("rebuild")
     assert done.status == 0, done.err
+    assert f"src: {counted(len(fresh.chunks()), 'chunk')}\n" in done.out.decode()
     assert "9 objects, 0 skipped, read from 1 of 1 listed copy" in done.out.decode()
     assert rows_of(fresh) == rows_of(ledger)
     assert lines_of(caf("rebuild", "--json"))[0]["kind"] == "known"

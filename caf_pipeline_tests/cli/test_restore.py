@@ -98,7 +98,7 @@ def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folde
     (folder / "some").mkdir(parents=True)
     mine = folder / "some" / "key-03"
     mine.write_bytes(bytes(len(BODIES["some/key-03"])))
-    one_sentence(archived("restore", "src", "some/", str(folder)), 1, "1 object of 31 were not restored", "--force")
+    one_sentence(archived("restore", "src", "some/", str(folder)), 1, "1 object of 31 could not be restored", "--force")
     assert mine.read_bytes() == bytes(mine.stat().st_size)
     assert archived("restore", "src", "some/", str(folder), "--force").status == 0
     assert mine.read_bytes() == BODIES["some/key-03"]
@@ -224,7 +224,7 @@ def spoilt(archived, *keys):
 def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
     wrong = {"some/key-03", "some/large"}
     with spoilt(archived, *wrong):
-        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} were not restored")
+        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} could not be restored")
     assert files(folder) == {key: body for key, body in BODIES.items() if key not in wrong}
 
 

@@ -116,7 +116,7 @@ def test_what_is_different_is_never_replaced_unless_it_is_told_to(restore, new_b
     mine, same_bytes = bytes(len(BODIES[key])), {"ContentType": "text/mine"}
     for body, options in ((mine, {}), (BODIES[key], same_bytes)):
         new_bucket.put(PREFIX + key, body, **options)
-        one_sentence(restore(prefix=key), 1, "1 object of 1 were not restored", "--force")
+        one_sentence(restore(prefix=key), 1, "1 object of 1 could not be restored", "--force")
         assert objects(new_bucket) == {key: body}
     assert restore("--force", prefix=key).status == 0
     assert objects(new_bucket) == {key: BODIES[key]}
@@ -131,7 +131,7 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, u
         return answer
 
     unruly_s3.order(appears, kind="head", key=f"{PREFIX}a", times=1)
-    one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 were not restored")
+    one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 could not be restored")
     assert objects(new_bucket) == {"a": b"another's", "a/b": b"2"}
 
 
@@ -141,7 +141,7 @@ def test_what_a_listing_does_not_show_is_found_to_be_there_when_it_is_written(re
     assert restore(prefix="some/key-07").status == 0
     unruly_s3.say(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", kind="listing")
     done = restore("--json", prefix="some/", endpoint=unruly_s3.endpoint)
-    one_sentence(done, 1, "1 object of 20 were not restored")
+    one_sentence(done, 1, "1 object of 20 could not be restored")
     assert (sums(done)["restored"], sums(done)["equal"], sums(done)["different"]) == (18, 1, 1)
     assert objects(new_bucket)["some/key-05"] == b"another's"
 
@@ -150,14 +150,14 @@ def test_an_object_there_that_is_in_cold_storage_is_not_read_and_holds_up_no_oth
     new_bucket.put(f"{PREFIX}some/key-05", BODIES["some/key-05"])  # with no checksum: it is read to be compared
     unruly_s3.fail(403, "InvalidObjectState", kind="object", key=f"{PREFIX}some/key-05")
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
-    one_sentence(done, 1, "InvalidObjectState", "1 object of 20 were not restored")
+    one_sentence(done, 1, "InvalidObjectState", "1 object of 20 could not be restored")
     assert len(objects(new_bucket)) == 20
 
 
 def test_a_key_that_a_server_does_not_know_how_to_take_holds_up_no_other(restore, new_bucket, unruly_s3):
     unruly_s3.fail(404, "404", kind="object", key=f"{PREFIX}some/key-05")  # as moto answers to a line feed in a key
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
-    one_sentence(done, 1, "some/key-05 was not written: the server answers 404", "1 object of 20 were not restored")
+    one_sentence(done, 1, "some/key-05 was not written: the server answers 404", "1 object of 20 could not be restored")
     assert set(objects(new_bucket)) >= {key for key in BODIES if key.startswith("some/")} - {"some/key-05"}
 
 
@@ -221,7 +221,7 @@ def test_wrong_bytes_never_become_an_object(archived, restore, new_bucket):
             data = data.replace(BODIES[key][-1000:], BODIES[key][-1000:][::-1])
         file.write_bytes(data)
     try:
-        one_sentence(restore(), 9, f"3 objects of {len(BODIES)} were not restored")
+        one_sentence(restore(), 9, f"3 objects of {len(BODIES)} could not be restored")
     finally:
         for file, data in spoilt.items():
             file.write_bytes(data)
@@ -234,7 +234,7 @@ def test_a_manifest_that_no_provider_gives_lets_nothing_of_its_chunk_be_written(
     for file, data in kept.items():
         file.write_bytes(data[:-3000] + bytes(2980) + data[-20:])
     try:
-        one_sentence(restore(prefix="a"), 9, "2 objects of 2 were not restored", "manifest")
+        one_sentence(restore(prefix="a"), 9, "2 objects of 2 could not be restored", "manifest")
     finally:
         for file, data in kept.items():
             file.write_bytes(data)

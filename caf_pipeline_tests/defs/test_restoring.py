@@ -73,7 +73,7 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     (tmp_path / "key-003").write_text("mine")
     result, shown, said = restore(archived, destination=str(tmp_path))
     assert not result.success
-    assert said == "1 object of 9 were not restored"
+    assert said == "1 object of 9 could not be restored"
     assert (shown["objects"], shown["different"], shown["exit_code"]) == (8, 1, 1)
     assert restore(archived, destination=str(tmp_path), force=True)[0].success
     result, _, said = restore(archived, prefix="none/", destination=str(tmp_path))

@@ -59,8 +59,8 @@ class AcceptingProviders:
         listed = self.selection.listed(fresh=True)
         if len(listed) < required:
             raise UploadsRefused(
-                f"the chain lists {counted(len(listed), 'provider')}, and {counted(required, 'copy', 'copies')} of each chunk are"
-                " required, each at another provider: nothing was posted",
+                f"the chain lists {counted(len(listed), 'provider')}, and each chunk needs {counted(required, 'copy', 'copies')},"
+                " each at another provider: nothing was posted",
                 hint="lower jackal.copies, or jackal.required_copies",
             )
         order = self.selection.to_upload(size_bytes)
@@ -129,7 +129,7 @@ class AcceptingProviders:
         private = [one for one in refusals if one.by_settings]
         if listed - len(private) < required:
             return UploadsRefused(
-                f"nothing was posted: {counted(required, 'copy', 'copies')} of each chunk are required, and {len(private)} of"
+                f"nothing was posted: each chunk needs {counted(required, 'copy', 'copies')}, and {len(private)} of"
                 f" {counted(listed, 'provider')} have addresses that are not public and may not be used",
                 hint="set jackal.allow_private_addresses = true only for a network of your own, whose providers are on this"
                 " machine or beside it",
