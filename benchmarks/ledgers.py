@@ -85,7 +85,9 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
         columns["last_modified"] = pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count)
         pq.write_table(pa.table(columns), rows, compression="zstd")
         lines.write_text(
-            "".join(f"1\t{one}\t{two}\t{at}\t{MOMENT}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True))
+            "".join(
+                f"1\t{one}\t{two}\t{at}\t{MOMENT}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True)
+            )
         )
         copy = "COPY claims (source_id, file_path, object_version, caf_file_id, last_modified) FROM STDIN"
         our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv

@@ -85,7 +85,7 @@ class SourceSettings(_Section):
         egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
         launch: whether the sensor launches chunks of the source. Where not set it does, unless an operator had switched off the
             source's own sensor, which did it up to 0.3.0.
-        watch_interval_seconds: between two looks of the sensor for new objects; 0 switches it off.
+        watch_interval_seconds: between two plans of what the sensor for new objects sees; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
         listing_threads: parts of a bucket that are listed side by side.
         listing_requests_per_second: of all those together. S3 takes 5,500 reads a second for each of its partitions ("Best
@@ -118,7 +118,7 @@ class SourceSettings(_Section):
     egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
     launch: bool | None = None
-    watch_interval_seconds: Whole = Field(default=30, ge=0, le=366 * DAY)
+    watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=1, ge=1, le=1000)
     listing_threads: Whole = Field(default=8, ge=1, le=64)
     listing_requests_per_second: Number = Field(default=100, gt=0, le=5500)

@@ -1,6 +1,7 @@
 """One look of a sensor for new objects: at inventory reports, then round the bucket part by part, or where events say."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ RUNS_OF_REPORT: Final = 100
 PART_PAGES: Final = 20
 """Of a part that is planned at once. 20,000 objects that arrive together are one run and chunks of them all, where page by page
 they would be 20 runs, one after the other, and 20 small chunks at least. With more pages the first object would wait longer: 20
-of them take 10 minutes, at one in 30 s."""
+of them take 10 minutes, at one in `sensors.LOOK_SECONDS`."""
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class _Cursor:
 
     Attributes:
         after: the next look lists keys greater than this.
-        since: where the part began that has nothing but new objects up to `after`, and is planned once it has ended.
+        since: where the part began that has new objects, up to `after`, and is planned once it has ended.
         pages: of that part; 0: there is none.
     """
 
@@ -123,8 +124,14 @@ class NewObjectsLook:
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
         if self._its.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)
-        cursor = _Cursor.read(self.context.cursor)
-        return self._where_events_say(cursor.after) if self._its.queue else self._round(cursor)
+        cursor, soon = _Cursor.read(self.context.cursor), self._planned_lately()
+        if not self._its.queue:
+            return self._round(cursor, soon=soon)
+        return (
+            SkipReason(self._said(f"{self._lately()} what events name is looked for."))
+            if soon
+            else self._where_events_say(cursor.after)
+        )
 
     @property
     def _its(self) -> SourceSettings:
@@ -175,19 +182,31 @@ class NewObjectsLook:
             return RunRequest(run_config=config, tags={REPORT_TAG: name})
         return None
 
-    def _round(self, at: _Cursor) -> Tick:
-        """Look at what comes next. What is new is planned at once, unless all of it is: then once that has ended."""
+    def _planned_lately(self) -> bool:
+        """Tell whether a plan of the source began too short ago: what trickles in would be a chunk at each look."""
+        interval = self._its.watch_interval_seconds
+        latest = self.context.instance.get_run_records(RunsFilter(job_name=job_name(self.source, "plan")), limit=1)
+        # One that is ahead was written while a clock was wrong; those of two machines may differ a little.
+        return any(-interval < time.time() - run.create_timestamp.timestamp() < interval for run in latest)
+
+    def _lately(self) -> str:
+        return f"The latest plan began less than {counted(self._its.watch_interval_seconds, 'second')} ago; after that"
+
+    def _round(self, at: _Cursor, *, soon: bool) -> Tick:
+        """Look at what comes next. What is new is planned at once, or, where all of it is or it is too soon, with what follows."""
         look = partial(
             inventories.look_for_new, after=at.after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
         )
         seen = self._ask_bucket(look)
         pages = at.pages + seen.pages
-        if seen.all_new and seen.next_after is not None and pages < PART_PAGES:
-            said = f"All is new in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': planned with what comes next."
-            return SensorResult(skip_reason=self._said(said), cursor=_Cursor(seen.next_after, at.since, pages).written())
         cursor = _Cursor(seen.next_after or b"").written()  # None: again from the start
         if not seen.new_objects and not at.pages:
             return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(at.after)}'."), cursor=cursor)
+        if (seen.all_new or soon) and seen.next_after is not None and pages < PART_PAGES:
+            said = f"New in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': planned with what comes next."
+            return SensorResult(skip_reason=self._said(said), cursor=_Cursor(seen.next_after, at.since, pages).written())
+        if soon:
+            return SkipReason(self._said(f"{self._lately()} what is new after '{quote_from_bytes(at.since)}' is planned."))
         self._log_notes()
         return SensorResult([RunRequest(run_config=self._window(at.since, seen.next_after))], cursor=cursor)
 

@@ -23,6 +23,9 @@ from caf_pipeline.system.quantities import counted
 LAUNCH_SECONDS: Final = 30
 """Between two looks at the ledger, as often as Dagster's daemon asks a sensor by default; a look is a few queries."""
 
+LOOK_SECONDS: Final = 30
+"""Between two looks for new objects at most, likewise: each lists a page, and a bucket of many is to be gone round soon."""
+
 TICK_SECONDS: Final = 15.0
 """For all that a tick asks of servers: chain, providers, S3, ledger. With what it asks of Dagster it takes less than 20 s."""
 
@@ -53,7 +56,7 @@ def new_objects_sensor(settings: Settings, source: str, tick_seconds: float = TI
     @sensor(
         name=f"new_objects_{identifier(source)}",
         job_name=job_name(source, "plan"),
-        minimum_interval_seconds=its.watch_interval_seconds or None,
+        minimum_interval_seconds=min(its.watch_interval_seconds, LOOK_SECONDS) or None,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
         default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
         description=_described(its),
@@ -72,15 +75,16 @@ def _described(its: SourceSettings) -> str:
         if its.inventory
         else ""
     )
+    often = f"at most every {counted(its.watch_interval_seconds, 'second')}"
     if its.queue:
         return reports + (
             f"Takes event notifications from the queue {its.queue} and keeps the keys that they name in the ledger, then lists "
             f"the part of the bucket that has the first of them, {_pages(pages_of_events(its))} at most, and plans it "
-            "where it has objects which no chunk has. A message is deleted once the ledger has its keys."
+            f"where it has objects which no chunk has, {often}. A message is deleted once the ledger has its keys."
         )
     return reports + (
         f"Lists {_pages(its.watch_pages)} at a time, going round the bucket, and plans the part of it that has objects which no "
-        f"chunk has. Pages with nothing else are planned together, up to {PART_PAGES}."
+        f"chunk has, {often}. Pages with nothing else are planned together, up to {PART_PAGES}."
     )
 
 

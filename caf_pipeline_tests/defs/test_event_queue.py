@@ -1,12 +1,15 @@
 """New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change nothing of what is archived."""
 
 import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import quote_plus, unquote_to_bytes
 
 import boto3
 import pytest
 
+from caf_pipeline.defs import new_objects_look
 from caf_pipeline.errors import SourceError
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.inventory.objects import SkipReason
@@ -157,6 +160,21 @@ def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lis
     queue.send("k0", "k4", "k7")
     (request,) = queue.tick().run_requests
     assert request.run_config["ops"][INVENTORY]["config"]["until"] == "k7"
+
+
+def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_in_an_interval(pipeline, monkeypatch):
+    its = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
+    queue = Queue(replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})))
+    for key in ("a", "b"):
+        queue.bucket.put(key)
+        queue.send(key)
+        tick = queue.tick()
+        if key == "a":
+            queue.plan(tick.run_requests[0])
+    assert (queue.left(), queue.noticed(), tick.run_requests) == (0, [b"b"], [])
+    assert tick.skip_message.startswith("The latest plan began less than 300 seconds ago")
+    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() + 300))
+    assert len(queue.tick().run_requests) == 1
 
 
 def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):

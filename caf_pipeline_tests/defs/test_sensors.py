@@ -211,6 +211,30 @@ def test_a_cursor_that_is_put_back_into_a_part_that_was_planned_plans_nothing_tw
     assert looks.cursor == '{"after": ""}'
 
 
+def test_what_trickles_in_is_one_plan_each_interval_while_the_looks_go_round(looks, monkeypatch):
+    looks.put("a b d e g h")
+    looks.plan({})
+    looks.set(watch_interval_seconds=300)
+    looks.put("c")
+    assert [looks.look() for _ in range(3)] == [None] * 3
+    assert looks.cursor == '{"after": "d", "since": "b", "pages": 1}'
+    looks.put("f")
+    assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
+    assert looks.cursor == '{"after": "f", "since": "b", "pages": 2}'
+    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() + 300))
+    assert looks.look() == {"after": "b"}
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_a_plan_of_a_time_to_come_which_a_wrong_clock_wrote_holds_up_no_other(looks, monkeypatch):
+    looks.put("a")
+    looks.plan({})
+    looks.set(watch_interval_seconds=300)
+    looks.put("b")
+    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+    assert looks.look() == {"after": ""}
+
+
 @pytest.mark.thorough
 def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
     settings = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"})

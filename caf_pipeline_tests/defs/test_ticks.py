@@ -343,15 +343,15 @@ def chunks_of(*sizes: int) -> list[LaunchableChunk]:
     ("store", "waiting", "refused", "why", "asked"),
     [
         (NarrowStore(100), 0, set(), "", [30]),
-        (NarrowStore(100), 41, {"c30"}, "no room. buy.", [30, 20]),  # others are packed, and not posted yet
+        (NarrowStore(100), 41, {"c30"}, "no room; buy.", [30, 20]),  # others are packed, and not posted yet
         (NarrowStore(60), 0, set(), "", [30]),
-        (NarrowStore(59), 0, {"c30"}, "no room. buy.", [30, 20]),  # each alone would fit
-        (NarrowStore(20), 0, {"c20", "c30"}, "no room. buy.", [30, 10]),
-        (NarrowStore(0), 0, {"c10", "c20", "c30"}, "no room. buy.", [30]),
-        (NarrowStore(10), 20, {"c10", "c20", "c30"}, "no room. buy.", [30]),
+        (NarrowStore(59), 0, {"c30"}, "no room; buy.", [30, 20]),  # each alone would fit
+        (NarrowStore(20), 0, {"c20", "c30"}, "no room; buy.", [30, 10]),
+        (NarrowStore(0), 0, {"c10", "c20", "c30"}, "no room; buy.", [30]),
+        (NarrowStore(10), 20, {"c10", "c20", "c30"}, "no room; buy.", [30]),
         (NarrowStore(100, largest=20), 0, set(), "", [30, 20]),  # its own run withdraws what is too large
-        (NarrowStore(10, largest=20), 0, {"c20"}, "no room. buy.", [30, 20, 10]),
-        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), 0, {"c10", "c20", "c30"}, "empty. pay.", [30]),
+        (NarrowStore(10, largest=20), 0, {"c20"}, "no room; buy.", [30, 20, 10]),
+        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), 0, {"c10", "c20", "c30"}, "empty; pay.", [30]),
     ],
 )
 def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, waiting, refused, why, asked):

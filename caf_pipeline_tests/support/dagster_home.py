@@ -89,13 +89,13 @@ SOURCE = "my-source"
 
 @pytest.fixture
 def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url: str) -> Settings:
-    """Settings of one source whose chunks are small."""
+    """Settings of one source whose chunks are small, and whose plans may follow each other at once."""
     home = home_settings.home
     return Settings(
         home=home,
         database_url=SecretStr(database_url),
         store=StoreSettings(kind="directory", folder=home / "store"),
-        sources={SOURCE: new_bucket.settings(target_size=20_000, public=True)},
+        sources={SOURCE: new_bucket.settings(target_size=20_000, public=True, watch_interval_seconds=0)},
     )
 
 
