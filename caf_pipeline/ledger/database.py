@@ -97,9 +97,13 @@ _UNREACHABLE: Final = (
         "take sslmode out of CAF_DATABASE_URL, or set the server up for TLS",
     ),
     ("certificate verify failed", "its certificate is not valid here", "sslrootcert in CAF_DATABASE_URL names whom to trust"),
+    ("does not match host name", "its certificate is of another host", "name it in CAF_DATABASE_URL as the certificate does"),
+    ("certificate file", "", "check sslrootcert, sslcert and sslkey in CAF_DATABASE_URL"),
+    ("private key file", "", "check sslcert and sslkey in CAF_DATABASE_URL"),
     ("closed the connection unexpectedly", "it closed the connection", "check that it runs, and is Postgres"),
+    ("connection is bad", "", "correct the parameters after '?' in CAF_DATABASE_URL"),
 )
-"""Of libpq's words for a connection that cannot be made: what they mean, and what to do."""
+"""Of libpq's words for a connection that cannot be made: what they mean, "" where they say it best, and what to do."""
 
 
 Row = Any
@@ -278,7 +282,7 @@ class Database:
         if not code and isinstance(error, psycopg.OperationalError):
             for words, meaning, hint in _UNREACHABLE:
                 if words in str(error) and "FATAL:" not in str(error):
-                    return LedgerUnreachable(f"{self.description} cannot be used: {meaning}", hint=hint)
+                    return LedgerUnreachable(f"{self.description} cannot be used: {meaning or said}", hint=hint)
             code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
         if code == "23514" and diagnosis.table_name == "caf_files":

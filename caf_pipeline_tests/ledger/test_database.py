@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import traceback
 from pathlib import Path
@@ -235,6 +236,35 @@ def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, 
         server.shutdown(socket.SHUT_RDWR)
         if said:
             answering.join()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words", "hint"),
+    [
+        ("sslmode=verify-full&sslrootcert={certificate}&host=db.example", "its certificate is of another host", "certificate"),
+        ("sslmode=verify-full&sslrootcert=/nowhere.pem&host=localhost", '"/nowhere.pem" does not exist', "check sslrootcert"),
+        ("sslmode=verify-full&sslrootcert={key}&host=localhost", "could not read root certificate file", "check sslrootcert"),
+        ("sslmode=require&sslcert={certificate}&sslkey=/nowhere&host=localhost", 'private key file "/nowhere"', "sslkey"),
+        ("sslmode=none-such&host=localhost", 'invalid sslmode value: "none-such"', "correct the parameters"),
+    ],
+)
+def test_what_tls_wants_of_the_address_is_told_and_not_that_the_server_is_away(tls, certificate, parameters, words, hint):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        told = parameters.format(certificate=certificate, key=certificate.with_name("key.pem"))
+        address = f"hostaddr=127.0.0.1&port={server.getsockname()[1]}&connect_timeout=30"
+        threading.Thread(target=speak_tls_once, args=(server, tls), daemon=True).start()
+        with pytest.raises(LedgerUnreachable, match=words) as refused:
+            open_database(settings(f"postgresql:///d?{address}&{told}"))
+        assert hint in refused.value.hint
+        assert "CAF_DATABASE_URL" in refused.value.hint
+
+
+def speak_tls_once(server: socket.socket, tls: ssl.SSLContext) -> None:
+    """Speak with one client as far as a Postgres does by TLS."""
+    with contextlib.suppress(OSError), server.accept()[0] as client:
+        client.recv(8)
+        client.sendall(b"S")
+        tls.wrap_socket(client, server_side=True).close()
 
 
 @pytest.mark.parametrize(
