@@ -259,8 +259,13 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
 
 
 def _runs(instance: DagsterInstance, backfill_id: str) -> Mapping[str, int]:
-    """Return how many runs of the backfill ended well, failed, and are under way."""
-    states = {"well": [DagsterRunStatus.SUCCESS], "failed": [DagsterRunStatus.FAILURE], "going": UNFINISHED}
+    """Return how many runs of the backfill ended well, failed, were canceled, and are under way."""
+    states = {
+        "well": [DagsterRunStatus.SUCCESS],
+        "failed": [DagsterRunStatus.FAILURE],
+        "canceled": [DagsterRunStatus.CANCELED],
+        "going": UNFINISHED,
+    }
     return {
         name: instance.get_runs_count(RunsFilter(tags={BACKFILL_TAG: backfill_id}, statuses=statuses))
         for name, statuses in states.items()
@@ -270,8 +275,8 @@ def _runs(instance: DagsterInstance, backfill_id: str) -> Mapping[str, int]:
 def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
     """Say how many chunks have a run that ended well, the rate of those `done` in so many seconds, and the time left by it."""
     well = min(counts["well"], total)
-    failed = f", {counted(counts['failed'], 'run')} failed" if counts["failed"] else ""
-    said = f"runs of {well} of {counted(total, 'chunk')} ended well{failed}, {counted(counts['going'], 'run')} queued or going"
+    ended = "".join(f", {counted(counts[how], 'run')} {how}" for how in ("failed", "canceled") if counts[how])
+    said = f"runs of {well} of {counted(total, 'chunk')} ended well{ended}, {counted(counts['going'], 'run')} queued or going"
     if not done or well == total:
         return said
     left = (total - well) * seconds / done

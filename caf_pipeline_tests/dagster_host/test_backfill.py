@@ -179,7 +179,8 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
 
 def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned, monkeypatch):
     backfill_id, printed = submit(planned), io.StringIO()
-    counts = iter([{"well": 8, "failed": 0, "going": 5}, {"well": 13, "failed": 0, "going": 0}])
+    ended = {"failed": 0, "canceled": 0}
+    counts = iter([{"well": 8, "going": 5, **ended}, {"well": 13, "going": 0, **ended}])
 
     def ends_after_the_first_look(instance, _):
         instance.update_backfill(instance.get_backfill(backfill_id).with_status(BulkActionStatus.COMPLETED_SUCCESS))
@@ -191,6 +192,16 @@ def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned
     first, last = (line for line in printed.getvalue().splitlines() if line.startswith("backfill"))
     assert first.endswith("runs of 8 of 13 chunks ended well, 5 runs queued or going")
     assert "runs of 13 of 13 chunks ended well" in last
+
+
+def test_of_a_backfill_that_was_canceled_it_says_how_many_runs_were(planned):
+    backfill_id, printed = submit(planned), io.StringIO()
+    chunks = planned.chunks()
+    for chunk, status in zip(chunks, [DagsterRunStatus.SUCCESS, *[DagsterRunStatus.CANCELED] * 2], strict=False):
+        start_run(planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id})
+    planned.instance.update_backfill(planned.instance.get_backfill(backfill_id).with_status(BulkActionStatus.CANCELED))
+    assert backfill.follow(planned.instance, backfill_id, 4, Console(file=printed, width=200)) == "CANCELED"
+    assert "runs of 1 of 5 chunks ended well, 2 runs canceled, 0 runs queued or going" in printed.getvalue()
 
 
 @pytest.mark.thorough
