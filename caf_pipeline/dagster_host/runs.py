@@ -24,6 +24,9 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.wiring import open_ledger
 
+_NO_REASON: Final = "from outside the execution context"
+"""What Dagster says of a run that could not be launched (`report_run_failed` of 1.13.27); an event before it has the reason."""
+
 MOST_GOING_ON: Final = 1_000
 PAGE: Final = 200
 """Runs that are read at once."""
@@ -157,8 +160,17 @@ def _failure(instance: DagsterInstance, run_id: str) -> str:
             data = event.step_failure_data
             said = data.user_failure_data.description if data.user_failure_data else data.error.message if data.error else ""
             return first_line(Exception(said or ""))
-        return first_line(Exception(event.message or ""))
+        said = event.message or ""
+        return (_launch_error(instance, run_id) if _NO_REASON in said else "") or first_line(Exception(said))
     return ""
+
+
+def _launch_error(instance: DagsterInstance, run_id: str) -> str:
+    """Return the last error of what was to launch a run; "" where it told none, or its events were pruned."""
+    found = instance.get_records_for_run(run_id, of_type=DagsterEventType.ENGINE_EVENT, ascending=False).records
+    events = [record.event_log_entry.dagster_event for record in found]
+    errors = (event.engine_event_data.error for event in events if event)
+    return next((first_line(Exception(error.message)) for error in errors if error), "")
 
 
 def _print(found: Sequence[ShownRun]) -> None:

@@ -17,6 +17,7 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.waits import Wait
 from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, start_run
+from caf_pipeline_tests.support.dagster_private import EngineEventData, SerializableErrorInfo
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -54,6 +55,17 @@ def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipel
     runs_command(None, settings=pipeline.settings, last=20, json=False)
     shown = capsys.readouterr().out
     assert all(run.run_id in shown for run in found)
+
+
+def test_of_a_run_that_could_not_be_launched_the_reason_is_told(pipeline):
+    run = pipeline.instance.get_run_by_id(start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING))
+    for reason in ("an earlier try", "the code server did not answer in time\nand more"):
+        error = EngineEventData.engine_error(SerializableErrorInfo(reason, [], "TimeoutError"))
+        pipeline.instance.report_engine_event("the run cannot be launched", run, error)
+    pipeline.instance.report_engine_event("and is failed", run)
+    pipeline.instance.report_run_failed(run)
+    (shown,) = find_runs(pipeline.instance, pipeline.ledger, None, 1)
+    assert shown.result == "the code server did not answer in time"
 
 
 def test_where_no_dagster_ever_ran_there_are_no_runs_and_nothing_is_made(pipeline_settings, ledger, capsys):

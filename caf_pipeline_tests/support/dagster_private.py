@@ -5,6 +5,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver, S
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.utils import is_valid_owner
 from dagster._core.errors import DagsterUserCodeProcessError
+from dagster._core.events import EngineEventData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_origin import RemoteInstigatorOrigin
