@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from itertools import repeat
 
 import fsspec
 import pyarrow.parquet as pq
@@ -91,7 +92,7 @@ def test_a_provider_that_gives_other_bytes_gets_no_reference_and_alone_it_is_tol
 @pytest.mark.thorough
 def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting, tmp_path, small_disk):
     with pytest.raises(StagingError, match="cannot be written"):
-        write_references((whole(posting) for _ in range(200_000)), store, small_disk / "refs.json")
+        write_references(repeat(whole(posting), 200_000), store, small_disk / "refs.json")
     assert not [path for path in small_disk.iterdir() if path.suffix in (".json", ".partial")]
     (tmp_path / "refs.json").write_text("before")
     (store.folder / "chunks" / f"{posting.merkle_root.hex()}.caf").unlink()
