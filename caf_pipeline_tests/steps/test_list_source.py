@@ -129,7 +129,7 @@ TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "re
     st.tuples(st.binary(max_size=3), st.none() | st.binary(min_size=1, max_size=3)),
     st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(scripted_s3, keys, size, bounds, server):
     (after, until), (order, starts) = bounds, server
     scripted_s3.requests.clear()

@@ -31,7 +31,7 @@ KEYS = [f"{CHANCE.getrandbits(40):010x}".encode() for _ in range(60)]
 HISTORIES = {
     "one version each": {key: some_versions(1) for key in KEYS},
     "some versions each": {key: some_versions(CHANCE.randint(1, 9), deleted=0.2) for key in KEYS},
-    "one key of thousands": {key: some_versions(3000 if key == KEYS[9] else 1) for key in KEYS},
+    "one key of hundreds": {key: some_versions(600 if key == KEYS[9] else 1) for key in KEYS},
     "nothing but one key": {b"k": some_versions(500, deleted=0.1)},
     "pages that end with each key": {key: some_versions(10) for key in KEYS},
     "pages that end within each key": {key: some_versions(7) for key in KEYS},
@@ -91,7 +91,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 @pytest.mark.parametrize("versions", sampled(["all", "current"], every=2))
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
 @pytest.mark.parametrize(
-    "shape", sampled(["some versions each", "one key of thousands", "pages that end within each key", "markers last"], every=2)
+    "shape", sampled(["some versions each", "one key of hundreds", "pages that end within each key", "markers last"], every=2)
 )
 def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted_s3, tmp_path, shape, pages, versions):
     history = HISTORIES[shape]
@@ -131,7 +131,7 @@ VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
     st.integers(1, 4),
     st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.none() | st.sampled_from([b"a", b"ab", b"b/", b"\xc3\xa9"])),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, bounds):
     after, until = bounds
     listed = ListedKeys((), history=history)
@@ -145,14 +145,14 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
 
 def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp_path, monkeypatch):
     monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
-    history = HISTORIES["one key of thousands"]
-    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=1000)
+    history = HISTORIES["one key of hundreds"]
+    objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
     snapshot = take_inventory(a_workplace(tmp_path, objects, versions="all"))
     assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
 
 
 @pytest.mark.parametrize(
-    "shape", sampled(["one key of thousands", "some versions each", "pages that end within each key", "markers alone"], every=2)
+    "shape", sampled(["one key of hundreds", "some versions each", "pages that end within each key", "markers alone"], every=2)
 )
 def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
     """What a look ends with is where the next one begins: nothing of a key may be left behind it."""

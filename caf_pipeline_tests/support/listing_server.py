@@ -33,6 +33,8 @@ class ListedKeys:
     history: Mapping[bytes, Sequence[str]] | None = None
     on_page: Callable[[int], None] = lambda number: None
     pages: list[Request] = field(default_factory=list)
+    _sorted: list[Entry] = field(default_factory=list)
+    _sorted_count: int = -1
 
     def __call__(self, request: Request) -> ScriptedAnswer:
         if "versioning" in request.query:
@@ -40,8 +42,7 @@ class ListedKeys:
             return _xml(f"<VersioningConfiguration>{status}</VersioningConfiguration>")
         self.pages.append(request)
         self.on_page(len(self.pages))
-        unversioned = [(key, "Contents", "", True) for key in sorted(self.keys, key=self.order)]
-        entries = self._versions() if self.by_version else unversioned
+        entries = self._entries()
         begin = self._begin(request, entries)
         end = begin + int(request.query["max-keys"])
         body = "".join(_entry(*entry) for entry in entries[begin:end])
@@ -58,6 +59,14 @@ class ListedKeys:
     def by_version(self) -> bool:
         """Whether the bucket keeps versions."""
         return self.versioned or self.history is not None
+
+    def _entries(self) -> list[Entry]:
+        """Return all that is listed, in its order. That is sorted again where keys have come, and not for each page."""
+        keys = list(self.keys)
+        if len(keys) != self._sorted_count:
+            unversioned = [(key, "Contents", "", True) for key in sorted(keys, key=self.order)]
+            self._sorted, self._sorted_count = self._versions() if self.by_version else unversioned, len(keys)
+        return self._sorted
 
     def _versions(self) -> list[Entry]:
         history = self.history
