@@ -129,7 +129,7 @@ some_known = st.fixed_dictionaries(
 
 @pytest.mark.thorough
 @given(st.lists(some_objects, max_size=12), st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_is_so_without_them(objects, known, all_located):
     """`known`: files of a standing, in no order. `all_located`: a third has every object as it is listed."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
