@@ -1,26 +1,31 @@
-"""The code of version 0.3.0, taken from this repository's history, as a command that kills itself at a named moment.
+"""The code of version 0.3.0, taken from this repository's history, as commands that kill themselves at a named moment.
 
 `PYTHONPATH` and a `.dist-info` folder make the old tree what is installed: its `caf_pipeline`, its `sql/`, its `dagster.yaml`,
 its version. The interpreter and the other packages are those of these tests; for yoyo, which it had besides, see `extract`.
 
-`python -P old_version.py MOMENT ARGUMENTS…` runs the old `caf`. MOMENT is `module:name.of.function:WHEN:NUMBER`: before or after
-which call of it; "" for a run to its end. This file imports nothing of ours, so that the old tree's modules are the only ones.
+`python -P old_version.py` imports it all, then makes a process of the old `caf` for each order, a line of JSON on standard input:
+beginning costs a fork. Its moment is `module:name.of.function:WHEN:NUMBER`: before or after which call of it; "" for a run to its
+end. It tells how each ended. `OldVersion` is the other end of that. This file imports nothing of ours, so that the old tree's
+modules are the only ones.
 """
 
 import functools
 import importlib
 import importlib.metadata
 import itertools
+import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import traceback
 import zipfile
 from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 COMMIT: Final = "3431e3c9e3c4e737d2c6f45954eb52d9c4d022ef"
 VERSION: Final = "0.3.0"
@@ -52,20 +57,42 @@ def extract(folder: Path) -> Path:
     return folder
 
 
-def run(
-    tree: Path, *arguments: str, moment: str, folder: Path, environment: Mapping[str, str], seconds: float
-) -> "subprocess.CompletedProcess[str]":
-    """Run the old `caf` in a folder, to its end or to its kill."""
-    return subprocess.run(
-        [sys.executable, "-P", __file__, moment, *arguments],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(tree)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
+class OldVersion:
+    """The process that makes one for each run of the old `caf`; a context in which it lives."""
+
+    def __init__(self, tree: Path, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            env={**environment, "PYTHONPATH": str(tree)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def run(self, *arguments: str, moment: str, folder: Path, environment: Mapping[str, str], seconds: float) -> tuple[int, str]:
+        """Run the old `caf` in a folder, to its end or to its kill; return its exit status and what it said."""
+        assert self._process.stdin
+        assert self._process.stdout
+        said = folder / "old-version.said"
+        order = {
+            "moment": moment,
+            "arguments": arguments,
+            "folder": str(folder),
+            "environment": {**environment},
+            "said": str(said),
+        }
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            raise subprocess.TimeoutExpired(arguments, seconds)
+        return json.loads(self._process.stdout.readline()), said.read_text()
 
 
 # --- the process ---------------------------------------------------------------------------------------------------
@@ -93,8 +120,7 @@ def _kill_at(moment: str) -> None:
     setattr(owner, name, watched)
 
 
-def main() -> int:
-    """Run the old command line; return its exit status."""
+def _import_all() -> None:
     import caf_pipeline
 
     tree = Path(os.environ["PYTHONPATH"])
@@ -102,15 +128,47 @@ def main() -> int:
     version = importlib.metadata.version("caf-pipeline")
     if not imported.is_relative_to(tree) or version != VERSION:
         sys.exit(f"this is not the old code: version {version}, {imported}")
-    moment, *arguments = sys.argv[1:]
     # Checkpoints of the packing journal as often as objects this small need, so that a kill falls behind one.
     pack, checkpoints = importlib.import_module("caf_pipeline.pack"), importlib.import_module("caf_pipeline.checkpoints")
     pack.pace_of = lambda settings: checkpoints.Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
-    if moment:
-        _kill_at(moment)
-    command = importlib.import_module("caf_pipeline.cli")
-    return int(command.main(arguments))
+    for name in ("caf_pipeline.cli.app", "caf_pipeline.defs.command", "caf_pipeline.jackal.store"):
+        importlib.import_module(name)
+
+
+def _perform(order: dict[str, Any]) -> int:
+    """Run the old command line in this process; return its exit status."""
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    for number, (path, flags) in enumerate(
+        [(os.devnull, os.O_RDONLY), *2 * [(order["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)]]
+    ):
+        opened = os.open(path, flags, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+    if order["moment"]:
+        _kill_at(order["moment"])
+    return int(importlib.import_module("caf_pipeline.cli").main(order["arguments"]))
+
+
+def main() -> None:
+    """Make a process for each order; tell its exit status when it has ended."""
+    _import_all()
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                status = _perform(json.loads(line))
+            except BaseException:  # noqa: BLE001 - as the interpreter itself ends
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        _, ended = os.waitpid(child, 0)
+        print(json.dumps(os.waitstatus_to_exitcode(ended)), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

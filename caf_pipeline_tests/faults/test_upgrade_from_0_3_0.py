@@ -1,5 +1,6 @@
 """Version 0.3.0 itself begins, is killed, and the present code goes on with its ledger, staging, Dagster home and settings."""
 
+import os
 import shutil
 import signal
 from collections import Counter
@@ -11,7 +12,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults import old_version
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
-from caf_pipeline_tests.support.command_line import CommandLine
+from caf_pipeline_tests.support.command_line import FOREIGN, CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 
@@ -66,6 +67,14 @@ def tree(tmp_path_factory):
     return old_version.extract(tmp_path_factory.mktemp("old"))
 
 
+@pytest.fixture(scope="module")
+def old_caf(tree):
+    """What runs the old `caf`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    with old_version.OldVersion(tree, environment) as running:
+        yield running
+
+
 @pytest.fixture
 def old_world(new_world, empty_database_url):
     """A bucket of twelve objects, and a folder with a caf.toml of 0.3.0."""
@@ -98,12 +107,15 @@ def caf(old_world):
     return caf
 
 
-def run_old(tree, caf, moment=""):
+@pytest.fixture
+def run_old(old_caf, caf):
     """Run the old `caf run`; return its exit status and what it said."""
-    done = old_version.run(
-        tree, "run", "--source", SOURCE, moment=moment, folder=caf.folder, environment=caf.variables(), seconds=PATIENCE_SECONDS
-    )
-    return done.returncode, done.stdout + done.stderr
+
+    def run(moment=""):
+        environment, seconds = caf.variables(), PATIENCE_SECONDS
+        return old_caf.run("run", "--source", SOURCE, moment=moment, folder=caf.folder, environment=environment, seconds=seconds)
+
+    return run
 
 
 def chunks_of(world):
@@ -126,44 +138,44 @@ def assert_gone_on_with(world, before):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_what_version_0_3_0_left_when_it_was_killed_is_finished(tree, old_world, caf, moment):
+def test_what_version_0_3_0_left_when_it_was_killed_is_finished(tree, run_old, old_world, caf, moment):
     dagster_home = caf.folder / "home" / "dagster"
     dagster_home.mkdir(parents=True)
     shutil.copy(tree / "dagster.yaml", dagster_home)  # an operator's own: it names the classes where 0.3.0 had them
     fatal, state = MOMENTS[moment]
-    status, said = run_old(tree, caf, fatal)
+    status, said = run_old(fatal)
     assert status == KILLED, said
     before = chunks_of(old_world)
     assert state in {one for one, _, _ in before.values()}
-    done = caf.process("run", "--source", SOURCE)
+    done = caf("run", "--source", SOURCE)
     assert done.status == 0, done.err
     assert "was killed earlier" in done.err
     assert_gone_on_with(old_world, before)
 
 
-def test_the_embedded_database_and_dagster_home_of_version_0_3_0_are_gone_on_with(tree, old_world, caf):
+def test_the_embedded_database_and_dagster_home_of_version_0_3_0_are_gone_on_with(tree, run_old, old_world, caf):
     del caf.environment["CAF_DATABASE_URL"]
     home = caf.folder / "home"
     try:
-        status, said = run_old(tree, caf, MOMENTS["a post is sent"][0])
+        status, said = run_old(MOMENTS["a post is sent"][0])
         assert status == KILLED, said
         assert (home / "dagster" / "dagster.yaml").readlink().is_relative_to(tree)
         old_world.database_url = embedded_url(Settings(home=home))
         before = chunks_of(old_world)
         assert "posting" in {state for state, _, _ in before.values()}
-        done = caf.process("run", "--source", SOURCE)
+        done = caf("run", "--source", SOURCE)
         assert done.status == 0, done.err
         assert_gone_on_with(old_world, before)
     finally:
         embedded_server(home / "postgres").close()
 
 
-def test_what_version_0_3_0_archived_needs_no_work(tree, old_world, caf):
-    status, said = run_old(tree, caf)
+def test_what_version_0_3_0_archived_needs_no_work(run_old, old_world, caf):
+    status, said = run_old()
     assert status == 0, said
     before = chunks_of(old_world)
     assert {state for state, _, _ in before.values()} == {"located"}
-    done = caf.process("run", "--source", SOURCE)
+    done = caf("run", "--source", SOURCE)
     assert done.status == 0, done.err
     assert chunks_of(old_world) == before
     assert_gone_on_with(old_world, before)
