@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -82,11 +82,21 @@ def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
     return ChunkPlan(number, len(keys), 10 * len(keys), 1000, ".caf/chunk", ".caf/manifest.parquet")
 
 
+def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows as the ledger takes them: the first alone, so that there are several batches; one for each row is slow."""
+    left, size = iter(rows), 1
+    while some := list(islice(left, size)):
+        yield pa.RecordBatch.from_pylist(some, schema)
+        size = 500
+
+
 def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.RecordBatch]:
-    """Yield each claim of a chunk number on a key as a batch, the form in which the ledger takes them."""
-    for number, key in rows:
-        row = {"chunk_number": number, "key": key.encode(), "object_version": version, "last_modified": EARLY}
-        yield pa.RecordBatch.from_pylist([row], pa.schema([PLAN_SCHEMA.field(name) for name in row]))
+    """Yield claims of chunk numbers on keys, as batches."""
+    names = ("chunk_number", "key", "object_version", "last_modified")
+    values = (
+        {"chunk_number": number, "key": key.encode(), "object_version": version, "last_modified": EARLY} for number, key in rows
+    )
+    return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in names]))
 
 
 def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
@@ -130,9 +140,8 @@ def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, st
 
 
 def batches(rows: Iterable[LocationRow]) -> Iterator[pa.RecordBatch]:
-    """Yield each row as a batch, the form in which the ledger takes them."""
-    for row in rows:
-        yield pa.RecordBatch.from_pylist([{name: getattr(row, name) for name in LOCATION_SCHEMA.names}], LOCATION_SCHEMA)
+    """Yield rows as batches."""
+    return _batches(({name: getattr(row, name) for name in LOCATION_SCHEMA.names} for row in rows), LOCATION_SCHEMA)
 
 
 POSTING = Posting(ROOT, "jkl1owner", 42, 1000)

@@ -113,7 +113,7 @@ def test_arrow_packs_as_the_database_does(name):
 
 def test_rows_of_all_forms_are_packed_together_as_they_are_alone():
     rows = [row_of(*told) for told, _ in PACKED.values() if told[1] == 0]
-    alone = [row for one in location_batches(batches(rows)) for row in one.to_pylist()]
+    alone = [packed for row in rows for one in location_batches(batches([row])) for packed in one.to_pylist()]
     together = pa.Table.from_batches(batches(rows)).combine_chunks().to_batches()[0]
     for first, count in ((0, len(rows)), (3, 9), (0, 0)):
         (packed,) = location_batches([together.slice(first, count)])
