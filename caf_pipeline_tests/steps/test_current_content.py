@@ -490,7 +490,7 @@ class BucketMachine(RuleBasedStateMachine):
 def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
-        settings=settings(max_examples=6, stateful_step_count=12),
+        settings=settings(max_examples=4, stateful_step_count=12),
     )
 
 
@@ -499,5 +499,5 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_se
 def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(s3_server, ledger, tmp_path, kind):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
-        settings=settings(max_examples=8, stateful_step_count=12),
+        settings=settings(max_examples=5, stateful_step_count=12),
     )
