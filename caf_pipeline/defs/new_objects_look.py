@@ -193,7 +193,7 @@ class NewObjectsLook:
         return f"The latest plan began less than {counted(self._its.watch_interval_seconds, 'second')} ago; after that"
 
     def _round(self, at: _Cursor, *, soon: bool) -> Tick:
-        """Look at what comes next. What is new is planned at once, or, where all of it is or it is too soon, with what follows."""
+        """Look at what comes next. What is new is planned at once; if all of it is, or it is too soon, with what follows."""
         look = partial(
             inventories.look_for_new, after=at.after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
         )

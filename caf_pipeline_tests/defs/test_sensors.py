@@ -216,7 +216,7 @@ def test_what_trickles_in_is_one_plan_each_interval_while_the_looks_go_round(loo
     looks.plan({})
     looks.set(watch_interval_seconds=300)
     looks.put("c")
-    assert [looks.look() for _ in range(3)] == [None] * 3
+    assert [looks.look(), looks.look()] == [None, None]
     assert looks.cursor == '{"after": "d", "since": "b", "pages": 1}'
     looks.put("f")
     assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
