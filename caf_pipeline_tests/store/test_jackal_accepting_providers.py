@@ -99,7 +99,7 @@ def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_
 
 
 def test_fewer_providers_than_copies_are_required_is_said_with_both_numbers(open_with, staged):
-    error = refused(open_with(copies=5), staged, UploadsRefused, "lists 4 providers, and 5 copies")
+    error = refused(open_with(copies=5), staged, UploadsRefused, "lists 4 providers, and each chunk needs 5 copies")
     assert "required_copies" in error.hint
 
 
