@@ -124,14 +124,12 @@ class NewObjectsLook:
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
         if self._its.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)
-        cursor, soon = _Cursor.read(self.context.cursor), self._planned_lately()
+        cursor = _Cursor.read(self.context.cursor)
         if not self._its.queue:
-            return self._round(cursor, soon=soon)
-        return (
-            SkipReason(self._said(f"{self._lately()} what events name is looked for."))
-            if soon
-            else self._where_events_say(cursor.after)
-        )
+            return self._round(cursor)
+        if self._planned_lately():
+            return SkipReason(self._said(f"{self._lately()} what events name is looked for."))
+        return self._where_events_say(cursor.after)
 
     @property
     def _its(self) -> SourceSettings:
@@ -192,7 +190,7 @@ class NewObjectsLook:
     def _lately(self) -> str:
         return f"The latest plan began less than {counted(self._its.watch_interval_seconds, 'second')} ago; after that"
 
-    def _round(self, at: _Cursor, *, soon: bool) -> Tick:
+    def _round(self, at: _Cursor) -> Tick:
         """Look at what comes next. What is new is planned at once; if all of it is, or it is too soon, with what follows."""
         look = partial(
             inventories.look_for_new, after=at.after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
@@ -202,6 +200,7 @@ class NewObjectsLook:
         cursor = _Cursor(seen.next_after or b"").written()  # None: again from the start
         if not seen.new_objects and not at.pages:
             return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(at.after)}'."), cursor=cursor)
+        soon = self._planned_lately()
         if (seen.all_new or soon) and seen.next_after is not None and pages < PART_PAGES:
             said = f"New in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': planned with what comes next."
             return SensorResult(skip_reason=self._said(said), cursor=_Cursor(seen.next_after, at.since, pages).written())
