@@ -5,10 +5,13 @@ from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
 
 import pytest
+from botocore.parsers import create_parser
 from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import BucketMissing, ListingRefused, SourceDenied, SourceError, SourceUnreachable
+from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.clients import build_client
 from caf_pipeline.source.s3.listing import Loop, Undecodable, decode_key
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error
@@ -82,6 +85,62 @@ def test_a_percent_sign_without_two_hexadecimal_digits_is_refused(text):
 def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
     source = script(scripted_s3, page("bad%FE", "bad%FF"))
     assert [obj.key for obj in listed(source)] == [b"bad\xfe", b"bad\xff"]
+
+
+# --- entries -------------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=["C"]), max_size=8)
+TIMES = st.sampled_from(
+    [TIME, "2026-11-01T12:30:15Z", "2026-11-01T13:30:15+01:00", "Sun, 01 Nov 2026 12:30:15 GMT", "1793536215"]
+)
+FIELDS = {
+    **dict.fromkeys(["Key", "ETag", "VersionId", "StorageClass", "ChecksumType", "ChecksumAlgorithm", "Owner"], TEXT),
+    "Size": st.integers().map(str),
+    "LastModified": TIMES,
+    "IsLatest": st.sampled_from(["true", "false", ""]),
+}
+READ = FIELDS.keys() - {"Owner"}
+ENTRIES = st.lists(st.fixed_dictionaries({}, optional=FIELDS), max_size=4)
+
+
+def elements(kind: str, entries: list[dict[str, str]]) -> str:
+    each = ("".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items()) for fields in entries)
+    return "".join(f"<{kind}>{fields}</{kind}>" for fields in each)
+
+
+@pytest.fixture(scope="module")
+def boto3_client():
+    return build_client(SourceSettings(bucket="bucket", anonymous=True))
+
+
+@pytest.mark.parametrize("operation", ["ListObjectsV2", "ListObjectVersions"])
+@given(ENTRIES, ENTRIES, st.sampled_from(["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"']))
+def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, others, namespace):
+    kinds = ("Version", "DeleteMarker") if operation == "ListObjectVersions" else ("Contents", "Contents")
+    rest = "<IsTruncated>true</IsTruncated><Name>b</Name><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"
+    body = f"<R{namespace}>{elements(kinds[0], some)}{rest}{elements(kinds[1], others)}</R>"
+    answer = {"status_code": 200, "headers": {}, "body": body.encode()}
+    model = boto3_client.meta.service_model.operation_model(operation)
+    parser = create_parser("rest-xml")
+    expected = parser.parse(answer, model.output_shape)
+    for kind in expected.keys() & {"Contents", "Versions", "DeleteMarkers"}:
+        expected[kind] = [{name: entry[name] for name in entry.keys() & READ} for entry in expected[kind]]
+    ours: dict[str, object] = {}
+    boto3_client.meta.events.emit(
+        f"before-parse.s3.{operation}", operation_model=model, response_dict=answer, customized_response_dict=ours
+    )
+    assert bool(ours) == bool(some or others)
+    assert parser.parse(answer, model.output_shape) | ours == expected
+
+
+def test_all_that_boto3_knows_of_an_entry_is_read_or_known_to_be_left_out(boto3_client):
+    known = {
+        name
+        for operation, kinds in {"ListObjectsV2": ["Contents"], "ListObjectVersions": ["Versions", "DeleteMarkers"]}.items()
+        for kind in kinds
+        for name in boto3_client.meta.service_model.operation_model(operation).output_shape.members[kind].member.members
+    }
+    assert known - READ == {"Owner", "RestoreStatus"}
 
 
 # --- circles -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -15,11 +15,11 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
-from botocore.utils import parse_timestamp
 from pydantic import SecretStr
 
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.listing_entries import read_entries
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -67,6 +67,7 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
         session = _session(settings)
         region = session.region_name or DEFAULT_REGION
         client = session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
+    read_entries(client)
     if settings.endpoint_url:
         client.meta.events.register("before-parameter-build.s3", _stay)
     return client
@@ -127,17 +128,7 @@ def _configured() -> Iterator[None]:
 def _botocore_session(profile: str | None) -> botocore.session.Session:
     session = botocore.session.Session(profile=profile)
     session.register_component("data_loader", _api_descriptions(session.get_config_variable("data_path")))
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
     return session
-
-
-def _moment(said: Any) -> datetime:  # noqa: ANN401 - whatever botocore has read
-    """Read a time as S3 writes it in listings; botocore's own way takes most of the time of a listing."""
-    try:
-        moment = datetime.fromisoformat(said)
-    except (TypeError, ValueError):
-        return parse_timestamp(said)
-    return moment if moment.tzinfo else parse_timestamp(said)
 
 
 @cache

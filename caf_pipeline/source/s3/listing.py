@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote_to_bytes
 
 from botocore.exceptions import ClientError
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 PAGE_KEYS: Final = 1000
 """S3's limit of keys in a page."""
 
-_ESCAPE: Final = re.compile(rb"%([0-9A-Fa-f]{2})?")
+_NO_BYTE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 _MARKER: Final = {"ETag": "", "Size": 0}
 """What a delete marker has not."""
@@ -59,13 +60,9 @@ def decode_key(text: str, encoding: str | None) -> bytes:
     raw = text.encode("utf-8", "surrogatepass")
     if encoding != "url":
         return raw
-
-    def byte(match: re.Match[bytes]) -> bytes:
-        if match.group(1) is None:
-            raise Undecodable(text)
-        return bytes.fromhex(match.group(1).decode())
-
-    return _ESCAPE.sub(byte, raw.replace(b"+", b" "))
+    if _NO_BYTE.search(raw):
+        raise Undecodable(text)
+    return unquote_to_bytes(raw.replace(b"+", b" "))
 
 
 class Loop:
