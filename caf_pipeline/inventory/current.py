@@ -20,12 +20,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import KeyWindow, bounded, key_windows
 from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT, CurrentException
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, has_rows, inventory_query, show_snapshot, with_flags
+from caf_pipeline.inventory.snapshot import (
+    SNAPSHOT_SCHEMA,
+    TAKE_AGAIN,
+    Snapshot,
+    has_rows,
+    inventory_query,
+    require_whole,
+    show_snapshot,
+    with_flags,
+)
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, files_of, translate_errors, write_whole
 
@@ -125,6 +135,8 @@ def identify(
     Bytes that are located, and were written again without a version id, keep their identity where their headers are known to
     be those that are archived (an exception says so); else their LastModified is part of it.
 
+    Where every key is settled, each file is read once. Else all of the snapshot is read before, and its checksums compared.
+
     Args:
         snapshot: its file is sorted by key.
         standing: a file of STANDING_SCHEMA.
@@ -133,7 +145,7 @@ def identify(
         budget: bounds the memory.
 
     Raises:
-        StagingError: a file cannot be written. IntegrityError: a file cannot be read.
+        StagingError: a file cannot be written. IntegrityError: a file cannot be read, or the snapshot is damaged.
     """
     rewritten, to_compare = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("rewritten", "to_compare"))
     unsettled, settled_count, unsettled_keys = snapshot.path, 0, None
@@ -146,9 +158,10 @@ def identify(
 
         if _has_located(query):
             unsettled, unsettled_keys = (out.with_name(f"{out.stem}.{kind}.parquet") for kind in ("unsettled", "unsettled_keys"))
-            facts = one_ahead(_facts(snapshot, standing, exceptions))
-            settled_count = _write_unsettled(query, facts, unsettled, unsettled_keys)
+            settled_count = _write_unsettled(query, snapshot, (standing, exceptions), unsettled, unsettled_keys)
             query.table("whole_unsettled", unsettled_keys)
+        else:
+            require_whole(snapshot.path)
         changed = write_whole(found() if unsettled_keys else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
         waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
@@ -278,23 +291,27 @@ def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: 
         yield query
 
 
-def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettled: Path, unsettled_keys: Path) -> int:
+def _write_unsettled(query: Query, snapshot: Snapshot, files: tuple[Path, Path], unsettled: Path, unsettled_keys: Path) -> int:
     """Write all objects of the snapshot but those of settled keys (SNAPSHOT_SCHEMA), and which keys are not settled (_KEYS).
 
     Returns the number of settled keys, each of one object. A key is settled that is listed once, known once and of which nothing
     was stated: it is located as it is listed, so that neither its identity nor what is current is another than it seems. In most
-    inventories nearly all keys are settled.
+    inventories nearly all keys are settled: their columns are read here with their checksums, which DuckDB does not compare.
     """
     rest = WholeParquet(unsettled, SNAPSHOT_SCHEMA, durable=False)
     listed_count = 0
 
     def keys() -> Iterator[pa.RecordBatch]:
         nonlocal listed_count
-        for window, listed, known in window_facts:
+        is_whole = False
+        for window, listed, known in one_ahead(_facts(snapshot, *files)):
             listed_count += len(listed)
             some = pa.table({"key": _not_settled(listed, known)})
             if not len(some):
                 continue
+            if not is_whole:
+                require_whole(snapshot.path)
+                is_whole = True
             query.rows_of("found", some)
             for batch in query.batches(
                 f"SELECT * FROM whole_snapshot WHERE {bounded(window)} AND key IN (FROM found)"
@@ -302,6 +319,8 @@ def _write_unsettled(query: Query, window_facts: Iterator[_WindowFacts], unsettl
             ):
                 rest.write(batch.select(SNAPSHOT_SCHEMA.names).cast(SNAPSHOT_SCHEMA))
             yield from query.batches("SELECT key FROM found WHERE is_supported(key)")
+        if listed_count != snapshot.row_count:
+            raise IntegrityError(f"{snapshot.path} declares {snapshot.row_count} rows, and has {listed_count}", hint=TAKE_AGAIN)
 
     try:
         write_whole(keys(), unsettled_keys, _KEYS)

@@ -405,7 +405,7 @@ def _described(snapshot: Snapshot) -> str:
     )
 
 
-_AGAIN: Final = "take the inventory again"
+TAKE_AGAIN: Final = "take the inventory again"
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -419,11 +419,11 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=_AGAIN) from error
+        raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN) from error
     if schema.remove_metadata() not in (SNAPSHOT_SCHEMA, _EARLIER_SCHEMA):
-        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=_AGAIN)
+        raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=TAKE_AGAIN)
     if metadata.num_rows != snapshot.row_count:
-        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}", hint=_AGAIN)
+        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}", hint=TAKE_AGAIN)
     return snapshot
 
 
@@ -465,10 +465,10 @@ def require_whole(path: Path) -> None:
         raise IntegrityError(
             f"{path} declares {said.object_count} objects of {said.object_bytes} bytes, and has"
             f" {row_count - beside.markers} of {object_bytes}",
-            hint=_AGAIN,
+            hint=TAKE_AGAIN,
         )
     if said.all_versions and beside != said.beside:
-        raise IntegrityError(f"{path} declares {said.beside}, and has {beside}", hint=_AGAIN)
+        raise IntegrityError(f"{path} declares {said.beside}, and has {beside}", hint=TAKE_AGAIN)
 
 
 @contextlib.contextmanager
@@ -490,9 +490,9 @@ def reading_parquet(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise IntegrityError(f"there is no file {path}", hint=_AGAIN) from error
+        raise IntegrityError(f"there is no file {path}", hint=TAKE_AGAIN) from error
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise IntegrityError(f"{path} cannot be read as Parquet: {first_line(error)}", hint=_AGAIN) from error
+        raise IntegrityError(f"{path} cannot be read as Parquet: {first_line(error)}", hint=TAKE_AGAIN) from error
 
 
 def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:

@@ -28,7 +28,7 @@ from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
-from caf_pipeline.inventory.snapshot import Snapshot, read_objects, require_whole
+from caf_pipeline.inventory.snapshot import Snapshot, read_objects
 from caf_pipeline.ledger.records import (
     Chunk,
     InventoryRecord,
@@ -192,7 +192,6 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, 
     waiting = None
     with reading(snapshot.path), _lease_on_plan(work, patience_seconds) as lease:
         work.wait_while_paused(lease.check)
-        require_whole(snapshot.path)
         if second_copy:
             work.ledger.end_rebuild(work.source)
         elif snapshot.object_count:

@@ -18,7 +18,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan, PlanTerms, WaitingTail
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
 from caf_pipeline.inventory.remaining import not_yet_archived
-from caf_pipeline.inventory.snapshot import Snapshot, require_whole
+from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
@@ -205,7 +205,6 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
     """
     known = work.source in work.ledger.sources()
     with planning.temporary_folder(work) as folder, reading(snapshot.path):
-        require_whole(snapshot.path)
         (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
         filters = planning.filters_of(work, snapshot)
         delta = not_yet_archived(identified.unsettled, standing, folder / "wanted.parquet", filters=filters)

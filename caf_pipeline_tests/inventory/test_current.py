@@ -7,17 +7,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.current import identify
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
-from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, SnapshotWriter, read_objects
 from caf_pipeline_tests.support.snapshots import use_small_windows
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
@@ -34,8 +36,8 @@ LOCATED = {
 }
 
 
-def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
-    """Return the keys of which more has to be found out, beside those of a thousand settled ones.
+def write_files(folder, listed, known, stated=(), **bounds) -> tuple[Snapshot, tuple[Path, Path, Path]]:
+    """Write what is listed, known and stated, and what is located of a thousand settled keys; return what `identify` takes.
 
     `bounds`: of the snapshot; all keys by default.
     """
@@ -46,7 +48,12 @@ def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
     standing = [*known, *(LOCATED | {"key": other.key} for other in others)]
     pq.write_table(pa.Table.from_pylist(standing, schema=STANDING_SCHEMA), folder / "standing.parquet")
     pq.write_table(pa.Table.from_pylist([*stated], schema=EXCEPTION_SCHEMA), folder / "exceptions.parquet")
-    files = (folder / f"{name}.parquet" for name in ("standing", "exceptions", "identified"))
+    return snapshot, (folder / "standing.parquet", folder / "exceptions.parquet", folder / "identified.parquet")
+
+
+def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
+    """Return the keys of which more has to be found out, beside those of a thousand settled ones."""
+    snapshot, files = write_files(folder, listed, known, stated, **bounds)
     return pq.read_table(identify(snapshot, *files).unsettled_keys)["key"].to_pylist()
 
 
@@ -103,6 +110,51 @@ def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
     stated = [GONE | {"key": key} for key in keys]
     found = unsettled(tmp_path, [], located, stated, after=b"key", until=b"other/0999")
     assert sorted(found) == [b"key!", b"other/0999"]
+
+
+def damage(path, column):
+    """Change a byte of the last page of a column."""
+    chunk = pq.read_metadata(path).row_group(0).column(SNAPSHOT_SCHEMA.names.index(column))
+    data = bytearray(path.read_bytes())
+    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 0x10
+    path.write_bytes(data)
+
+
+NEW = replace(LISTED, key=b"new")
+
+
+@pytest.mark.parametrize("column", SNAPSHOT_SCHEMA.names)
+def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(tmp_path, column):
+    for number, (listed, known) in enumerate([([LISTED, NEW], [LOCATED]), ([NEW], [])]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        snapshot, files = write_files(folder, listed, known)
+        damage(snapshot.path, column)
+        with pytest.raises(IntegrityError):
+            identify(snapshot, *files)
+
+
+@pytest.mark.parametrize("column", ["key", "object_version", "last_modified"])
+def test_an_inventory_with_nothing_new_is_refused_where_what_tells_so_is_damaged(tmp_path, column):
+    snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
+    damage(snapshot.path, column)
+    with pytest.raises(IntegrityError):
+        identify(snapshot, *files)
+
+
+def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not_one_with_nothing_new(tmp_path):
+    snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
+    for path in (snapshot.path, files[0]):
+        rows = pq.read_table(path)
+        pq.write_table(rows.filter(pc.not_equal(rows["key"], b"key")), path)
+    with pytest.raises(IntegrityError, match="declares 1001 rows, and has 1000"):
+        identify(snapshot, *files)
+
+
+def test_of_an_inventory_with_nothing_new_only_what_tells_so_is_read(tmp_path):
+    snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
+    damage(snapshot.path, "storage_class")
+    assert identify(snapshot, *files).settled_count == snapshot.row_count
 
 
 KEYS = [b"a", b"b", b"b\xff", b"c", b"d", b"e\0", "\u00e9".encode()]
