@@ -43,7 +43,7 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.inventory.snapshot import Snapshot
+from caf_pipeline.inventory.snapshot import Snapshot, require_whole
 from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import StoredSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
@@ -177,6 +177,7 @@ def _adopter(work: Workplace, terms: Terms) -> Iterator["_Adopter"]:
         )
     staging = work.staging()
     with work.lease(plan_lease(work.source)) as lease, writing_into(staging), reading(snapshot.path):
+        require_whole(snapshot.path)
         try:
             folder = tempfile.TemporaryDirectory(dir=staging, prefix=TEMPORARY)
         except OSError as error:

@@ -7,14 +7,16 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.caf.archive import CafWriter
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import ArchiveError, StoredAlready, StoreError
+from caf_pipeline.errors import ArchiveError, IntegrityError, StoredAlready, StoreError
 from caf_pipeline.inventory.adoption import LeftOut
 from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.ledger import import_chunk
 from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance import rebuild
@@ -146,6 +148,19 @@ def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_p
     assert set(located) == {"ours", *bodies}
     assert [key for key, chunk in located.items() if chunk == done.chunk] == ["same"]
     assert all(body_of(work, key) == body for key, body in work.objects.bodies.items())
+
+
+def test_an_inventory_that_is_damaged_adopts_nothing(open_work, tmp_path):
+    work = open_work({"a": b"one"})
+    file = post(work, write(tmp_path / "a.caf", {"a": b"one"}))
+    snapshot = inventories.latest_snapshot(work, complete=True)
+    listed = bytearray(snapshot.path.read_bytes())
+    etag = pq.read_metadata(snapshot.path).row_group(0).column(SNAPSHOT_SCHEMA.names.index("etag"))
+    listed[etag.data_page_offset + etag.total_compressed_size - 1] ^= 0x10
+    snapshot.path.write_bytes(listed)
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        adopt(work, file)
+    assert not rows_of(work.ledger)["file_locations"]
 
 
 def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(open_work, tmp_path):
