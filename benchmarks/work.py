@@ -11,6 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from caf_pipeline.system.garbage import look_rarely
 from caf_pipeline.system.left_out import leave_out_unused
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -264,7 +265,8 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Do the work that the arguments name; print what came of it."""
+    """Do the work that the arguments name, as a process of ours that does such work; print what came of it."""
+    look_rarely()
     leave_out_unused()
     what, *arguments = sys.argv[1:]
     print(json.dumps(WORK[what](*arguments)))
