@@ -187,7 +187,7 @@ def planning(bench: Bench) -> Sides:
 def planning_again(bench: Bench) -> Sides:
     """4,000,000 objects, all located as they are listed."""
     count = bench.pick(4_000_000, 400_000, 2_000)
-    inventory = inputs.KEPT / f"located-{count}.parquet"
+    inventory = inputs.KEPT / f"all-located-{count}.parquet"
     if not inventory.exists():
         inventories.make_located(inventory, count)
     place = bench.folder / "planned-again"

@@ -1,5 +1,6 @@
 """Inventories of any size, made and not listed: what planning is measured with."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter
+from caf_pipeline.system.parquet import write_whole
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 100_000
@@ -46,16 +48,23 @@ def make(path: Path, count: int) -> None:
 
 
 def make_located(path: Path, count: int) -> None:
-    """Write a snapshot of `count` objects, and beside it that all are located as they are listed, and that nothing was stated."""
+    """Write a snapshot of `count` objects, and beside it that all are located as they are listed, and that nothing was stated.
+
+    What is located is written as the ledger keeps it.
+    """
     make(path, count)
     known = {"standing": "located", "reason": None, "due": False}
-    with pq.ParquetFile(path) as file, pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as writer:
+
+    def rows(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         for batch in file.iter_batches(BATCH):
             columns = [
                 pa.array([known[field.name]] * len(batch), field.type) if field.name in known else batch[field.name]
                 for field in STANDING_SCHEMA
             ]
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=STANDING_SCHEMA))
+            yield pa.RecordBatch.from_arrays(columns, schema=STANDING_SCHEMA)
+
+    with pq.ParquetFile(path) as file:
+        write_whole(rows(file), path.with_suffix(".known"), STANDING_SCHEMA)
     pq.write_table(EXCEPTION_SCHEMA.empty_table(), path.with_suffix(".stated"))
 
 
