@@ -109,7 +109,7 @@ def one_line(text: str) -> str:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line that has words of what an error of a library says, or its name where it says nothing."""
+    """Return the first line of a library's message that is not empty, or the name of the error's class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -209,7 +209,7 @@ class JackalSettings(_Section):
         proof_type: of the Merkle tree. Chains before 5.1 prove type 0 only.
         gas_price: in ujkl.
         timeout_blocks: after so many blocks a transaction that was not included never will be.
-        upload_seconds: how long a provider reads one upload (600 by `jackal-protocol.md`); what is not through then is lost.
+        upload_seconds: how long a provider reads one upload (600, docs/jackal.md); what is not through then is lost.
         proof_seconds: how long after an upload the chain may take to list the provider.
         bandwidth: bytes a second of all uploads together; 0 for no limit. `caf jackal limit` changes it while runs go on.
         spend_cap: ujkl that all transactions of this ledger may come to; none where not given. Changed in the same way.

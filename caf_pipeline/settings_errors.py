@@ -87,7 +87,7 @@ def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
 
 
 def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[str]) -> SettingsError | None:
-    """Return the error for a variable whose name is like a setting's and is none: it would be ignored, a spend cap even.
+    """Return the error for a variable that looks like a misspelt setting; it would be ignored, even a spend cap.
 
     `others` are further variables that exist.
     """

@@ -165,7 +165,7 @@ Examples:
   caf extract photos.caf -C restored
   caf extract https://example.org/photos.caf 2024/a.jpg 2024/b.jpg
 
-Exit statuses: 0 everything was extracted; 1 something was not, as told on stderr; 2 wrong arguments; 4 the file is
+Exit statuses: 0 everything was extracted; 1 something was not, as stderr says; 2 wrong arguments; 4 the file is
 missing or is not a CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be written."""
 
 
@@ -250,7 +250,7 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
     """Check a CAF file's structure and read every byte of it.
 
     Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
-    bytes are legal and told. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
+    bytes are legal and reported. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:

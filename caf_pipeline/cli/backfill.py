@@ -21,9 +21,10 @@ def backfill(  # noqa: PLR0917 - the command line's options
     r"""Let Dagster's daemon archive a source's planned chunks.
 
     Submits one asset backfill of all chunks that have work to do, a run for each, and says how far it is, at which rate, and how
-    long it takes still. The daemon runs it: Ctrl-C or a lost connection end only the command, and the same command follows the
-    backfill again. Its runs come after those of new objects. Left out are chunks that a run or another process works on, those of
-    an unfinished backfill, and parked ones; --failed tries what failed again at once and sends parked chunks on their way.
+    long it will still take. The daemon runs it: Ctrl-C or a lost connection end only the command, and the same command follows
+    the backfill again. Its runs come after those of new objects. Left out are chunks that a run or another process works on,
+    those of an unfinished backfill, and parked ones; --failed tries what failed again at once and sends parked chunks on their
+    way.
 
     Without a daemon, `caf run` archives in its own process.
 

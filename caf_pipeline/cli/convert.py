@@ -47,7 +47,7 @@ def convert(
     """Make a tar archive of a CAF, or a CAF of a tar archive. A .tar.co is a tar with its cotar index.
 
     Each member keeps its name and its bytes. In a tar it has mode 644, owner 0 and time 0, which CAF does not have; a name
-    that ustar cannot hold stands in a PAX header. Into a CAF go the files, hard links as copies; of files of one name the last;
+    that ustar cannot hold is in a PAX header. Into a CAF go the files, hard links as copies; of files of one name the last;
     what is not a file is left out and listed. OUT appears whole, or not at all; an older file there is replaced.
     """
     from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  most commands need no numpy

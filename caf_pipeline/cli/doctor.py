@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
-"""Who holds what the doctor holds for a moment, as a run that meets it is told."""
+"""The holder of the doctor's leases, which another run shows in 'held by run …'."""
 
 _OWN_STATUS: Final = (3, 6, 7, 8)
 """Exit statuses of errors that the command ends with; any other error is a thing that could not be mended, which is 1."""

@@ -285,7 +285,7 @@ def files(
     everything: Annotated[bool, typer.Option("--all", help="Show the files that are as they should be, too.")] = False,
     json: JsonOption = False,
 ) -> None:
-    r"""Hold what the chain lists against the ledger.
+    r"""Compare the files that the chain lists with the ledger.
 
     Of these archives: what this wallet posted, and other wallets that the ledger's chunks were posted by. missing: the ledger has
     it on the chain, and the chain does not list it. foreign: listed, and no chunk of the ledger, e.g. of an abandoned one.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from caf_pipeline.system.ranges import FileRanges
 
 RUN: Final = "caf"
-"""Who holds what a command holds, as a run that meets it is told."""
+"""The holder of a command's leases, which another run shows in 'held by run …'."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def prove(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    r"""Look at stored chunks again.
+    r"""Check the proofs and some bytes of stored chunks.
 
     That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first,
     but for chunks of which the chain's lists say something amiss: where no run did so within the hour, the lists are read first,

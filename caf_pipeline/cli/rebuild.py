@@ -32,7 +32,7 @@ def rebuild(
     r"""Restore a lost ledger from what the store lists.
 
     Reads ranges of the stored files. Needs the settings of the sources and the wallet's address; no mnemonic where --owner
-    gives the address, and nothing of S3. Each file that is listed is told of: a chunk that is restored, one that the ledger
+    gives the address, and nothing of S3. It reports each listed file: a chunk that is restored, one that the ledger
     knows, or why it is none of ours. A chunk with fewer copies than required comes back as damaged; `caf jackal repair` mends
     it. May be run on a ledger that is not empty, and again at any time: what the ledger knows stays as it is. A chunk whose
     copies differ in what is read of it is not restored, unless --whole reads them whole, which tells the wrong ones.

@@ -116,8 +116,8 @@ def safe_to_delete(
     version is listed by its own id. Delete markers are not objects, and never listed. How many there are of both is printed.
 
     Exit status: 0 every object that S3 has of the source is safe and listed (or it has none); 1 some are not safe
-    yet, the rest is listed; 2 FILE is something else, or the report, too; 3 a setting is wrong, there is no such source, or
-    the store proves nothing over time; 5 the source, 6 the database or 7 the store failed, 6 also where a chunk changed
+    yet, the rest is listed; 2 FILE is not a regular file, or is also the report; 3 a setting is wrong, there is no such source,
+    or the store proves nothing over time; 5 the source, 6 the database or 7 the store failed, 6 also where a chunk changed
     while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from
     2 on.
     """

@@ -159,7 +159,7 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, bat
     return count
 
 
-_TWICE: Final = "an object was planned twice: park this chunk and report it"
+_TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"
 
 # Only such chunks can have left rows for objects that were claimed again; most sources have none, and pay nothing.
 _HAS_STALE_CHUNKS = (

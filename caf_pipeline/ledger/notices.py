@@ -106,7 +106,10 @@ class Notices(LedgerPart):
         return {message.message_id for message in messages} - left
 
     def record_queue(self, source: str, *, read: bool) -> None:
-        """Write that the source's queue was read without an error, or, where that was never written, is to be read now."""
+        """Record that the source's queue was read without an error.
+
+        With `read` false: only that it is to be read from now on, where nothing was recorded yet.
+        """
         done = "UPDATE SET read_at = now()" if read else "NOTHING"
         with self._of_source(source) as (connection, source_id):
             connection.execute(f"{_QUEUE_TO_READ} {done}", {"source_id": source_id})

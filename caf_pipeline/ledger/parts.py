@@ -146,7 +146,7 @@ def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") 
     if connection.execute(_LOCATE, facts).rowcount != 1:
         raise LedgerError(
             f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
-            hint="its archive is not what was sealed: check the staged file",
+            hint="the staged file is not the one that was sealed: check the disk",
         )
 
 

@@ -365,7 +365,7 @@ class Ledger(
                 raise LedgerError(
                     f"chunk {chunk} has {counted(moved.member_count, 'member')} and {counted(claimed, 'claim')}, but"
                     f" {counted(written, 'location')}",
-                    hint="its archive is not what was sealed: check the staged file",
+                    hint="the staged file is not the one that was sealed: check the disk",
                 )
         return written
 

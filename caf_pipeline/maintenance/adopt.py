@@ -172,7 +172,7 @@ def _adopter(work: Workplace, terms: Terms) -> Iterator["_Adopter"]:
     snapshot = latest_snapshot(work, complete=True)
     if snapshot is None:
         raise NotLocated(
-            f"there is no whole inventory of '{work.source}' yet, by which members are objects",
+            f"there is no whole inventory of '{work.source}' yet, and it decides which members are objects",
             hint=f"'caf plan {work.source} --dry-run' takes one, and plans nothing",
         )
     staging = work.staging()

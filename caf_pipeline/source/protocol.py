@@ -97,7 +97,7 @@ class InventoryReport:
 
 
 class LastPage(list[S3Object]):
-    """A page of a listing behind which there is nothing, where its source knows that without another request."""
+    """The last page of a listing, where the source knows without another request that no page follows."""
 
 
 class BegunRead(Protocol):

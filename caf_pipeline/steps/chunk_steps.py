@@ -323,16 +323,17 @@ def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) ->
 
     try:
         work.store.put(posting, staged_path(work, chunk.name), told)
-    except RootRefused:
+    except RootRefused as error:
         if staged_has_root(work, chunk):
-            raise
+            hint = "the staged file has the posted root, so that the providers are at fault; run the chunk again later"
+            raise RootRefused(str(error), hint=hint) from error
         remove_staged(staged_path(work, chunk.name))
         _repeat_or_abandon(work, lease, chunk)
         work.store.put(posting, staged_path(work, chunk.name), told)
 
 
 def verify_stored(work: Workplace, name: str) -> VerifyReport:
-    """Believe the store only now: enough copies are listed, and give all samples back: uploading → verified.
+    """Move a chunk from uploading to verified, once enough copies are listed and give all samples back.
 
     Raises:
         NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives other bytes.

@@ -67,7 +67,7 @@ class Limit(float):
     check: Callable[[], None]
 
     def renew(self, seconds: float) -> None:
-        """Give it so long from now on."""
+        """Begin the time limit again: it ends in so many seconds."""
         self._ends = time.monotonic() + seconds
 
     @property

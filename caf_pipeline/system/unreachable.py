@@ -21,7 +21,7 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "R
 
 
 class Reason(StrEnum):
-    """Why; the value is a sentence's end, after the name of what cannot be reached."""
+    """Why a server cannot be reached. The value completes a sentence that begins with the server's name."""
 
     NAME = "cannot be reached: its host name does not resolve"
     REFUSED = "cannot be reached: connection refused"
@@ -88,7 +88,7 @@ def reason_of(error: BaseException, url: str = "") -> Reason:
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return what to do; a certificate has no hint here, since each client is told otherwise what to trust."""
+    """Return what to do. A certificate has no hint here: each client has a setting of its own for what it trusts."""
     return _HINTS.get(reason, "").format(setting=setting)
 
 

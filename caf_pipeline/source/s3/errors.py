@@ -263,7 +263,7 @@ ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtE
 
 
 def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0911 - one for each kind
-    """Return what a failure that concerns the whole source is to the user."""
+    """Return the user's error for a failure that concerns the whole source."""
     known = _known_source_error(error, at)
     if known:
         return known

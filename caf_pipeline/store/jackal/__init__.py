@@ -22,4 +22,4 @@ from typing import Final
 
 LEAST_DAYS: Final = 30
 LEAST_BYTES: Final = 10**9
-"""The chain sells no less, and takes whole multiples of it. Source: MsgBuyStorage in the notes on Jackal's protocol."""
+"""The chain sells no less, and takes whole multiples of it. Source: `MsgBuyStorage` of canine-chain v5."""

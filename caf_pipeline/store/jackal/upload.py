@@ -286,7 +286,7 @@ class _Upload:
         if refused and len(refused) == len(others) - len(away) and not good:
             return RootRefused(
                 f"file {root} is refused: {why}",
-                hint="the staged file is not what was posted: check the disk, then withdraw the chunk",
+                hint="run the chunk again: its staged file is compared with the posted root, and packed again where it differs",
             )
         if slow and len(good) + len(slow) >= required:
             size_bytes = self._posting.stored_size_bytes

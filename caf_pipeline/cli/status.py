@@ -241,11 +241,12 @@ def unpark(chunk: ChunkArgument) -> None:
 
 
 def withdraw(chunk: ChunkArgument) -> None:
-    r"""Give up a chunk before it is posted.
+    r"""Give up a chunk that is not posted yet, or one that is damaged beyond repair.
 
-    Its objects are planned again by the next plan, and the chunk is never archived.
+    The next plan takes its objects again, as far as S3 still has them.
 
-    Exit status: 0; 6 the chunk is posted already, or the database failed; 10 a run works on it; 11 there is no such chunk.
+    Exit status: 0; 6 the chunk is posted and not damaged, its post may still be included, or the database failed; 10 a run works
+    on it; 11 there is no such chunk.
     """
     from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
 
