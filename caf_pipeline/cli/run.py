@@ -1,0 +1,75 @@
+"""`caf run`."""
+
+from typing import Annotated
+
+import typer
+
+from caf_pipeline.cli.opening import load_settings
+from caf_pipeline.errors import UsageError
+
+
+def run(  # noqa: PLR0917 - the command line's options
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
+    ] = None,
+    second_copy: Annotated[
+        bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
+    ] = False,
+    report: Annotated[
+        str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
+    ] = "",
+    list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=0, help="Archive N chunks at a time; 0 chooses by their sizes.")
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="End with one JSON object that sums it up, on standard output.")] = False,
+) -> int:
+    r"""Take an inventory, plan what is new, and archive it.
+
+    Runs through Dagster, in this process; each run is on its job's page in the UI. What an earlier run left unfinished
+    is finished, too. Whatever it waits for is said at once, with what ends the wait; without a terminal a line says every
+    minute how far it is. A chunk that fails lets the others go on; after the same permanent error on three chunks the rest
+    is not tried. Ctrl-C ends it; the same command goes on where it stopped.
+
+    Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where it lists files that may hold
+    the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
+    all of it once more.
+
+    Of N chunks at a time, N - 1 are packed while another is sent, each by a process of its own; each takes its room in staging.
+    Where there is no room for two, one follows the other. By default it is 2, and 1 where the chunks are small.
+
+    A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is taken. --report, with
+    --source, takes that of another day; --list lists the bucket.
+
+    \b
+    Examples:
+      caf run --source demo
+      caf run --source demo --second-copy
+      caf run --json | jq '.sources[] | select(.exit_status != 0)'
+
+    Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
+    that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
+    skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet; 15 all others are located, and
+    some wait until a chunk of min_chunk_size can be filled, or max_wait is over; 18 everything is located, and chunks are
+    damaged, which `caf jackal repair` mends. Before any chunk is tried, or where nothing can go on: 1 an inventory or a plan
+    failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting is wrong; 5 the source, 6 the
+    database or 7 the store failed, or the store may have the source already; 8 the disk under home failed; 9 a plan or an
+    inventory is damaged. 130 interrupted.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
+
+    settings = load_settings()
+    source = sources[0] if sources else None
+    if sources and len(sources) > 1:
+        raise UsageError("--source names one source.", hint="Leave it out for all of caf.toml, or run the command for each.")
+    if source is not None:
+        settings.source(source)
+    elif second_copy or report:
+        raise UsageError(f"{'--second-copy' if second_copy else '--report'} is for one source.", hint="Name it with --source.")
+    if report and list_bucket:
+        raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
+    (entry,) = entry_points(group="caf_pipeline.commands", name="run")
+    inventory = {"report": report, "list_bucket": list_bucket}
+    options = {"second_copy": second_copy, "inventory": inventory, "workers": workers}
+    status: int = entry.load()(source, settings=settings, **options, json=json)
+    return status
