@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.records import OperatorOrders
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.controls import Controls
 
-ORDERS_SECONDS: Final = 2.0
-"""How old what is known of the orders may be: they are obeyed within seconds, and a look is a query to the ledger."""
+CONTROLS_SECONDS: Final = 2.0
+"""How old what is known of the controls may be: they are obeyed within seconds, and a look is a query to the ledger."""
 
 TICK_SECONDS: Final = 0.5
 """Between two looks while work is held up. Each calls `check`, so that a lost lease ends the wait within a second."""
@@ -32,7 +32,7 @@ def _no_check() -> None:
 class Throttle:
     """Holds work up as the operator ordered. Safe for several threads, which share the bandwidth in the order they come.
 
-    Orders that cannot be read now are those last read; where none ever were, the error is raised.
+    Controls that cannot be read now are those last read; where none ever were, the error is raised.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Throttle:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Set what holds while nothing is ordered.
+        """Take what holds while the operator has set nothing.
 
         Args:
-            controls: has the orders.
+            controls: has what the operator has set.
             bandwidth: bytes a second of all uploads together, 0 for no limit.
             spend_cap: ujkl, None for no cap.
             waits: where it is said while work is held up.
@@ -62,7 +62,7 @@ class Throttle:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._orders: OperatorOrders | None = None
+        self._last: OperatorControls | None = None
         self._read_at = 0.0
         self._asked = 0  # bytes that were sent and asked for, since the beginning
         self._granted = 0.0  # of these, what the bandwidth allowed up to `_granted_at`
@@ -74,15 +74,15 @@ class Throttle:
 
     def spend_cap(self) -> int | None:
         """Return what all transactions may come to in ujkl; None for no cap."""
-        ordered = self._known().spend_cap
-        if ordered is None:
+        given = self._known().spend_cap
+        if given is None:
             return self._spend_cap
-        return ordered if ordered >= 0 else None
+        return given if given >= 0 else None
 
     def limit(self) -> int:
         """Return the bandwidth of all uploads together in bytes a second; 0 for no limit."""
-        ordered = self._known().bandwidth
-        return self._bandwidth if ordered is None else ordered
+        given = self._known().bandwidth
+        return self._bandwidth if given is None else given
 
     def bandwidth(self) -> float:
         """Return this run's share of the bandwidth in bytes a second; 0 for no limit."""
@@ -111,7 +111,7 @@ class Throttle:
         """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused.
 
         Returns:
-            Whether an order held it up. Reading the orders takes time, too, and is none.
+            Whether a pause or a limit held it up; that reading the controls takes time does not count.
         """
         with self._lock:
             self._asked += size_bytes
@@ -137,23 +137,23 @@ class Throttle:
             self._granted_at = now
             return (mine - self._granted) / rate if rate and mine > self._granted else 0.0
 
-    def _known(self) -> OperatorOrders:
+    def _known(self) -> OperatorControls:
         with self._lock:
             now = self._clock()
-            if self._orders is None or now - self._read_at >= ORDERS_SECONDS:
-                self._orders = self._read()
+            if self._last is None or now - self._read_at >= CONTROLS_SECONDS:
+                self._last = self._read()
                 self._read_at = now
-            return self._orders
+            return self._last
 
-    def _read(self) -> OperatorOrders:
+    def _read(self) -> OperatorControls:
         try:
-            return self._controls.orders()
+            return self._controls.current()
         except CafError as error:
-            if error.permanent or self._orders is None:
+            if error.permanent or self._last is None:
                 raise
-            return self._orders
+            return self._last
 
 
 def open_throttle(settings: JackalSettings, controls: "Controls", waits: Waits | None = None) -> Throttle:
-    """Return what holds work back as the operator orders, and as the settings say where nothing is ordered."""
+    """Return what holds work back as the operator has set it, and as the settings say where nothing is set."""
     return Throttle(controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits)

@@ -3,7 +3,7 @@
 import pytest
 
 from caf_pipeline.errors import LeaseLost, LedgerUnreachable
-from caf_pipeline.ledger.records import OperatorOrders
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.throttle import LEAST_PIECE_BYTES, Throttle
 
 MIB = 1 << 20
@@ -13,13 +13,13 @@ class Board:
     """Controls whose orders a test sets, and a clock that only sleeping moves on."""
 
     def __init__(self):
-        self.given = OperatorOrders()
+        self.given = OperatorControls()
         self.away = False
         self.looks = 0
         self.now = 0.0
         self.at = {}
 
-    def orders(self):
+    def current(self):
         self.looks += 1
         if self.away:
             raise LedgerUnreachable("away")
@@ -48,25 +48,25 @@ def test_it_tells_whether_an_order_held_it_up(board):
     assert not board.throttle().sent(1 << 40)
     assert not board.throttle(bandwidth=MIB).sent(0)
     assert board.throttle(bandwidth=MIB).sent(MIB)
-    board.given, board.at = OperatorOrders(paused="the line is needed"), {100: OperatorOrders()}
+    board.given, board.at = OperatorControls(paused="the line is needed"), {100: OperatorControls()}
     assert board.throttle().sent(1)
 
 
 def test_a_pause_holds_until_it_is_taken_back(board):
-    board.given, board.at = OperatorOrders(paused="the line is needed"), {100: OperatorOrders()}
+    board.given, board.at = OperatorControls(paused="the line is needed"), {100: OperatorControls()}
     board.throttle().wait_while_paused()
     assert 100 <= board.now <= 103
 
 
 def test_a_pause_is_noticed_while_bytes_are_sent(board):
-    throttle, board.at = board.throttle(bandwidth=MIB), {5: OperatorOrders(paused="stop"), 50: OperatorOrders()}
+    throttle, board.at = board.throttle(bandwidth=MIB), {5: OperatorControls(paused="stop"), 50: OperatorControls()}
     for _ in range(10):
         throttle.sent(MIB)
     assert 50 <= board.now < 60
 
 
 def test_what_is_held_up_notices_a_lost_lease(board):
-    board.given, looks = OperatorOrders(paused="for ever"), []
+    board.given, looks = OperatorControls(paused="for ever"), []
 
     def check():
         looks.append(1)
@@ -75,7 +75,7 @@ def test_what_is_held_up_notices_a_lost_lease(board):
 
     with pytest.raises(LeaseLost):
         board.throttle().wait_while_paused(check)
-    board.given, looks[:] = OperatorOrders(bandwidth=1), []
+    board.given, looks[:] = OperatorControls(bandwidth=1), []
     with pytest.raises(LeaseLost):
         board.throttle().sent(MIB, check)
 
@@ -88,7 +88,7 @@ def test_bytes_take_as_long_as_the_bandwidth_says(board):
 
 
 def test_uploads_share_the_bandwidth(board):
-    board.given = OperatorOrders(bandwidth=4 * MIB, uploads=4)
+    board.given = OperatorControls(bandwidth=4 * MIB, uploads=4)
     throttle = board.throttle()
     for _ in range(5):
         throttle.sent(MIB)
@@ -96,7 +96,7 @@ def test_uploads_share_the_bandwidth(board):
 
 
 def test_an_order_wins_over_the_setting_and_no_limit_is_an_order_too(board):
-    board.given = OperatorOrders(bandwidth=0, spend_cap=-1)
+    board.given = OperatorControls(bandwidth=0, spend_cap=-1)
     throttle = board.throttle(bandwidth=1, spend_cap=5)
     throttle.sent(MIB)
     assert (board.now, throttle.spend_cap()) == (0, None)
@@ -108,7 +108,7 @@ def test_the_settings_hold_where_nothing_is_ordered(board):
 
 
 def test_a_limit_that_is_lifted_lets_what_waits_go_on(board):
-    board.given, board.at = OperatorOrders(bandwidth=1), {10: OperatorOrders(bandwidth=0)}
+    board.given, board.at = OperatorControls(bandwidth=1), {10: OperatorControls(bandwidth=0)}
     board.throttle().sent(MIB)
     assert 10 <= board.now <= 13
 
@@ -137,7 +137,7 @@ def test_orders_are_read_at_most_every_two_seconds(board):
 
 
 def test_the_last_orders_hold_while_the_ledger_is_away(board):
-    throttle, board.given = board.throttle(), OperatorOrders(paused="stop")
+    throttle, board.given = board.throttle(), OperatorControls(paused="stop")
     assert throttle.paused() == "stop"
     board.away, board.now = True, 1000
     assert throttle.paused() == "stop"

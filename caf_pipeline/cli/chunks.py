@@ -24,7 +24,7 @@ def unpark(chunk: ChunkArgument) -> None:
 
 
 def withdraw(chunk: ChunkArgument) -> None:
-    r"""Give up a chunk that is not posted yet, or one that is damaged beyond repair.
+    r"""Give up a chunk before its post, or a damaged one.
 
     The next plan takes its objects again, as far as S3 still has them.
 

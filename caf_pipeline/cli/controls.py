@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
-_NO_BANDWIDTH_LIMIT: Final = "0"  # as `OperatorOrders` counts
+_NO_BANDWIDTH_LIMIT: Final = "0"  # as `OperatorControls` counts
 _NO_SPEND_CAP: Final = "-1"
 
 
@@ -35,7 +35,7 @@ def pause(
     if not reason.strip():
         raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "network maintenance"')
     with opened_ledger(load_settings()) as ledger:
-        ledger.controls().order("paused", reason.strip())
+        ledger.controls().set("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
 
 
@@ -45,7 +45,7 @@ def resume() -> None:
     Exit status: 0, also where nothing was paused; 3 a setting is wrong; 6 the database failed.
     """
     with opened_ledger(load_settings()) as ledger:
-        ledger.controls().order("paused", None)
+        ledger.controls().set("paused", None)
     typer.echo("nothing is paused now: runs go on within seconds")
 
 
@@ -62,9 +62,8 @@ def limit(
 ) -> None:
     r"""Limit what runs may upload and spend.
 
-    Shows the limits, after changing what is given. An order holds for every run, also those under way, until the next one.
-    `none` lifts a limit; `default` takes an order back, so that the settings jackal.bandwidth and jackal.spend_cap hold
-    again.
+    Shows the limits, after changing what is given. They hold for every run, also those under way, until they are changed.
+    `none` lifts a limit; `default` gives it back to the settings jackal.bandwidth and jackal.spend_cap.
 
     \b
     Examples:
@@ -75,14 +74,14 @@ def limit(
     Exit status: 0; 2 not a limit; 3 a setting is wrong; 6 the database failed.
     """
     settings = load_settings()
-    orders = {}
+    changes = {}
     if bandwidth is not None:
-        orders["bandwidth"] = _bandwidth(bandwidth)
+        changes["bandwidth"] = _bandwidth(bandwidth)
     if spend_cap is not None:
-        orders["spend_cap"] = _spend_cap(spend_cap)
+        changes["spend_cap"] = _spend_cap(spend_cap)
     with opened_ledger(settings) as ledger:
-        for name, value in orders.items():
-            ledger.controls().order(name, value)
+        for name, value in changes.items():
+            ledger.controls().set(name, value)
         _show(settings, ledger, json)
 
 
@@ -110,16 +109,16 @@ def _spend_cap(text: str) -> str | None:
 def _show(settings: "Settings", ledger: "Ledger", json: bool) -> None:
     from caf_pipeline.throttle import open_throttle  # noqa: PLC0415  loaded by the command that uses it
 
-    orders, throttle = ledger.controls().orders(), open_throttle(settings.jackal, ledger.controls())
+    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls())
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
-        print_json({"paused": orders.paused or None, "bandwidth": rate, "spend_cap": cap})
+        print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
         return
-    typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(orders.bandwidth)}")
-    typer.echo(f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(orders.spend_cap)}")
-    if orders.paused:
-        typer.echo(f"paused: {printable(orders.paused)}")
+    typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(current.bandwidth)}")
+    typer.echo(f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(current.spend_cap)}")
+    if current.paused:
+        typer.echo(f"paused: {printable(current.paused)}")
 
 
-def _whose(ordered: int | None) -> str:
-    return " (settings)" if ordered is None else " (ordered)"
+def _whose(given: int | None) -> str:
+    return " (settings)" if given is None else " (set by an operator)"

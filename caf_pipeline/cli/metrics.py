@@ -120,7 +120,7 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
     for store, at in sorted(ledger.whole_bulk_looks().items()):
         looks.add_metric([store], at.timestamp())
     yield looks
-    paused = bool(ledger.controls().orders().paused)
+    paused = bool(ledger.controls().current().paused)
     yield GaugeMetricFamily("caf_paused", "Whether an operator has everything paused.", value=int(paused))
 
 

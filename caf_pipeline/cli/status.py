@@ -63,7 +63,7 @@ def status(
         known = known_sources(settings, ledger)
         if source is not None and source not in known:
             settings.source(source)
-        paused = ledger.controls().orders().paused
+        paused = ledger.controls().current().paused
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf jackal resume' ends it)")
         for name in [source] if source else known:

@@ -132,7 +132,7 @@ Told = dict[str, dict[str, str]]
 
 def is_paused(ledger: Ledger) -> bool:
     """Tell whether an operator has everything paused."""
-    return bool(ledger.controls().orders().paused)
+    return bool(ledger.controls().current().paused)
 
 
 def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 def pause_reason(ledger: Ledger) -> str:
     """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
-    reason = ledger.controls().orders().paused
+    reason = ledger.controls().current().paused
     return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
 
 

@@ -108,7 +108,7 @@ def _prove_op(source: str) -> OpDefinition:
     @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
     def prove_chunks(context: OpExecutionContext) -> Reports:
         def begin(work: Workplace) -> Workplace | None:
-            if reason := work.ledger.controls().orders().paused:
+            if reason := work.ledger.controls().current().paused:
                 context.log.info(f"paused: {reason}")
                 return None
             list(staging.sweep(work))

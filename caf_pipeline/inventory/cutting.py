@@ -44,9 +44,9 @@ from caf_pipeline.inventory.plan import (
     OBJECTS_FILE,
     PART_FIELDS,
     PARTS_FILE,
-    PARTS_SCHEMA,
     PLAN_METADATA_KEY,
     PLAN_SCHEMA,
+    PLANNED_PARTS_SCHEMA,
     ROWS_PER_BATCH,
     TOO_LARGE_FILE,
     ChunkPlan,
@@ -155,7 +155,7 @@ class _Cutter:
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
 
     def split(self, obj: S3Object) -> list[dict[str, Any]]:
-        """Give the parts of an object that no chunk can hold a chunk each; return what PARTS_SCHEMA has beside the object.
+        """Give each part of an object that no chunk can hold a chunk; return what PLANNED_PARTS_SCHEMA has beside the object.
 
         An object that cannot be split, or not within this plan, has none. All are split before the first `cut`.
         """
@@ -322,9 +322,9 @@ def _split_all(
                 if not found:
                     continue
                 if parts is None:
-                    schema = PARTS_SCHEMA.with_metadata(metadata)
+                    schema = PLANNED_PARTS_SCHEMA.with_metadata(metadata)
                     parts = opened.enter_context(pq.ParquetWriter(folder / PARTS_FILE, schema, **_WRITTEN))
-                parts.write_table(pa.Table.from_pylist([row | part for part in found], PARTS_SCHEMA))
+                parts.write_table(pa.Table.from_pylist([row | part for part in found], PLANNED_PARTS_SCHEMA))
                 whole = row | {"chunk_number": found[0]["chunk_number"], "member": row["key"].decode()}
                 objects.write_table(pa.Table.from_pylist([whole], PLAN_SCHEMA))
 

@@ -49,7 +49,7 @@ TOO_LARGE_FILE: Final = "too_large.parquet"
 PLAN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("chunk_number", pa.int32(), nullable=False)).append(
     pa.field("member", pa.string(), nullable=False)
 )
-PARTS_SCHEMA: Final = pa.schema(
+PLANNED_PARTS_SCHEMA: Final = pa.schema(
     [
         *PLAN_SCHEMA,
         pa.field("part", pa.int32(), nullable=False),
@@ -60,7 +60,7 @@ PARTS_SCHEMA: Final = pa.schema(
 )
 """The parts of objects that are split, each with all that is known of its object."""
 
-PART_FIELDS: Final = tuple(PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
+PART_FIELDS: Final = tuple(PLANNED_PARTS_SCHEMA.names[len(PLAN_SCHEMA.names) :])
 """The fields of a PartRange, in their order."""
 
 CHUNKS_SCHEMA: Final = pa.schema(
@@ -239,7 +239,7 @@ def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
     Raises:
         CafError: there is no readable plan in `folder`.
     """
-    if (part := _read_part(folder, number, PARTS_SCHEMA.names)) is not None:
+    if (part := _read_part(folder, number, PLANNED_PARTS_SCHEMA.names)) is not None:
         yield from map(_planned_object, part.to_pylist())
         return
     for batch in read_chunk_batches(folder, number, PLAN_SCHEMA.names):
@@ -270,7 +270,7 @@ def split_counts(folder: Path) -> tuple[int, int]:
 
 
 def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBatch | None:
-    """Return a chunk's part as a row with these columns of PARTS_SCHEMA; None where the chunk is one of whole objects."""
+    """Return a chunk's part as a row with these columns of PLANNED_PARTS_SCHEMA; None where the chunk is one of whole objects."""
     if not (folder / PARTS_FILE).exists():
         return None
     with _opened(folder / PARTS_FILE) as file:

@@ -1,14 +1,14 @@
-"""The operator's orders in the ledger: pause, bandwidth and spend cap, for all runs on all machines."""
+"""What an operator has set in the ledger: pause, bandwidth and spend cap, for all runs on all machines."""
 
 from typing import Final
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.records import OperatorOrders, chunk_lease
+from caf_pipeline.ledger.records import OperatorControls, chunk_lease
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
-"""The least value of each order that is a number: no limit, and no cap."""
+"""The least value of each one that is a number: no limit, and no cap."""
 
 _MOST: Final = 10**18 - 1  # what the table takes
 
@@ -16,7 +16,7 @@ _SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
 """States in which a chunk that is held is uploaded, or repaired by an upload."""
 
 # Both in one statement, so of one moment. A lease that was given back has expired.
-_ORDERS = """
+_CURRENT = """
     SELECT (SELECT coalesce(json_object_agg(name, value), '{}') FROM orders) AS given, (
         SELECT count(*) FROM caf_files JOIN leases ON leases.name = %(prefix)s || caf_files.name
         WHERE state = ANY(%(states)s) AND expires_at > clock_timestamp()) AS uploads
@@ -28,28 +28,28 @@ _GIVE = (
 
 
 class Controls:
-    """Where an operator's orders are, for runs that obey within seconds. Safe in threads."""
+    """Where what an operator has set is kept, for runs that obey within seconds. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def orders(self) -> OperatorOrders:
-        """Return the orders in force, and how many runs upload now (by state and live lease); at least 1."""
+    def current(self) -> OperatorControls:
+        """Return what is set, and how many runs upload now (by state and live lease); at least 1."""
         with self._database.transaction() as connection:
-            row = connection.execute(_ORDERS, {"prefix": chunk_lease(""), "states": _SENDING}).one()
+            row = connection.execute(_CURRENT, {"prefix": chunk_lease(""), "states": _SENDING}).one()
         given = row.given
-        return OperatorOrders(
+        return OperatorControls(
             paused=given.get("paused", ""),
             bandwidth=int(given["bandwidth"]) if "bandwidth" in given else None,
             spend_cap=int(given["spend_cap"]) if "spend_cap" in given else None,
             uploads=max(1, row.uploads),
         )
 
-    def order(self, name: str, value: str | None) -> None:
-        """Give the order "paused" (with the reason), "bandwidth" or "spend_cap"; None takes it back.
+    def set(self, name: str, value: str | None) -> None:
+        """Set "paused" (to the reason), "bandwidth" or "spend_cap"; None: it is not set.
 
         Raises:
-            UsageError: there is no such order, or not with such a value.
+            UsageError: there is no such name, or it cannot have such a value.
         """
         value = _checked(name, value)
         with self._database.transaction() as connection:
@@ -61,7 +61,7 @@ class Controls:
 
 def _checked(name: str, value: str | None) -> str | None:
     if name != "paused" and name not in _LEAST:
-        raise UsageError(f"there is no order '{name}'", hint=f"orders are paused, {', '.join(_LEAST)}")
+        raise UsageError(f"'{name}' cannot be set here", hint=f"set paused, {', '.join(_LEAST)}")
     if value is None:
         return None
     if name == "paused":

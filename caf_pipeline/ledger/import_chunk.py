@@ -19,8 +19,8 @@ from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
 from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.log_times import record_log_times
-from caf_pipeline.ledger.parts import restore_part
-from caf_pipeline.ledger.records import Skip, StoredChunk
+from caf_pipeline.ledger.parts import import_part
+from caf_pipeline.ledger.records import RemoteChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ChunkImport(LedgerPart):
 
     def restore_chunk(
         self,
-        chunk: StoredChunk,
+        chunk: RemoteChunk,
         rows: "Iterable[pa.RecordBatch]",
         skips: Iterable[Skip],
         *,
@@ -178,7 +178,7 @@ class ChunkImport(LedgerPart):
             _refuse_claimed(connection, source_id, chunk)
             written = _locate(connection, chunk)
             if chunk.part is not None:
-                restore_part(connection, source_id, plan_id, caf_file_id, chunk.part)
+                import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
@@ -189,7 +189,7 @@ class ChunkImport(LedgerPart):
         return 0
 
 
-def _plan_id(connection: Connection, source_id: int, chunk: StoredChunk, folder: str) -> int:
+def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
     """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
     names = {"source_id": source_id, "name": chunk.plan}
     found = connection.execute(_PLAN, names).fetchone()
@@ -209,7 +209,7 @@ def _plan_id(connection: Connection, source_id: int, chunk: StoredChunk, folder:
     return int(found.plan_id)
 
 
-def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: StoredChunk, fault: str) -> int:
+def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, fault: str) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
     values: dict[str, Any] = {
@@ -229,7 +229,7 @@ def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: S
     return int(connection.execute(_NEW_CHUNK, values).scalar_one())
 
 
-def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) -> None:
+def _refuse_claimed(connection: Connection, source_id: int, chunk: RemoteChunk) -> None:
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
@@ -244,7 +244,7 @@ def _refuse_claimed(connection: Connection, source_id: int, chunk: StoredChunk) 
         )
 
 
-def _locate(connection: Connection, chunk: StoredChunk) -> int:
+def _locate(connection: Connection, chunk: RemoteChunk) -> int:
     try:
         written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
     except psycopg.errors.CardinalityViolation as error:
@@ -256,7 +256,7 @@ def _locate(connection: Connection, chunk: StoredChunk) -> int:
     return written
 
 
-def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: StoredChunk, skips: Iterable[Skip]) -> None:
+def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: RemoteChunk, skips: Iterable[Skip]) -> None:
     count = load_skips(connection, skips)
     _require_count(chunk, "skipped objects", chunk.skipped_count, count)
     if count:
@@ -266,6 +266,6 @@ def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: Store
         connection.execute(_SKIP_NEW, values)
 
 
-def _require_count(chunk: StoredChunk, what: str, said: int, found: int) -> None:
+def _require_count(chunk: RemoteChunk, what: str, said: int, found: int) -> None:
     if said != found:
         raise LedgerError(f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found")

@@ -100,7 +100,7 @@ def register_parts(
     _register(connection, source_id, plan_id, rows)
 
 
-def restore_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: "PartLocation") -> None:
+def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: "PartLocation") -> None:
     """Write which part a chunk that only the store knew has, and its row."""
     of = part.part
     row = (caf_file_id, part.key, part.object_version, of.number, of.count, of.start_byte, of.end_byte, part.object_bytes)

@@ -14,6 +14,7 @@ from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.bulk_looks import BulkLooks
+from caf_pipeline.ledger.chunks import Lookups
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
@@ -37,7 +38,6 @@ from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease
 from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
-from caf_pipeline.ledger.lookup import Lookups
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.notices import Notices

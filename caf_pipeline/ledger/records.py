@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorOrders:
-    """What the operator ordered, as it is now. None: nothing ordered, the settings hold.
+class OperatorControls:
+    """What the operator has set, as it is now. None: not set, the settings hold.
 
     Attributes:
         paused: why everything is paused; "" where it is not.
@@ -196,7 +196,7 @@ class LaunchableChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredChunk:
+class RemoteChunk:
     """A posted file that is a chunk of ours and what it says of itself, or another program's that is adopted. Sizes in bytes.
 
     Attributes:

@@ -44,8 +44,8 @@ from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import HEAD_MEMBER, HEAD_SIZE_BYTES
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, require_whole
-from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
-from caf_pipeline.packing.chunk_reader import StoredSource
+from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
+from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
@@ -236,7 +236,7 @@ class _Adopter:
         for provider in self._work.store.holders(posted.posting):
             try:
                 # What is read with lenience alone is brought here, too: it is told then what is odd about it.
-                reader = CafReader.open(StoredSource(self._work.store, posted.posting, provider), name="it", lenient=True)
+                reader = CafReader.open(RemoteSource(self._work.store, posted.posting, provider), name="it", lenient=True)
             except NoChainAnswer:
                 raise
             except ArchiveError:
@@ -368,7 +368,7 @@ class _Adopter:
                 AdoptionKind.NOTHING_NEW if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(found.left_out) else AdoptionKind.NO_OBJECT
             )
             return FileAdoption(name, kind, posted, "", members, 0, found.left_out, right)
-        chunk = StoredChunk(
+        chunk = RemoteChunk(
             file=posted,
             copies=post.right,
             read_from=right,

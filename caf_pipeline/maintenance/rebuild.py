@@ -34,7 +34,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
 )
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import Chunk, StoredChunk, plan_lease
+from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, fetch_manifest, read_chunk, read_head
 from caf_pipeline.store.protocol import Copy, PostedFile
@@ -83,7 +83,7 @@ class FileFinding:
     kind: FileKind
     why: str = ""
     name: str = ""
-    chunk: StoredChunk | None = None
+    chunk: RemoteChunk | None = None
     spool: Path | None = None
 
 
@@ -269,7 +269,7 @@ def _spool(work: Workplace) -> Iterator[Path]:
 # --- into the ledger -----------------------------------------------------------------------------------------------
 
 
-def restore(work: Workplace, finding: FileFinding) -> int:
+def import_found_chunk(work: Workplace, finding: FileFinding) -> int:
     """Write a chunk that was found into the ledger; return the location rows written, 0 where other chunks have all its objects.
 
     Raises:
@@ -281,15 +281,15 @@ def restore(work: Workplace, finding: FileFinding) -> int:
     if chunk is None:
         raise CafError(f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: {finding.why}")
     if finding.spool is not None and finding.spool.exists():
-        return _restore_from(work, chunk, finding.spool)
+        return _import_from(work, chunk, finding.spool)
     with _spool(work) as spool:
         source = AgreedSource(work.store, chunk.file.posting, chunk.read_from)
         if chunk.manifest is None or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256:
             raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-        return _restore_from(work, chunk, spool)
+        return _import_from(work, chunk, spool)
 
 
-def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
+def _import_from(work: Workplace, chunk: RemoteChunk, spool: Path) -> int:
     manifest = open_manifest(spool)
     skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
     plan_folder = str(work.plans() / chunk.plan)
@@ -301,7 +301,7 @@ def _restore_from(work: Workplace, chunk: StoredChunk, spool: Path) -> int:
     )
 
 
-def fault_of(work: Workplace, chunk: StoredChunk) -> str:
+def fault_of(work: Workplace, chunk: RemoteChunk) -> str:
     """Say what a restored chunk lacks; "" where as many copies as required are listed, and none is known to be wrong."""
     listed = [copy.provider for copy in chunk.copies]
     right, required = len(listed) - len(chunk.wrong), work.store.required_copies
@@ -341,7 +341,7 @@ def _restored(work: Workplace, finding: FileFinding, *, dry_run: bool) -> Rebuil
     if dry_run:
         return RebuildOutcome(finding, None, fault)
     try:
-        rows = restore(work, finding)
+        rows = import_found_chunk(work, finding)
     except (ClaimConflict, IntegrityError) as error:
         return RebuildOutcome(FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name))
     if not rows:

@@ -54,7 +54,7 @@ class StagedSource:
         return self.read(max(total - size_bytes, 0), total), total
 
 
-class StoredSource:
+class RemoteSource:
     """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the CAF."""
 
     def __init__(self, store: ChunkStore, posting: Posting, provider: str | None = None) -> None:

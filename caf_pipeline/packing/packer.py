@@ -37,7 +37,7 @@ from caf_pipeline.packing.journal.format import (
 from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, Reached, replay
 from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, OpenObject, pace_of, part_of, window_of
 from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
-from caf_pipeline.packing.sink import Mark, PartFile, StoredBytes, staging_error
+from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
 
@@ -142,7 +142,7 @@ class Packer:
         queue = ObjectQueue(iter(objects))
         self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
         with (
-            StoredBytes(part, proof_type=self._proof_type) as sink,
+            StagingSink(part, proof_type=self._proof_type) as sink,
             ManifestWriter(spool, self._identity, tells_logs=self._tells_logs) as manifest,
         ):
             reached, fault = self._begin(queue, sink, manifest, journal)
@@ -174,7 +174,7 @@ class Packer:
 
     # --- what is there already -------------------------------------------------------------------------------------
 
-    def _begin(self, queue: ObjectQueue, sink: StoredBytes, manifest: ManifestWriter, journal: Journal) -> tuple[Reached, str]:
+    def _begin(self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal) -> tuple[Reached, str]:
         """Go through what an earlier run left, or write the head; return as `replay`."""
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
@@ -188,7 +188,7 @@ class Packer:
         self._open = reached.open
         return reached, fault
 
-    def _take_outcomes(self, outcomes: Outcomes, sink: StoredBytes, manifest: ManifestWriter) -> None:
+    def _take_outcomes(self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter) -> None:
         """Account for what an earlier run did, as if it were done now."""
         size_bytes = 0
         for planned, outcome in outcomes:
@@ -203,7 +203,7 @@ class Packer:
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
-    def _journaled(self, journal: Journal, sink: StoredBytes, reached: Reached) -> Iterator[None]:
+    def _journaled(self, journal: Journal, sink: StagingSink, reached: Reached) -> Iterator[None]:
         """Keep the journal; after a failure, save what may be saved and cut the staged file to it, never by its name."""
         checkpoints = self._checkpoints = Checkpoints(
             journal, sink, self._pace, objects_digest=reached.objects_digest, resumed_bytes=reached.end.offset
@@ -234,13 +234,13 @@ class Packer:
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
-    def _add_all(self, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> None:
+    def _add_all(self, fetch: OrderedFetch, sink: StagingSink, manifest: ManifestWriter) -> None:
         """Add objects until all are done or the next does not fit."""
         while (planned := fetch.next_object()) is not None and self._add(planned, fetch, sink, manifest):
             self._checkpoints.reached()
         self._checkpoints.save()  # so that a kill from here on costs no GET
 
-    def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, manifest: ManifestWriter) -> bool:
+    def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, manifest: ManifestWriter) -> bool:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
         self._told_bytes = 0
@@ -271,7 +271,7 @@ class Packer:
         self,
         planned: PlannedObject,
         fetch: OrderedFetch,
-        sink: StoredBytes,
+        sink: StagingSink,
         manifest: ManifestWriter,
         *,
         mark: Mark | None,
@@ -321,7 +321,7 @@ class Packer:
         self._progress(1, planned.size_bytes - self._told_bytes)
         return True
 
-    def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StoredBytes, opened: OpenObject) -> "_MemberChecks":
+    def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject) -> "_MemberChecks":
         """Return the checks of an object that is partly staged, with all that is staged of it in them."""
         checks = _MemberChecks(fetch.checksum_of(planned), opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
@@ -332,7 +332,7 @@ class Packer:
         self._checkpoints.begin_member(opened)
         return checks
 
-    def _sha256_of(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StoredBytes) -> bytes:
+    def _sha256_of(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink) -> bytes:
         """Return an object's SHA-256; where S3's own checksum differs, nothing of it may be resumed."""
         try:
             return checks.compared_sha256(planned)
@@ -346,10 +346,10 @@ class Packer:
         """Tell whether the manifest is to tell the times of a member that begins with these bytes."""
         return self._may_be_log(planned) and begins_as_archive(first)
 
-    def _is_staged_log(self, planned: PlannedObject, sink: StoredBytes, start_byte: int, end_byte: int) -> bool:
+    def _is_staged_log(self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int) -> bool:
         """Tell the same of a member that is staged, as far as `end_byte`."""
         return self._may_be_log(planned) and begins_as_archive(
-            sink.read_back(start_byte, min(start_byte + MAGIC_BYTES, end_byte))
+            sink.read_staged(start_byte, min(start_byte + MAGIC_BYTES, end_byte))
         )
 
     def _may_be_log(self, planned: PlannedObject) -> bool:
@@ -376,7 +376,7 @@ class Packer:
 
     # --- manifest and index ----------------------------------------------------------------------------------------
 
-    def _add_manifest(self, manifest: ManifestWriter, sink: StoredBytes, spool: Path, tail: "_Hash") -> None:
+    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: "_Hash") -> None:
         try:
             manifest.close()
             start_byte = sink.size_bytes
@@ -388,7 +388,7 @@ class Packer:
             raise staging_error(spool, error) from error
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
 
-    def _add_index(self, sink: StoredBytes, tail: "_Hash") -> None:
+    def _add_index(self, sink: StagingSink, tail: "_Hash") -> None:
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)
             sink.write(piece)
@@ -424,10 +424,10 @@ class _MemberChecks:
         return self.sha256.digest()
 
 
-def _log_times(sink: StoredBytes, start_byte: int, end_byte: int) -> LogTimes:
+def _log_times(sink: StagingSink, start_byte: int, end_byte: int) -> LogTimes:
     """Return the times of a clp-s archive that is staged; one that is damaged is archived like any object, and tells none."""
     try:
-        times = read_times(end_byte - start_byte, lambda begin, end: sink.read_back(start_byte + begin, start_byte + end))
+        times = read_times(end_byte - start_byte, lambda begin, end: sink.read_staged(start_byte + begin, start_byte + end))
     except ArchiveError:
         times = None
     return LogTimes(start_byte, *(times or (None, None)))

@@ -116,7 +116,7 @@ class Mark:
         return self._tree.result().state(open_block=False)
 
 
-class StoredBytes:
+class StagingSink:
     """An append-only staged file with the Merkle root over it.
 
     Raises StagingError where the disk is full or the file cannot be written; the file is left for the caller to remove.
@@ -177,7 +177,7 @@ class StoredBytes:
             raise staging_error(self.part.path, error) from error
         self._stay_close()
 
-    def read_back(self, start_byte: int, end_byte: int) -> bytes:
+    def read_staged(self, start_byte: int, end_byte: int) -> bytes:
         """Return bytes that were written, or read again, before `size_bytes`."""
         self.flush()
         try:

@@ -40,7 +40,7 @@ from caf_pipeline.inventory.manifest import (
     row_identity,
 )
 from caf_pipeline.inventory.objects import PartRange, SkipReason, is_supported, object_version, rewritten_version
-from caf_pipeline.ledger.records import StoredChunk
+from caf_pipeline.ledger.records import RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
@@ -214,7 +214,7 @@ def read_head(source: AgreedSource, size_bytes: int) -> Head:
 
 def read_chunk(
     file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head, *, of: str, spool: Path
-) -> StoredChunk:
+) -> RemoteChunk:
     """Read index, manifest and samples of a chunk with this head, and hold all of it against each other.
 
     Args:
@@ -246,7 +246,7 @@ def read_chunk(
     tally = _check_rows(manifest, chunk_file)
     plan_sha256, object_count, object_bytes = _planned(described, chunk_id.plan, tally)
     samples = _samples(source, file.posting, manifest)
-    return StoredChunk(
+    return RemoteChunk(
         file=file,
         copies=copies,
         read_from=tuple(source.providers),

@@ -23,7 +23,7 @@ from caf_pipeline.system.quantities import counted
 
 ACCOUNT_COLUMNS: Final = ("member", "key", *IDENTITY_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "skip_reason")
 REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")
-"""The columns of the manifest that `AccountOfChunk` and `ManifestReport` need."""
+"""The columns of the manifest that `ChunkAuditor` and `ManifestReport` need."""
 
 LARGEST_SHOWN: Final = 10
 
@@ -47,7 +47,7 @@ class ChunkAccount:
         return not self.explanation
 
 
-class AccountOfChunk:
+class ChunkAuditor:
     """Holds a chunk against its part of the plan: the same objects in the same order, each at the range that it claims.
 
     Attributes:

@@ -17,7 +17,7 @@ from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.manifest import PartLocation
 from caf_pipeline.ledger.records import Chunk, Location, LocationRow, posting_of
 from caf_pipeline.retrieval.reader import Found, fetch
-from caf_pipeline.steps.account import ACCOUNT_COLUMNS, AccountOfChunk, ChunkAccount
+from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.system.quantities import counted
 
@@ -39,7 +39,7 @@ def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
         return ChunkAccount(chunk.object_count, 0, 0, chunk.object_count, "")
     try:
         chunk_file = open_chunk(work, chunk)
-        account = AccountOfChunk(chunk, chunk_file)
+        account = ChunkAuditor(chunk, chunk_file)
         for batch in chunk_file.manifest().batches(ACCOUNT_COLUMNS):
             account.take(batch)
     except CafError as error:

@@ -29,7 +29,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
-from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, StagedSource, StoredSource, skips_of
+from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, RemoteSource, StagedSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import look_at_copy, samples_of, staged_matches, too_few_copies
@@ -50,7 +50,7 @@ from caf_pipeline.packing.staging import (
     staged_path,
     was_packed_by,
 )
-from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, AccountOfChunk, ManifestReport
+from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
 
@@ -180,7 +180,7 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
     if packed.member_count:
         file = give_final_name(work, chunk.name, file)
     chunk_file = ChunkFile(StagedSource(file), chunk.name)
-    account, report = AccountOfChunk(chunk, chunk_file), ManifestReport()
+    account, report = ChunkAuditor(chunk, chunk_file), ManifestReport()
     skips = _accounted_skips(chunk_file, seal, account, report)
     work.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
     if not packed.member_count:
@@ -189,7 +189,7 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
     return report
 
 
-def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: AccountOfChunk, report: ManifestReport) -> Iterator[Skip]:
+def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: ChunkAuditor, report: ManifestReport) -> Iterator[Skip]:
     """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its manifest.
 
     Raises:
@@ -537,7 +537,7 @@ def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
     path = staged_path(work, chunk.name)
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
-    return ChunkFile(StoredSource(work.store, posting_of(chunk)), chunk.name)
+    return ChunkFile(RemoteSource(work.store, posting_of(chunk)), chunk.name)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
         connection.execute(f"UPDATE caf_files SET {looked_at} WHERE caf_file_id = {last}")
         connection.execute("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)")
-    ledger.controls().order("paused", "a test")
+    ledger.controls().set("paused", "a test")
     found = samples(caf("metrics").out.decode())
     assert found["caf_chunks", "src", "located"] == 2
     assert found["caf_chunks", "src", "packing"] == 1

@@ -40,12 +40,12 @@ from caf_pipeline.ledger.records import (
     Holder,
     InventoryRecord,
     LocationRow,
-    OperatorOrders,
+    OperatorControls,
     PlanRecord,
+    RemoteChunk,
     Reservation,
     Seal,
     Skip,
-    StoredChunk,
     plan_lease,
 )
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
@@ -174,9 +174,9 @@ def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, sou
     return chunk
 
 
-def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> StoredChunk:
+def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChunk:
     """A chunk of these keys as a store tells of it, posted in the block of its number."""
-    return StoredChunk(
+    return RemoteChunk(
         file=PostedFile(replace(POSTING, start=number), 3),
         copies=[Copy("p", "proof")],
         read_from=["p"],
@@ -199,7 +199,7 @@ def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> StoredChu
     )
 
 
-def restore(ledger: Any, chunk: StoredChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
+def restore(ledger: Any, chunk: RemoteChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
     return ledger.restore_chunk(chunk, rows, skips, plan_folder="plans/x", fault=fault)
 
 
@@ -660,33 +660,33 @@ class LedgerContract:
 
     def test_orders_hold_until_they_are_taken_back(self, ledger):
         board = ledger.controls()
-        assert board.orders() == OperatorOrders()
-        board.order("paused", "the bill")
-        board.order("bandwidth", "1000")
-        board.order("bandwidth", "0")
-        board.order("spend_cap", "-1")
-        assert ledger.controls().orders() == OperatorOrders("the bill", 0, -1)
+        assert board.current() == OperatorControls()
+        board.set("paused", "the bill")
+        board.set("bandwidth", "1000")
+        board.set("bandwidth", "0")
+        board.set("spend_cap", "-1")
+        assert ledger.controls().current() == OperatorControls("the bill", 0, -1)
         for name in ("paused", "bandwidth", "spend_cap"):
-            board.order(name, None)
-        assert board.orders() == OperatorOrders()
+            board.set(name, None)
+        assert board.current() == OperatorControls()
 
     @pytest.mark.parametrize(
         ("name", "value"), [("speed", "1"), ("speed", None), ("paused", " "), ("bandwidth", "-1"), ("spend_cap", "a few")]
     )
     def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
         with pytest.raises(UsageError):
-            ledger.controls().order(name, value)
-        assert ledger.controls().orders() == OperatorOrders()
+            ledger.controls().set(name, value)
+        assert ledger.controls().current() == OperatorControls()
 
     def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"])
         for name in names[:3]:
             bring_to(ledger, name, ChunkState.UPLOADING)
-        assert ledger.controls().orders().uploads == 1
+        assert ledger.controls().current().uploads == 1
         with contextlib.ExitStack() as held:
             for name in (*names[1:3], names[3]):
                 held.enter_context(ledger.lease(f"chunk/{name}", holder()))
-            assert ledger.controls().orders().uploads == 2
+            assert ledger.controls().current().uploads == 2
 
     # --- copies and their proofs ---
 

@@ -87,7 +87,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
 ):
     chunks = world.plan()
     assert len(chunks) > 2
-    Controls(database).order("paused", "a test")  # each run stops where it would fetch or send next
+    Controls(database).set("paused", "a test")  # each run stops where it would fetch or send next
     with (
         DagsterInstance.get() as instance,
         worker("one", tmp_path, environment) as one,
@@ -102,7 +102,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
 
         wait_for(lambda: len(waiting()) == 2)
         one.kill()
-        Controls(database).order("paused", None)
+        Controls(database).set("paused", None)
         wait_for_backfill(instance, BACKFILL)
         runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
         (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE and was_lost(instance, run)]

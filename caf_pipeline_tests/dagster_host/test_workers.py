@@ -143,7 +143,7 @@ def command(caf, ledger, database):
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
         wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks()), process)
-        Controls(database).order("paused", "a test")
+        Controls(database).set("paused", "a test")
         wait_for(lambda: any(one.wait.chunk for one in ledger.waits()), process)
         yield process
     finally:
@@ -164,7 +164,7 @@ def is_alive(process):
 
 
 def finished_by_the_next(caf, ledger, database):
-    Controls(database).order("paused", None)
+    Controls(database).set("paused", None)
     assert caf.process("run", "--source", "src").status == 0
     assert ledger.account("src").located_objects == 60
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
     (waiting, *_) = [one.wait.chunk for one in ledger.waits() if one.wait.chunk]
     (lease,) = [lease for lease in ledger.leases() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
-    Controls(database).order("paused", None)
+    Controls(database).set("paused", None)
     _, err = command.communicate(timeout=PATIENCE_SECONDS)
     assert command.returncode == 12
     assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err

@@ -201,9 +201,9 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert evaluation_of(pipeline).severity.value == "ERROR"
     assert "nothing moves of my-source" in evaluation_of(pipeline).description
-    pipeline.ledger.controls().order("paused", "the building moves")
+    pipeline.ledger.controls().set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
-    pipeline.ledger.controls().order("paused", None)
+    pipeline.ledger.controls().set("paused", None)
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "2 conditions in 1 source; nothing to send."
     assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [["late"], ["stalled"]]
 

@@ -137,7 +137,7 @@ def test_one_partition_can_be_proven_by_itself(archived):
 
 @pytest.mark.thorough
 def test_nothing_is_looked_at_while_everything_is_paused(archived):
-    archived.ledger.controls().order("paused", "network maintenance")
+    archived.ledger.controls().set("paused", "network maintenance")
     assert archived.execute(PROVE).success
     assert shown(archived) == {}
 
@@ -248,7 +248,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
-    pipeline.ledger.controls().order("paused", "network maintenance")
+    pipeline.ledger.controls().set("paused", "network maintenance")
     tick = evaluate_tick(pipeline, name)
     assert tick.run_requests == []
     assert tick.skip_message == "Paused: network maintenance. `caf jackal resume` ends it."

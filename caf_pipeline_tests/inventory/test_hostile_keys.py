@@ -14,7 +14,7 @@ from caf_pipeline.cli import main
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.ledger.records import posting_of
-from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
+from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -180,7 +180,7 @@ def chunk_of(work, name, folder):
     posting = posting_of(work.ledger.chunk(name))
     path = folder / "chunk.caf"
     path.write_bytes(b"".join(work.store.read(posting, 0, posting.stored_size_bytes)))
-    return path, ChunkFile(StoredSource(work.store, posting), name)
+    return path, ChunkFile(RemoteSource(work.store, posting), name)
 
 
 def is_harmless(text: str) -> bool:

@@ -298,8 +298,8 @@ def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 7)
     assert (log.start_of(ACCOUNT, chunk), log.spent(ACCOUNT), log.waiting(ACCOUNT)) == (7, 10, [])
-    pooled_ledger.controls().order("bandwidth", "5")
-    assert pooled_ledger.controls().orders().bandwidth == 5
+    pooled_ledger.controls().set("bandwidth", "5")
+    assert pooled_ledger.controls().current().bandwidth == 5
     done = archive(pooled_ledger, ["b"])
     look(pooled_ledger, done, CopyCheck(Copy("provider", "proof", 9), 1))
     assert pooled_ledger.known_copies(done)[0].windows == 1

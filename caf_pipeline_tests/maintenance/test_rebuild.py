@@ -143,7 +143,7 @@ def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
     for finding in reversed(list(rebuild.find_chunks(lost))):
         assert finding.spool is not None
         assert not finding.spool.exists()
-        rebuild.restore(lost, finding)
+        rebuild.import_found_chunk(lost, finding)
     assert rows_of(lost.ledger) == rows_of(archived.ledger)
 
 
@@ -574,7 +574,7 @@ def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bar
         put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
     findings = list(rebuild.find_chunks(bare))
     for place in order:
-        rebuild.restore(bare, findings[place])
+        rebuild.import_found_chunk(bare, findings[place])
     (row,) = rows_of(bare.ledger)["skipped_objects"]
     assert (row["file_path"], row["detail"], row["chunk"][-1]) == ("zz", "by 3", "3")
     assert bare.ledger.locate("src", "z") is not None

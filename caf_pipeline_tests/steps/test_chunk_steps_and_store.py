@@ -15,7 +15,7 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
-from caf_pipeline.ledger.records import OperatorOrders, chunk_lease
+from caf_pipeline.ledger.records import OperatorControls, chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.throttle import Throttle
@@ -271,8 +271,8 @@ class Pausing:
         self.look = look
         self.throttle = Throttle(self, clock=lambda: self.now, sleep=self.sleep)
 
-    def orders(self):
-        return OperatorOrders(paused=self.paused)
+    def current(self):
+        return OperatorControls(paused=self.paused)
 
     def sleep(self, seconds):
         self.now += 10

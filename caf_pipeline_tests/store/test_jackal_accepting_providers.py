@@ -8,7 +8,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NoProvider, UploadsRefused
-from caf_pipeline.ledger.records import OperatorOrders
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.store import open_jackal_store
@@ -120,7 +120,7 @@ def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_th
 
 
 def test_a_share_of_the_limit_that_is_too_low_is_waited_for(opened, staged):
-    opened.board.given = OperatorOrders(bandwidth=6000, uploads=2)
+    opened.board.given = OperatorControls(bandwidth=6000, uploads=2)
     assert not refused(opened, staged, NoProvider, "other runs upload at the same time").permanent
 
 

@@ -21,7 +21,7 @@ from caf_pipeline.errors import (
     StoreError,
     UploadsRefused,
 )
-from caf_pipeline.ledger.records import OperatorOrders
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.throttle import Throttle
@@ -448,7 +448,7 @@ def test_while_paused_no_byte_is_sent(opened, staged):
         ticks.append(1)
         if len(ticks) == 4:
             seen.append(sent_since(opened, before))
-            opened.board.given = OperatorOrders()
+            opened.board.given = OperatorControls()
 
     put(opened, posting, staged, look)
     assert seen == [Counter()]
@@ -466,12 +466,12 @@ def test_a_pause_stops_an_upload_in_its_middle(open_with, tmp_path):
     def look(sent):
         told.append(sent)
         if sum(told) and not when_paused:
-            opened.board.given = OperatorOrders(paused="stop")
+            opened.board.given = OperatorControls(paused="stop")
             when_paused.append(len(told))
         # Orders are obeyed within seconds: what counts is that nothing more comes then.
         elif when_paused and not when_released and len(told) >= when_paused[0] + 14:
             when_released.append(sum(told[-6:]))
-            opened.board.given = OperatorOrders(bandwidth=0)
+            opened.board.given = OperatorControls(bandwidth=0)
 
     put(opened, posting, path, look)
     assert when_released == [0]

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from caf_pipeline.ledger.records import OperatorOrders
+from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
@@ -44,9 +44,9 @@ class MemoryRecords:
 class Board:
     """Controls."""
 
-    given: OperatorOrders = field(default_factory=OperatorOrders)
+    given: OperatorControls = field(default_factory=OperatorControls)
 
-    def orders(self):
+    def current(self):
         return self.given
 
 
@@ -63,7 +63,7 @@ class Opened:
 
     def pause(self) -> None:
         """Order a pause, and return when it is known."""
-        self.board.given = OperatorOrders(paused="maintenance")
+        self.board.given = OperatorControls(paused="maintenance")
         while not self.throttle.paused():
             time.sleep(0.1)
 

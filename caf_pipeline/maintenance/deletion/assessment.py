@@ -24,7 +24,7 @@ from caf_pipeline.ledger.records import WINDOWS_REQUIRED, Chunk, KnownCopy, post
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, LocatedRows, Unsafe
 from caf_pipeline.maintenance.full_read import Range, read_back, unread_copy
 from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
-from caf_pipeline.packing.chunk_reader import ChunkFile, StoredSource
+from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.steps.chunk_steps import lease_chunk
@@ -278,7 +278,7 @@ def _duration(seconds: float) -> str:
 
 
 def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str, file: Path) -> None:
-    source = StoredSource(store, posting, provider)
+    source = RemoteSource(store, posting, provider)
     fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)
 
 

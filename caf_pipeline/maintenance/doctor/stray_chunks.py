@@ -105,7 +105,7 @@ def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
             # The ledger may have been rebuilt for other sources only, and not know this one.
             work.ledger.register_source(work.source, work.archive_id, work.address)
             try:
-                rows = rebuild.restore(work, file)
+                rows = rebuild.import_found_chunk(work, file)
             except (ArchiveError, ClaimConflict, IntegrityError) as error:
                 return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
             if not rows:

@@ -27,7 +27,7 @@ from caf_pipeline.packing.journal.format import (
     add_to_digest,
 )
 from caf_pipeline.packing.journal.writer import OpenObject
-from caf_pipeline.packing.sink import Mark, StoredBytes
+from caf_pipeline.packing.sink import Mark, StagingSink
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -76,7 +76,7 @@ class ObjectQueue:
 
 def replay(
     journal: Journal,
-    sink: StoredBytes,
+    sink: StagingSink,
     *,
     objects: ObjectQueue,
     head: bytes,
@@ -135,7 +135,7 @@ def _given_up(journal: Journal) -> set[int]:
     return given_up
 
 
-def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StoredBytes) -> Reached | None:
+def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StagingSink) -> Reached | None:
     """Read the bytes of a checkpoint into the sink; None where they, or the plan, do not agree with it."""
     planned = objects.look(len(said.outcomes) + 1)
     if len(planned) < len(said.outcomes) + bool(said.open):
@@ -159,7 +159,7 @@ def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQu
 
 
 def _outcome_holds(
-    outcome: PackedMember | SkippedObject, planned: PlannedObject, going_on: OpenObject | None, sink: StoredBytes
+    outcome: PackedMember | SkippedObject, planned: PlannedObject, going_on: OpenObject | None, sink: StagingSink
 ) -> bool:
     if isinstance(outcome, SkippedObject):
         return True
@@ -170,7 +170,7 @@ def _outcome_holds(
 
 
 def _open_holds(
-    said: OpenMember, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StoredBytes
+    said: OpenMember, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StagingSink
 ) -> OpenObject | None:
     if not 0 < said.size_bytes < planned.size_bytes:
         return None
@@ -180,7 +180,7 @@ def _open_holds(
     return OpenObject(boundary, running, said.headers)
 
 
-def _read_into(running: "_Hash", sink: StoredBytes, end_byte: int) -> "_Hash | None":
+def _read_into(running: "_Hash", sink: StagingSink, end_byte: int) -> "_Hash | None":
     for piece in sink.reread(end_byte):
         running.update(piece)
     return running if sink.size_bytes == end_byte else None

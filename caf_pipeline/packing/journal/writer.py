@@ -23,7 +23,7 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
     add_to_digest,
 )
-from caf_pipeline.packing.sink import Mark, StoredBytes, staging_error, sync_data
+from caf_pipeline.packing.sink import Mark, StagingSink, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import ObjectHeaders
 
@@ -110,7 +110,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, journal: Journal, sink: StoredBytes, pace: CheckpointPace, *, objects_digest: "_Hash", resumed_bytes: int
+        self, journal: Journal, sink: StagingSink, pace: CheckpointPace, *, objects_digest: "_Hash", resumed_bytes: int
     ) -> None:
         """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the objects in the digest."""
         self.kept_bytes = resumed_bytes
