@@ -439,6 +439,38 @@ def test_a_provider_that_breaks_off_after_each_byte_is_given_up(monkeypatch):
     assert len(script.requests) == 3
 
 
+def test_a_provider_that_gives_one_byte_of_each_range_is_given_up(monkeypatch):
+    monkeypatch.setattr(provider_module, "RESUME_SECONDS", (0.0, 0.0, 0.0))
+
+    with (
+        scripted(_at_most(1)) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+        pytest.raises(StoreUnreachable, match="2999997 bytes before the end of the range"),
+    ):
+        b"".join(client.download(POSTING, 0, 3_000_000))
+    assert len(script.requests) == 3
+
+
+def test_a_provider_that_gives_much_of_each_range_is_asked_for_the_rest():
+    with (
+        scripted(_at_most(600_000)) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+    ):
+        assert b"".join(client.download(POSTING, 0, 3_000_000)) == b"x" * 3_000_000
+    assert len(script.requests) == 5
+
+
+def _at_most(size_bytes):
+    """Return an answer of the first bytes of each range, which says so."""
+
+    def reply(request, sock):
+        start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
+        end = min(start + size_bytes, 3_000_000)
+        sock.sendall(answer(206, b"x" * (end - start), Content_Range=f"bytes {start}-{end - 1}/3000000", Connection="close"))
+
+    return reply
+
+
 @pytest.mark.parametrize("given_bytes", [0, 100])  # it answers nothing, or begins to
 def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_bytes):
     for name in ("ANSWER_SECONDS", "STALL_SECONDS"):

@@ -399,11 +399,12 @@ class ProviderClient:
                 check()
 
     def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
-        """Yield what one request gives of the range, or raise where that is nothing."""
+        """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}"}
         with exchange(self._pool, self.address, _download_path(posting), limit, headers=headers) as response:
             left, skipped = self._promised(response, posting, start_byte, end_byte)
+            missing = end_byte - start_byte - left
             pieces = _body_of(response, skipped + left, limit)
             was_late = False
             while left:
@@ -422,6 +423,8 @@ class ProviderClient:
             limit.renew(0)  # an answer that ends here is known to without another byte, and its connection is kept
             with contextlib.suppress(httpcore.ReadTimeout):
                 next(pieces, b"")
+        if missing:
+            raise StoreUnreachable(f"provider {self.address} ended a download {missing} bytes before the end of the range")
 
     def _promised(self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
         """Return how many bytes of the range the answer promises, and how many others come before them."""
