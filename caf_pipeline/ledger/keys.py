@@ -21,19 +21,23 @@ _KEYS: Final = """
     WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path >= %(start)s{below}
     ORDER BY file_path LIMIT %(limit)s
 """
-# Of a part that waits for others a claim tells.
-_NOT_ARCHIVED: Final = """
-    SELECT object_version, name, state, '' AS detail, NULL::timestamptz AS retry_at
-    FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{of_key}
-    UNION ALL
-    SELECT object_version, NULL, reason, detail, CASE WHEN isfinite(retry_at) THEN retry_at END
-    FROM skipped_objects WHERE {of_key}
-    UNION ALL
-    SELECT object_version, name, state, '', NULL
-    FROM file_locations JOIN caf_files USING (caf_file_id)
-    WHERE file_locations.{of_key} AND state <> ALL(%(good)s)
-"""
 _SOURCE_ID: Final = "(SELECT source_id FROM sources WHERE name = %(source)s)"
+_OF_KEY: Final = f"source_id = {_SOURCE_ID} AND file_path = %(key)s"
+# Of a part that waits for others a claim tells.
+_NOT_ARCHIVED: Final = f"""
+    SELECT object_version, chunk, state, detail, retry_at, is_over FROM (
+        SELECT object_version, name AS chunk, state, '' AS detail, NULL::timestamptz AS retry_at, false AS is_over, last_modified
+        FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{_OF_KEY}
+        UNION ALL
+        SELECT object_version, NULL, reason, detail, CASE WHEN isfinite(retry_at) THEN retry_at END,
+            NOT (reason = 'waiting' OR {still_skipped(_SOURCE_ID)}), coalesce(last_modified, last_at)
+        FROM skipped_objects WHERE {_OF_KEY}
+        UNION ALL
+        SELECT object_version, name, state, '', NULL, false, last_modified
+        FROM file_locations JOIN caf_files USING (caf_file_id)
+        WHERE file_locations.{_OF_KEY} AND state <> ALL(%(good)s)) AS known
+    ORDER BY last_modified DESC NULLS LAST
+"""
 # What waits has a row of both while a chunk claims it.
 _COUNT_NOT_ARCHIVED: Final = f"""
     SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
@@ -41,7 +45,6 @@ _COUNT_NOT_ARCHIVED: Final = f"""
         UNION SELECT file_path, object_version, reason = 'waiting' FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{within}} AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})) AS found
 """
-_OF_KEY: Final = "source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s"
 
 
 class ArchivedKeys(LedgerPart):
@@ -71,6 +74,7 @@ class ArchivedKeys(LedgerPart):
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
         """Return what is known of the identities of a key that are not located: claimed, skipped, or of a chunk that is lost.
 
+        Those that were modified last come first.
         The key may hold bytes that are not UTF-8, as names of the operating system do (`os.fsdecode`).
         """
         try:
@@ -81,4 +85,4 @@ class ArchivedKeys(LedgerPart):
         with self._database.reading() as connection:
             cursor = connection.cursor(row_factory=args_row(NotArchived))
             values = {"source": source, "key": recorded, "good": GOOD}
-            return cursor.execute(_NOT_ARCHIVED.format(of_key=_OF_KEY), values).fetchall()
+            return cursor.execute(_NOT_ARCHIVED, values).fetchall()

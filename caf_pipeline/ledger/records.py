@@ -339,6 +339,8 @@ class NotArchived:
         state: of that chunk; the reason of a skip.
         detail: of a skip; "" else.
         retry_at: when an object that is skipped may be planned again; None where it is not skipped, or never may by itself.
+        is_over: whether it was skipped, and is no more: no inventory lists it, a filter leaves it out, or a chunk that claimed it
+            since was given up.
     """
 
     object_version: str
@@ -346,6 +348,7 @@ class NotArchived:
     state: str
     detail: str = ""
     retry_at: datetime | None = None
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

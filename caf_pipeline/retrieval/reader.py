@@ -172,8 +172,10 @@ def no_source(ledger: "Ledger", source: str) -> NotLocated | None:
 
 
 def _order(one: NotArchived) -> int:
-    """Return what is told first of a key: what is under way, then what was skipped, then what is lost."""
-    return 1 if one.chunk is None else 0 if one.state in CLAIMING else 2
+    """Return what is told first of a key: what is under way, then what is skipped, what is lost, and what was skipped once."""
+    if one.chunk is None:
+        return 3 if one.is_over else 1
+    return 0 if one.state in CLAIMING else 2
 
 
 def _why(one: NotArchived, what: str, source: str) -> NotLocated:
@@ -189,11 +191,15 @@ def _why(one: NotArchived, what: str, source: str) -> NotLocated:
             f"{what} was archived in chunk {one.chunk}, which is '{one.state}': its bytes are not given out any more",
             hint=f"where S3 still has it, caf run --source {source} archives it again",
         )
-    again = (
-        f"it may be planned again from {one.retry_at.astimezone(UTC):{_TIME}} on"
-        if one.retry_at
-        else "it is not planned again by itself"
-    )
+    if one.is_over:
+        again = (
+            "no inventory lists it any more, a filter leaves it out, or a chunk that had it was given up:"
+            f" caf run --source {source} looks again"
+        )
+    elif one.retry_at:
+        again = f"it may be planned again from {one.retry_at.astimezone(UTC):{_TIME}} on"
+    else:
+        again = "it is not planned again by itself"
     if one.state == SkipReason.WAITING:
         return NotLocated(f"{what} is not archived yet: it waits for a chunk to be filled", hint=f"{again}, by any plan")
     return NotLocated(f"{what} is not archived: it was skipped as {one.state} ({one.detail})", hint=again)

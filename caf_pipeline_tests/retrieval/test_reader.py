@@ -4,6 +4,7 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,19 @@ def test_a_key_that_was_skipped_is_said_to_be_with_the_reason_and_when_it_is_tri
     assert hint.startswith("it may be planned again from 20")
     assert why(ledger, "a\udcffb")[1] == "it is not planned again by itself"
     assert "waits for a chunk to be filled" in why(ledger, "late")[0]
+
+
+@pytest.mark.parametrize("now", [SkipReason.COLD_STORAGE, SkipReason.WAITING])
+@pytest.mark.parametrize("versions", [("v1", "v2"), ("v2", "v1")])
+def test_of_several_versions_that_were_skipped_the_latest_is_said(ledger, now, versions):
+    first, last = versions
+    skips = [
+        replace(skip("key", SkipReason.CHANGED), object_version=first, last_modified=MOMENT),
+        replace(skip("key", now), object_version=last, last_modified=MOMENT + timedelta(days=1)),
+    ]
+    register(ledger, ["other"], skips=skips)
+    assert ("waits for a chunk" if now is SkipReason.WAITING else "as cold_storage") in why(ledger, "key")[0]
+    assert "as changed" in why(ledger, "key", first)[0]
 
 
 def test_a_key_of_a_chunk_that_is_lost_is_said_to_be(ledger):

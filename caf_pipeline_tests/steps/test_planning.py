@@ -15,6 +15,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
+from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -221,6 +222,18 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     assert counted() == ({}, 0, (2, 0))
     archive_chunk(work, chunk.name)
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
+
+
+def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(workplace, source):
+    work = workplace()
+    source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
+    archive_everything(work)
+    assert not_located(work.ledger, "src", "key-004").hint.startswith("it may be planned again from 20")
+    del source.bodies["key-004"]
+    planning.cut_plan(work, inventories.take_inventory(work))
+    said = not_located(work.ledger, "src", "key-004")
+    assert "it was skipped as access_denied" in str(said)
+    assert said.hint.startswith("no inventory lists it any more")
 
 
 def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(workplace, source):
