@@ -41,10 +41,16 @@ _NOT_ARCHIVED: Final = f"""
 # What waits has a row of both while a chunk claims it.
 _COUNT_NOT_ARCHIVED: Final = f"""
     SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
-        SELECT file_path, object_version, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{within}}
+        SELECT file_path, object_version, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{plain}}
         UNION SELECT file_path, object_version, reason = 'waiting' FROM skipped_objects
-        WHERE source_id = {_SOURCE_ID} AND {{within}} AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})) AS found
+        WHERE source_id = {_SOURCE_ID} AND {{plain}} AND reason <> 'unsupported_key'
+            AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})
+        UNION SELECT file_path, object_version, false FROM skipped_objects
+        WHERE source_id = {_SOURCE_ID} AND {{encoded}} AND reason = 'unsupported_key' AND {still_skipped(_SOURCE_ID)}) AS found
 """
+
+KeyRange = tuple[str, str | None]
+"""Keys from the first text on and below the second (None: without an end), by their bytes; text that the database holds."""
 
 
 class ArchivedKeys(LedgerPart):
@@ -60,15 +66,15 @@ class ArchivedKeys(LedgerPart):
         with self._database.reading() as connection:
             return [key for (key,) in connection.execute(statement, values)]
 
-    def count_not_archived(self, source: str, start: str, end: str | None) -> tuple[int, int]:
-        """Return how many objects with keys in `[start, end)` are still to be archived, and how many were skipped.
+    def count_not_archived(self, source: str, plain: KeyRange, encoded: KeyRange) -> tuple[int, int]:
+        """Return how many objects are still to be archived, and how many were skipped.
 
-        Those of keys that are not UTF-8 are found by what they are recorded as. The bounds are as of `archived_keys`.
+        Counted are keys in the range `plain`, and unsupported ones in the range `encoded` of what they are recorded as.
         """
-        within = "file_path >= %(start)s" + (" AND file_path < %(end)s" if end is not None else "")
+        values = {"source": source, "start": plain[0], "end": plain[1], "encoded_start": encoded[0], "encoded_end": encoded[1]}
+        within = {"plain": _within(plain, ""), "encoded": _within(encoded, "encoded_")}
         with self._database.reading() as connection:
-            values = {"source": source, "start": start, "end": end}
-            pending, skipped = connection.execute(_COUNT_NOT_ARCHIVED.format(within=within), values).fetchone() or (0, 0)
+            pending, skipped = connection.execute(_COUNT_NOT_ARCHIVED.format(**within), values).fetchone() or (0, 0)
         return pending, skipped
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
@@ -86,3 +92,8 @@ class ArchivedKeys(LedgerPart):
             cursor = connection.cursor(row_factory=args_row(NotArchived))
             values = {"source": source, "key": recorded, "good": GOOD}
             return cursor.execute(_NOT_ARCHIVED, values).fetchall()
+
+
+def _within(keys: KeyRange, name: str) -> str:
+    """Return the condition of a range, by its parameters."""
+    return f"file_path >= %({name}start)s" + (f" AND file_path < %({name}end)s" if keys[1] is not None else "")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote_from_bytes
 
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.records import Location
@@ -19,6 +20,8 @@ PAGE_KEYS: Final = 1000
 """Of one question; S3 lists as many."""
 
 DELIMITER: Final = "/"
+
+_NO_KEYS: Final = ("", "")
 
 Wanted = Callable[[Location], bool]
 
@@ -69,9 +72,13 @@ def list_level(
 
 def count_not_archived(ledger: "Ledger", source: str, prefix: str) -> tuple[int, int]:
     """Return how many objects below a prefix are still to be archived, and how many were skipped: what no listing has."""
-    if prefix and not is_supported(prefix.encode("utf-8", "surrogatepass")):
+    try:
+        raw = prefix.encode("utf-8", "surrogateescape")  # as names of the operating system are
+    except UnicodeEncodeError:
         return 0, 0
-    return ledger.count_not_archived(source, prefix, _behind(prefix))
+    plain = (prefix, _behind(prefix)) if not prefix or is_supported(raw) else _NO_KEYS
+    encoded = quote_from_bytes(raw)
+    return ledger.count_not_archived(source, plain, (encoded, _behind(encoded)))
 
 
 class _Pages:

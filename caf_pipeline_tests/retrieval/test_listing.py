@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotLocated, UsageError
-from caf_pipeline.inventory.objects import CurrentException
+from caf_pipeline.inventory.objects import CurrentException, SkipReason
 from caf_pipeline.ledger.records import InventoryRecord, Location
 from caf_pipeline.retrieval import listing
 from caf_pipeline.retrieval.listing import is_current, list_level, list_objects
@@ -144,6 +144,25 @@ def test_what_no_key_begins_with_finds_nothing(ledger, prefix):
 
 
 @pytest.mark.usefixtures("_page")
+@pytest.mark.parametrize(
+    ("prefix", "count"),
+    [
+        ("my dir/", 1),
+        ("my%20dir/", 1),
+        ("my dir/\udcff", 1),
+        ("my dir/\udcfe", 0),
+        ("my", 2),
+        ("", 2),
+        ("\0", 0),
+        ("\ud800", 0),
+        ("\U0010ffff", 0),
+    ],
+)
+def test_skipped_keys_that_are_not_supported_are_counted_below_a_prefix_as_they_are_in_the_bucket(ledger, prefix, count):
+    register(ledger, [], skips=[skip("my%20dir/%FF", SkipReason.UNSUPPORTED_KEY), skip("my%20dir/x")])
+    assert listing.count_not_archived(ledger, SOURCE, prefix) == (0, count)
+
+
 def test_what_is_out_of_good_standing_is_not_listed_and_no_folder_of_it_either(ledger):
     end(ledger, archive(ledger, ["lost/a", "lost/b", "half/a", "gone"]), ChunkState.EXPIRED)
     archive(ledger, ["half/b", "kept"])
