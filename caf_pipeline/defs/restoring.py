@@ -144,7 +144,7 @@ class _Progress:
     def take(self, one: RestoredObject) -> None:
         """Count an object, and say how far the run is, where it is time to."""
         self._sums.add(one)
-        if one.error and len(self._sums.errors) <= MOST_TOLD:
+        if one.error and self._sums.failed <= MOST_TOLD:
             self._context.log.error(with_hint(one.error))
         now = time.monotonic()
         if now - self._told_at >= LINE_SECONDS:

@@ -13,7 +13,6 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.quantities import counted
 
-ERRORS_KEPT: Final = 1000
 _GOES_ON: Final = "the same command goes on, and leaves what is there"
 
 
@@ -73,7 +72,7 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 
 @dataclass
 class RestoreSums:
-    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the first ones.
+    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the kinds met.
 
     Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing of the archive has.
     """
@@ -85,7 +84,7 @@ class RestoreSums:
     equal: int = 0
     different: int = 0
     failed: int = 0
-    errors: list[CafError] = field(default_factory=list)
+    errors: set[type[CafError]] = field(default_factory=set)
     not_yet_archived: int = 0
     skipped: int = 0
 
@@ -96,8 +95,8 @@ class RestoreSums:
         if one.outcome is RestoreOutcome.RESTORED:
             self.restored_bytes += one.location.size_bytes
             self.without_headers += not one.headers_known
-        if one.error and len(self.errors) < ERRORS_KEPT:
-            self.errors.append(one.error)
+        if one.error:
+            self.errors.add(type(one.error))
 
     @property
     def beside(self) -> str:
@@ -114,7 +113,7 @@ class RestoreSums:
         if not ended and not self.failed and not self.different:
             return None
         kinds = (IntegrityError, StoreUnreachable, StoreError)
-        kind = next((kind for kind in kinds if any(isinstance(error, kind) for error in self.errors)), CafError)
+        kind = next((kind for kind in kinds if any(issubclass(error, kind) for error in self.errors)), CafError)
         if ended and kind is not IntegrityError:
             return ended
         hint = _GOES_ON if self.errors else "--force replaces what is different"

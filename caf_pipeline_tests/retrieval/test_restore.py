@@ -1,0 +1,25 @@
+"""What a restore says at its end of all that became of its objects."""
+
+import pytest
+
+from caf_pipeline.errors import IntegrityError, StoreUnreachable
+from caf_pipeline.ledger.records import Location, LocationRow
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
+from caf_pipeline.store.protocol import Posting
+from caf_pipeline.system.files_below import NotRestored
+from caf_pipeline_tests.support.plans import MOMENT
+
+LOCATION = Location(
+    LocationRow("key", "v1", "v1", 0, 10, "etag", MOMENT, bytes(32)), "src-1-1", Posting(bytes(64), "owner", 7, 10)
+)
+
+
+@pytest.mark.parametrize("before", [NotRestored, StoreUnreachable])
+@pytest.mark.parametrize("ended", [None, StoreUnreachable("the network is away")])
+def test_wrong_bytes_of_one_object_are_the_result_however_many_failed_before_it(before, ended):
+    sums = RestoreSums()
+    for error in [*[before("cannot be here")] * 2_000, IntegrityError("other bytes")]:
+        sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=error))
+    failure = sums.failure(ended)
+    assert isinstance(failure, IntegrityError)
+    assert str(failure) == "2,001 objects of 2,001 could not be restored"
