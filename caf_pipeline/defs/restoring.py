@@ -29,7 +29,7 @@ from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageErro
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
-from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
@@ -37,7 +37,7 @@ from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
 RESTORE_JOB: Final = "restore"
 
 MOST_TOLD: Final = 20
-"""Errors of objects in the log of a run, each an event in Dagster's storage; all are counted."""
+"""Errors of objects in the log of a run, each an event in Dagster's storage, and as many that are different; all are counted."""
 
 OBSERVED_LATER: Final = 0.25
 """Of its age, after which a run is observed again: some 30 times in a day, 40 in a week. Each is a row of Dagster's storage."""
@@ -123,7 +123,7 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
     if sums.beside:
         reasons = f"`caf status {config.source}` has the reasons"
         context.log.warning(f"{counted(sums.listed, 'object')} listed; {sums.beside}: {reasons}")
-    failure = sums.failure(ended)
+    failure = sums.failure(ended, "`force`")
     if ended and failure is not ended:
         context.log.error(str(ended))
     if failure and not failure.permanent:
@@ -146,6 +146,8 @@ class _Progress:
         self._sums.add(one)
         if one.error and self._sums.failed <= MOST_TOLD:
             self._context.log.error(with_hint(one.error))
+        if one.outcome is RestoreOutcome.DIFFERENT and self._sums.different <= MOST_TOLD:
+            self._context.log.error(f"{one.location.row.key!r} was not written: something else is at {one.place!r}")
         now = time.monotonic()
         if now - self._told_at >= LINE_SECONDS:
             self._told_at = now

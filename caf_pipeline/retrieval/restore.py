@@ -13,7 +13,7 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.quantities import counted
 
-_GOES_ON: Final = "the same command goes on, and leaves what is there"
+_GOES_ON: Final = "the same restore goes on, and leaves what is there"
 
 
 class RestoreOutcome(StrEnum):
@@ -105,10 +105,11 @@ class RestoreSums:
             return ""
         return f"beside these, {counted(self.not_yet_archived, 'object')} not archived yet and {self.skipped:,} skipped"
 
-    def failure(self, ended: CafError | None) -> CafError | None:
+    def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
         """Return the error that says why not all is there; None where all is.
 
-        It is the one that ended the list, where there is such, but for wrong bytes: those no other try makes right.
+        It is the one that ended the list, where there is such, but for wrong bytes: those no other try makes right. `force` names
+        the option that replaces what is different.
         """
         if not ended and not self.failed and not self.different:
             return None
@@ -116,5 +117,6 @@ class RestoreSums:
         kind = next((kind for kind in kinds if any(issubclass(error, kind) for error in self.errors)), CafError)
         if ended and kind is not IntegrityError:
             return ended
-        hint = _GOES_ON if self.errors else "--force replaces what is different"
-        return kind(f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored", hint=hint)
+        hints = [_GOES_ON] * bool(self.failed) + [f"{force} replaces what is different"] * bool(self.different)
+        said = f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored"
+        return kind(said, hint="; ".join(hints))

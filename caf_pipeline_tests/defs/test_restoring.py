@@ -85,6 +85,17 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
         assert said.startswith(f"destination {destination!r} is neither the absolute path of a folder")
 
 
+def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(archived, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "MOST_TOLD", 2)
+    for number in range(3):
+        (tmp_path / f"key-{number:03}").write_text("mine")
+    result, shown, _ = restore(archived, destination=str(tmp_path))
+    said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
+    told = [f"'key-{number:03}' was not written: something else is at 'key-{number:03}'" for number in range(2)]
+    assert [message for message in said if "was not written" in message] == told
+    assert (shown["different"], shown["hint"]) == (3, "`force` replaces what is different")
+
+
 def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(archived, tmp_path, monkeypatch):
     class Leaving(DirectoryStore):
         reads = 0

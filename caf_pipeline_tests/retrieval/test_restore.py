@@ -23,3 +23,11 @@ def test_wrong_bytes_of_one_object_are_the_result_however_many_failed_before_it(
     failure = sums.failure(ended)
     assert isinstance(failure, IntegrityError)
     assert str(failure) == "2,001 objects of 2,001 could not be restored"
+
+
+def test_where_some_failed_and_others_are_different_both_ways_on_are_said():
+    sums = RestoreSums()
+    sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
+    goes_on = sums.failure(None).hint
+    sums.add(RestoredObject(LOCATION, RestoreOutcome.DIFFERENT, "key"))
+    assert sums.failure(None).hint == f"{goes_on}; --force replaces what is different"
