@@ -44,7 +44,7 @@ class RestoreBucket:
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`."""
-        yield from side_by_side(self._prepared(listed), self._restore)
+        yield from side_by_side(self._prepared(listed), self._restore, drains=True)
 
     def _prepared(self, listed: Iterable[Location]) -> Iterator[_Prepared]:
         """Yield each object with what is known of it, in any order.

@@ -1,7 +1,7 @@
 """Objects read several at a time, and what came of each in their order, also where an error ends them."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -15,9 +15,13 @@ _Made = TypeVar("_Made")
 
 
 def side_by_side(
-    given: Iterable[_Given], work: Callable[[_Given], _Made], threads: int = THREADS
+    given: Iterable[_Given], work: Callable[[_Given], _Made], threads: int = THREADS, *, drains: bool = False
 ) -> Generator[_Made, None, None]:
-    """Yield what the work makes of each, in order. At most `2 * threads` are begun and not taken yet."""
+    """Yield what the work makes of each, in order. At most `2 * threads` are begun and not taken yet.
+
+    An error of the work, or of what is given, ends it. With `drains`, what the work makes of those that it is at is waited for
+    and yielded before the error is raised: what is written is told of, and nothing is written behind the end.
+    """
     under_way: deque[Future[_Made]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
     try:
@@ -27,8 +31,20 @@ def side_by_side(
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
+    except Exception:
+        if drains:
+            yield from _drained(under_way)
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # who is interrupted does not wait for objects of any size
+
+
+def _drained(under_way: Iterable[Future[_Made]]) -> Iterator[_Made]:
+    """Begin no more of them, and yield what the others come to; their errors are not told beside the one that ended all."""
+    begun = [one for one in under_way if not one.cancel()]
+    for one in begun:
+        if not one.exception():
+            yield one.result()
 
 
 def take_all(found: Iterable[_Made], take: Callable[[_Made], None]) -> CafError | None:

@@ -5,10 +5,13 @@ import hashlib
 import json
 import os
 import signal
+from itertools import islice
 
 import pytest
 
 from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.errors import LedgerUnreachable
+from caf_pipeline.retrieval import listing, restore_bucket
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.wiring import open_workplace
@@ -100,6 +103,19 @@ def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(re
     done = sums(restore("--json", prefix="some/"))
     assert (done["restored"], done["equal"], done["different"], done["failed"]) == (1, 19, 0, 0)
     assert new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"] == before
+
+
+def test_where_the_database_goes_away_all_that_was_written_is_counted(restore, new_bucket, monkeypatch):
+    def breaking_off(*given, **more):
+        yield from islice(list_objects(*given, **more), 18)
+        raise LedgerUnreachable("the database is away")
+
+    list_objects = listing.list_objects
+    monkeypatch.setattr(listing, "list_objects", breaking_off)
+    monkeypatch.setattr(restore_bucket, "OBJECTS_AT_ONCE", 2)
+    done = restore("--json", prefix="some/")
+    one_sentence(done, 6, "the database is away")
+    assert sums(done)["restored"] == len(objects(new_bucket)) > 2
 
 
 @pytest.mark.thorough
