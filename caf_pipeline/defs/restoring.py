@@ -97,7 +97,7 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
     if not config.destination.startswith((wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
         raise UsageError(
             f"destination {config.destination!r} is neither the absolute path of a folder nor s3://BUCKET/PREFIX",
-            hint="which folder a run works in is not its launcher's to choose",
+            hint="give an absolute path: a run has a working folder of its own",
         )
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
     progress = _Progress(context, config, sums)

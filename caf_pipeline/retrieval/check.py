@@ -53,7 +53,7 @@ def check_objects(locations: Iterable[Location], store: ChunkStore) -> Iterator[
         unread = unread + 1 if checked.error is not None and not checked.error.permanent else 0
         if unread == UNREAD_IN_A_ROW:
             raise StoreUnreachable(
-                f"the last {unread} objects could not be read, the last one since {checked.error}", hint="try again later"
+                f"{unread} objects in a row could not be read; the last: {checked.error}", hint="try again later"
             )
 
 

@@ -117,7 +117,7 @@ class RangeHolders:
             self._groups, self._is_asked = [self._store.holders(self._one.posting) if self.size_bytes else []], True
 
     def _refused(self) -> CafError:
-        """Return the error of a range that nobody gives right: the kind that says whether another try can help."""
+        """Return the error for a range that no provider gave correctly; its class says whether a retry can help."""
         what = f"'{self._key}' (chunk {self._one.chunk})"
         errors = self.failed.values()
         if not errors and self.size_bytes:

@@ -340,11 +340,11 @@ class LogSearch:
 
     def _silent(self) -> CafError:
         return CafError(
-            f"clp-s was given up: it gave nothing for {self._silent_seconds:g} seconds", hint="--timeout gives it longer"
+            f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds", hint="--timeout waits longer"
         )
 
     def _end(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
-        """Let a process be no more."""
+        """Kill the process and wait until it has ended."""
         process.kill()
         process.wait()
         with self._lock:
@@ -379,7 +379,7 @@ class LogSearch:
             raise UsageError(f"clp-s refuses the query {self._query!r}: {_reason(text)}", hint=_QUERIES)
 
 
-_BY_HAND: Final = "'caf get' gives the archive, for clp-s itself"
+_BY_HAND: Final = "fetch the file with 'caf get' and run clp-s on it"
 _QUERIES: Final = "docs/formats.md says what a query looks like: level: ERROR AND msg: *timeout*"
 
 

@@ -67,7 +67,9 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
         yield one
         unread = unread + 1 if one.error and not one.error.permanent else 0
         if unread == UNREAD_IN_A_ROW:
-            raise StoreUnreachable(f"the last {unread} objects could not be read: {one.error}", hint=_GOES_ON) from one.error
+            raise StoreUnreachable(
+                f"{unread} objects in a row could not be read; the last: {one.error}", hint=_GOES_ON
+            ) from one.error
 
 
 @dataclass

@@ -79,17 +79,17 @@ def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monke
     monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
 
     done = caf("check", "src", "--full", "--json")
-    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "the last 2 objects could not be read")
+    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "2 objects in a row could not be read")
     assert (records(done)[-1]["wrong"], records(done)[-1]["unread"]) == (1, 2)
     done = caf("check", "src", "b/", "--full")
-    one_sentence(done, 7, "the last 2 objects could not be read")
+    one_sentence(done, 7, "2 objects in a row could not be read")
     assert "2 objects of 4 read, 0 wrong, 2 could not be read" in done.out.decode()
 
     done = caf("restore", "src", str(tmp_path / "out"), "--json")
-    one_sentence(done, 9, "3 objects of 6 could not be restored", "the last 2 objects could not be read")
+    one_sentence(done, 9, "3 objects of 6 could not be restored", "2 objects in a row could not be read")
     assert (records(done)[-1]["restored"], records(done)[-1]["failed"]) == (3, 3)
     done = caf("restore", "src", "b/", str(tmp_path / "out"))
-    one_sentence(done, 7, "the last 2 objects could not be read")
+    one_sentence(done, 7, "2 objects in a row could not be read")
     assert "of 2 objects 0 written" in done.err
 
 

@@ -201,7 +201,7 @@ def test_a_search_that_hangs_is_given_up_and_half_a_record_is_not_given(caf, mon
     monkeypatch.setattr(log_search, "find_clp_s", lambda: program)
     done = caf("logs", "search", "src", "logs/21", "n: 1", "--timeout", "1")
     assert (done.status, done.out) == (1, b"logs/21: {}\n")
-    assert "'logs/21' could not be searched: clp-s was given up: it gave nothing for 1 seconds" in done.err
+    assert "'logs/21' could not be searched: clp-s was stopped: it printed nothing for 1 seconds" in done.err
     assert staged(caf) == []
 
 

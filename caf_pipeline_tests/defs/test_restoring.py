@@ -113,7 +113,7 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
     monkeypatch.setattr(restoring._restore_objects, "_retry_policy", RetryPolicy(max_retries=1))  # at once
     result, shown, said = restore(archived, destination=str(tmp_path / "out"))
     assert not result.success
-    assert "the last 3 objects could not be read: no provider gives" in said
+    assert "3 objects in a row could not be read; the last: no provider gives" in said
     assert (shown["objects"], shown["there_already"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
     observed = archived.instance.fetch_observations(AssetKey([SOURCE, "file_locations"]), limit=9).records
     assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]

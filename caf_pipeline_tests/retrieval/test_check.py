@@ -76,7 +76,7 @@ def test_a_check_ends_where_nothing_can_be_read_any_more(work, monkeypatch):
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 10)
     work.store.away = set(work.store.folders)
     found = []
-    with pytest.raises(StoreUnreachable, match="the last 10 objects could not be read"):
+    with pytest.raises(StoreUnreachable, match="10 objects in a row could not be read"):
         found.extend(check_objects(list_objects(work.ledger, "src"), work.store))
     assert all(not one.error.permanent for one in found)
 

@@ -109,7 +109,7 @@ def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored
 
 def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
     work.store.away = set(work.store.folders)
-    with pytest.raises(StoreUnreachable, match=f"the last {UNREAD_IN_A_ROW} objects could not be read"):
+    with pytest.raises(StoreUnreachable, match=f"{UNREAD_IN_A_ROW} objects in a row could not be read"):
         restore()
     assert len(work.store.asked) < 3 * len(BODIES) / 2
 
