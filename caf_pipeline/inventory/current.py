@@ -112,7 +112,7 @@ class Identified:
 
     Attributes:
         to_compare: a file of those whose headers are to be compared with the archived ones (SNAPSHOT_SCHEMA). Until that is
-            done they have an identity of their own, as if they differed.
+            done they have an identity of their own, as if they differed; so have those that the filters leave out.
         to_compare_count: how many these are.
         unsettled: a file of the same form that has all of these objects but those of settled keys, see `_write_unsettled`.
         settled_count: how many these are: all are located, and current. 0 where none was looked for.
@@ -128,7 +128,13 @@ class Identified:
 
 
 def identify(
-    snapshot: Snapshot, standing: Path, exceptions: Path, out: Path, *, budget: QueryBudget = DEFAULT_BUDGET
+    snapshot: Snapshot,
+    standing: Path,
+    exceptions: Path,
+    out: Path,
+    *,
+    filters: ObjectFilter = NO_FILTER,
+    budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Identified:
     """Find the identity of each object of a snapshot. Nothing is looked for of keys that it does not cover.
 
@@ -142,6 +148,7 @@ def identify(
         standing: a file of STANDING_SCHEMA.
         exceptions: one of EXCEPTION_SCHEMA.
         out: gets the snapshot, where an identity changed; more files are written beside it.
+        filters: what they leave out is not to be compared.
         budget: bounds the memory.
 
     Raises:
@@ -164,7 +171,8 @@ def identify(
             require_whole(snapshot.path)
         changed = write_whole(found() if unsettled_keys else (), rewritten, _REWRITTEN_SCHEMA)
         query.table("whole_rewritten", rewritten)
-        waiting = write_whole(query.batches("SELECT * FROM whole_rewritten WHERE to_compare"), to_compare, SNAPSHOT_SCHEMA)
+        comparing = f"SELECT * FROM whole_rewritten WHERE to_compare AND {filters.sql} IS NULL"
+        waiting = write_whole(query.batches(comparing), to_compare, SNAPSHOT_SCHEMA)
         if not changed.row_count:
             return Identified(snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys)
 

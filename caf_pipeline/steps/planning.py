@@ -23,7 +23,7 @@ from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
 from caf_pipeline.inventory.cutting import write_plan
-from caf_pipeline.inventory.filters import ObjectFilter
+from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
@@ -112,7 +112,7 @@ class Current:
     exceptions: int
 
 
-def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Path) -> Current:
+def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Path, *, compares_left_out: bool = False) -> Current:
     """Let the ledger know what is current by this inventory, unless a later one covers the same keys.
 
     Args:
@@ -120,18 +120,21 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         lease: on its plan.
         snapshot: of the inventory.
         folder: takes the files, which are the caller's to remove.
+        compares_left_out: whether headers are also compared of what a filter leaves out.
 
     Raises:
         What `compare_headers.compare_headers` raises.
     """
     inventory = _record_of(snapshot)
     comparison = Comparison()
-    files, identified = identify_objects(work, snapshot, folder)
+    filters = filters_of(work, snapshot)
+    compared = NO_FILTER if compares_left_out else filters
+    files, identified = identify_objects(work, snapshot, folder, filters=compared)
     if identified.to_compare_count:
         comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
-        files, identified = identify_objects(work, snapshot, folder)
+        files, identified = identify_objects(work, snapshot, folder, filters=compared)
     found = folder / "found.parquet"
-    superseded, filters = work.ledger.later_inventories(inventory), filters_of(work, snapshot)
+    superseded = work.ledger.later_inventories(inventory)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, identified.unsettled, files[0], comparison, count)
@@ -150,11 +153,11 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
 
 
 def identify_objects(
-    work: Workplace, snapshot: Snapshot, folder: Path, *, known: bool = True
+    work: Workplace, snapshot: Snapshot, folder: Path, *, known: bool = True, filters: ObjectFilter = NO_FILTER
 ) -> tuple[tuple[Path, Path], Identified]:
     """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it.
 
-    `known` False: the ledger does not have the source.
+    `known` False: the ledger does not have the source. `filters`: of what they leave out, no headers are to be compared.
     """
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if known:
@@ -163,7 +166,8 @@ def identify_objects(
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
-    return (standing, exceptions), identify(snapshot, standing, exceptions, folder / "identified.parquet")
+    files = standing, exceptions
+    return files, identify(snapshot, *files, folder / "identified.parquet", filters=filters)
 
 
 def export_standing(work: Workplace, folder: Path) -> None:

@@ -205,8 +205,8 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
     """
     known = work.source in work.ledger.sources()
     with planning.temporary_folder(work) as folder, reading(snapshot.path):
-        (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known)
         filters = planning.filters_of(work, snapshot)
+        (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known, filters=filters)
         delta = not_yet_archived(identified.unsettled, standing, folder / "wanted.parquet", filters=filters)
         files = folder / "plan"
         files.mkdir()

@@ -4,6 +4,8 @@ import ast
 import csv
 import io
 import os
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
@@ -31,12 +33,14 @@ from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
@@ -325,6 +329,18 @@ def test_an_object_replaced_by_one_of_the_same_size_is_changed(work, tmp_path, p
     answer = Answer(work, tmp_path)
     assert answer.reasons == {"key-007": "changed"}
     assert len(answer.keys) == len(BODIES) - 1
+
+
+@pytest.mark.usefixtures("proven")
+def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(work, ledger, store, tmp_path):
+    class WrittenAgain(MemorySource):
+        def object(self, key):
+            return replace(super().object(key), last_modified=MOMENT + timedelta(days=key in ("key-000", "key-001")))
+
+    objects = WrittenAgain(work.objects.bodies, headers={"key-001": ObjectHeaders("text/html")})
+    sources = {"src": {"bucket": "b", "public": True, "exclude": ["key-00*"]}}
+    answer = Answer(a_workplace(tmp_path, objects, ledger, store=store, sources=sources), tmp_path)
+    assert (answer.found.safe_objects, answer.reasons) == (29, {"key-001": "metadata_changed"})
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import open_chunk
+from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
@@ -268,6 +269,29 @@ def test_headers_that_come_back_are_given_out_again_and_not_packed_again(work, b
         next_second()
         assert headers_of(work)[1] == {"a": value}
     assert packed(work) == 2
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
+def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, work, bucket, ledger, content_type):
+    bucket.put("k", A, ContentType="text/plain")
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A, ContentType=content_type)
+    sources = {"src": {"bucket": "b", "public": True, "exclude": ["k"]}}
+    filtered = a_workplace(tmp_path, bucket.source(), ledger, sources=sources)
+    preview = preview_plan(filtered, inventories.take_inventory(filtered))
+    assert (preview.to_compare, preview.estimate.requests, preview.left_out) == (0, 0, {"exclude": 1})
+    for _ in range(2):
+        report = plan(filtered)
+        assert (report.comparison.requests, report.plans, report.left_out) == (0, [], {"exclude": 1})
+        account = account_for_plan(filtered, report)
+        assert (account.holds, account.left_out, current(filtered)[1].is_current) == (True, {"exclude": 1}, False)
+    report = plan(work)
+    for chunk in report.chunks:
+        archive_chunk(work, chunk.name)
+    assert report.comparison.requests == 1
+    assert (headers_of(work)[0], current(work)[1].is_current, plan(work).comparison.requests) == (content_type, True, 0)
+    assert (plan(filtered).comparison.requests, packed(work)) == (0, 1 if content_type == "text/plain" else 2)
 
 
 def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(work, bucket, monkeypatch):

@@ -120,7 +120,7 @@ def find_deletable(
         snapshot = take_inventory(work, resume=False, to_plan=False)
         with reading(snapshot.path):
             with work.lease(plan_lease(work.source)) as planning:
-                current = state_current(work, planning, snapshot, _made(folder / "current"))
+                current = state_current(work, planning, snapshot, _made(folder / "current"), compares_left_out=True)
             said = list(recheck(work, assessments))
             decisions = Decisions(current.identified, chunks.located, current.standing, said)
             with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
