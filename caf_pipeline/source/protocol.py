@@ -123,20 +123,37 @@ class ObjectSource(Protocol):
     """A bucket and prefix to archive. Safe to call from several threads."""
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
+        self,
+        *,
+        after: bytes = b"",
+        max_pages: int | None = None,
+        in_order: bool = False,
+        versions: bool = False,
+        by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
 
         Delete markers and older versions are left out, unless `versions` asks for them; keys keep the source's prefix. No page
         is empty, and `max_pages` counts those that are yielded; one that ends the listing is a `LastPage`. With `versions`,
         further ones follow that have the rest of the last key's versions. With `in_order` keys ascend by their bytes; those of
-        versions of a key are equal.
+        versions of a key are equal. `by_version` is what `keeps_versions` told, for all parts of one listing; where it is None,
+        it is asked.
 
         Raises:
             SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.
             SettingsError: the settings ask for every version, and the bucket keeps none.
             ListingUnordered: with `in_order`, a page has a key that is not greater than the one before, or one before where
                 the listing was to begin, or the source refuses to begin there.
+        """
+        ...
+
+    def keeps_versions(self) -> bool:
+        """Tell whether the bucket keeps versions, as far as it may be asked, so that objects are listed with their version ids.
+
+        Costs a request.
+
+        Raises:
+            SettingsError: see `list_pages`. What else a listing raises.
         """
         ...
 
@@ -342,4 +359,5 @@ class UnaskedObjects:
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise SourceError(self._why, hint=self._hint)
 
-    list_pages = open_report = find_reports = read = begin = full_object_checksum = read_headers = clock = _refuse
+    list_pages = keeps_versions = open_report = find_reports = _refuse
+    read = begin = full_object_checksum = read_headers = clock = _refuse

@@ -96,18 +96,18 @@ def take_inventory(
     whole = latest_snapshot(work, complete=True, skip_damaged=True)
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
-        if folder.begun is None:
-            folder.begin(_begin(work, after, until, to_plan=to_plan))
+        begun = folder.begun or folder.begin(_begin(work, after, until, to_plan=to_plan))
         try:
-            ParallelListing(work, folder, after, until, work.source_settings.listing_threads).run()
-            with _listed_into(work, folder.begun, after, until) as writer:
+            ParallelListing(work, folder, begun.by_version, after, until, work.source_settings.listing_threads).run()
+            with _listed_into(work, begun, after, until) as writer:
                 for batch in folder.rows():
                     writer.add_batch(batch)
                 writer.leave_out(folder.left_out())
                 snapshot = writer.finish()
         except ListingUnordered:
-            with _listed_into(work, _begin(work, after, until, to_plan=to_plan), after, until) as writer:
-                for page in work.objects.list_pages(after=after, versions=True):
+            begun = _begin(work, after, until, to_plan=to_plan)
+            with _listed_into(work, begun, after, until) as writer:
+                for page in work.objects.list_pages(after=after, versions=True, by_version=begun.by_version):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
                     kept, left_out = kept_of(within, all_versions=work.all_versions)
                     writer.add(kept)
@@ -118,15 +118,14 @@ def take_inventory(
 
 
 def _begin(work: Workplace, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
-    """Return the time before the first page: what a listing says was so at this time or later."""
-    begun = Begun(listed_at=datetime.now(UTC), taken_at=work.objects.clock())
+    """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
+    begun = Begun(datetime.now(UTC), work.objects.clock(), work.objects.keeps_versions())
     if to_plan:
         work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
     return begun
 
 
-def _listed_into(work: Workplace, begun: Begun | None, after: bytes, until: bytes | None) -> SnapshotWriter:
-    assert begun is not None
+def _listed_into(work: Workplace, begun: Begun, after: bytes, until: bytes | None) -> SnapshotWriter:
     return SnapshotWriter(
         _snapshot_path(work, begun.listed_at),
         source=work.source,

@@ -84,10 +84,18 @@ class ListingTerms:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """When a listing's first request was sent: by this machine's clock, and by S3's."""
+    """What a listing was begun with, which all of its parts have in common.
+
+    Attributes:
+        listed_at: when its first request was sent, by this machine's clock.
+        taken_at: the same by S3's.
+        by_version: whether the bucket keeps versions, as it said then. Asked again, it may say something else, as once it may be
+            asked; what one listing has with version ids and without them would be archived twice.
+    """
 
     listed_at: datetime
     taken_at: datetime
+    by_version: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +183,8 @@ def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, Begu
     """Return what a listing's folder holds and when that was begun; None where no listing would go on with it."""
     try:
         said = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-        begun = Begun(datetime.fromisoformat(said["listed_at"]), datetime.fromisoformat(said["taken_at"]))
+        listed_at, taken_at = (datetime.fromisoformat(said[name]) for name in ("listed_at", "taken_at"))
+        begun = Begun(listed_at, taken_at, said["by_version"])
         terms = ListingTerms(**said["terms"])
         listed = sum(pq.read_metadata(piece).num_rows for piece in path.glob("*.parquet"))
     except (OSError, ValueError, KeyError, TypeError):  # killed before it was written, of another version, or damaged
@@ -195,13 +204,14 @@ class PieceFolder:
         # Some numbers are missing: of pieces that were begun when the listing was interrupted.
         self._numbers = itertools.count(1 + max((int(piece.stem) for piece in path.glob("*.parquet")), default=0))
 
-    def begin(self, begun: Begun) -> None:
-        """Record when the first request of a new listing is sent."""
+    def begin(self, begun: Begun) -> Begun:
+        """Record what a new listing is begun with, and return it."""
         assert self._terms is not None
         self.begun = begun
-        said = {"terms": asdict(self._terms), "listed_at": begun.listed_at.isoformat(), "taken_at": begun.taken_at.isoformat()}
+        times = {"listed_at": begun.listed_at.isoformat(), "taken_at": begun.taken_at.isoformat()}
         with WholeFile(self.path / _RECORD) as whole:
-            whole.file.write(json.dumps(said).encode())
+            whole.file.write(json.dumps({"terms": asdict(self._terms), **times, "by_version": begun.by_version}).encode())
+        return begun
 
     def pieces(self) -> list[_Piece]:
         """Return the pieces that are there, in the order of their keys."""
@@ -309,6 +319,7 @@ class ParallelListing:
     """One listing of a source by several threads.
 
     Attributes:
+        by_version: as in `Begun`.
         after, until: as in `ListingTerms`, as bytes.
         threads: ranges listed at once, at most.
         listed: objects so far, those of an earlier process included.
@@ -316,6 +327,7 @@ class ParallelListing:
 
     work: Workplace
     folder: PieceFolder
+    by_version: bool
     after: bytes
     until: bytes | None
     threads: int
@@ -429,7 +441,7 @@ class ParallelListing:
 
     def _list(self, one: _Range) -> None:
         with _PieceWriter(self.folder, one.after, all_versions=self.work.all_versions) as writer:
-            for page in self.work.objects.list_pages(after=one.after, in_order=True, versions=True):
+            for page in self._pages(one.after):
                 objects = self._take(one, page)
                 if objects:
                     writer.add(objects)
@@ -497,4 +509,9 @@ class ParallelListing:
         raise ListingUnordered(f"the listing of '{self.work.source}' in parts leaves something out")
 
     def _page(self, after: bytes) -> Sequence[S3Object]:
-        return next(self.work.objects.list_pages(after=after, max_pages=1, in_order=True, versions=True), ())
+        return next(self._pages(after, max_pages=1), ())
+
+    def _pages(self, after: bytes, max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
+        return self.work.objects.list_pages(
+            after=after, max_pages=max_pages, in_order=True, versions=True, by_version=self.by_version
+        )

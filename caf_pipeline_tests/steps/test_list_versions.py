@@ -109,6 +109,36 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("is_interrupted", [False, True])
+@pytest.mark.parametrize("is_refused_first", [False, True])
+def test_all_of_a_listing_has_version_ids_or_nothing_of_it(scripted_s3, tmp_path, is_refused_first, is_interrupted):
+    """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
+    with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
+    objects = with_ids.serve(scripted_s3, page_keys=10)
+    work = a_workplace(tmp_path, objects)
+    asked_for_versioning = []
+
+    def answer(asked):
+        if "versioning" in asked.query:
+            asked_for_versioning.append(asked)
+            begins = len(asked_for_versioning) <= 2  # the clock's request is such a one, too
+            return s3_error(403, "AccessDenied") if begins == is_refused_first else with_ids(asked)
+        return with_ids(asked) if "versions" in asked.query else without(asked)
+
+    scripted_s3.answer = answer
+    if is_interrupted:
+        scripted_s3.answer = lambda asked: (
+            s3_error(403, "ExpiredToken") if len(with_ids.pages + without.pages) >= 6 else answer(asked)
+        )
+        with pytest.raises(SourceDenied):
+            take_inventory(work)
+        scripted_s3.answer = answer
+    listed = [(key, version_id is not None) for key, version_id, *_ in rows_of(take_inventory(work))]
+    assert listed == [(key, not is_refused_first) for key in sorted(KEYS)]
+    assert len(asked_for_versioning) == 2
+
+
 def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, small_pieces):
     history = HISTORIES["some versions each"]
     listed = ListedKeys((), history=history)

@@ -32,13 +32,22 @@ class MemorySource:
         return S3Object(key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT)
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
+        self,
+        *,
+        after: bytes = b"",
+        max_pages: int | None = None,
+        in_order: bool = False,
+        versions: bool = False,
+        by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
         if self.down:
             raise self.down
         objects = [obj for obj in self.objects() if obj.key > after]
         pages = [objects[first : first + PAGE] for first in range(0, len(objects), PAGE)]
         yield from (LastPage(page) if page is pages[-1] else page for page in pages[:max_pages])
+
+    def keeps_versions(self) -> bool:
+        return False
 
     def open_report(self, name: str = "") -> InventoryReport:
         raise SettingsError("a memory source has no inventory reports")

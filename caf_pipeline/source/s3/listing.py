@@ -125,10 +125,18 @@ class Listing:
         return self.asking.at
 
     def pages(
-        self, after: bytes, max_pages: int | None, *, in_order: bool = False, versions: bool = False
+        self,
+        after: bytes,
+        max_pages: int | None,
+        *,
+        in_order: bool = False,
+        versions: bool = False,
+        by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
         """Yield pages, none of them empty; see `ObjectSource.list_pages`."""
-        if by_version := self.keeps_versions():
+        if by_version is None:
+            by_version = self.keeps_versions()
+        if by_version:
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
         else:
             asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))

@@ -59,10 +59,20 @@ class S3Source:
         self._reading = S3ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
 
     def list_pages(
-        self, *, after: bytes = b"", max_pages: int | None = None, in_order: bool = False, versions: bool = False
+        self,
+        *,
+        after: bytes = b"",
+        max_pages: int | None = None,
+        in_order: bool = False,
+        versions: bool = False,
+        by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
-        return self._listing.pages(after, max_pages, in_order=in_order, versions=versions)
+        return self._listing.pages(after, max_pages, in_order=in_order, versions=versions, by_version=by_version)
+
+    def keeps_versions(self) -> bool:
+        """See `ObjectSource.keeps_versions`."""
+        return self._listing.keeps_versions()
 
     def open_report(self, name: str = "") -> InventoryReport:
         """See `ObjectSource.open_report`."""
