@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import ListingUnordered
+from caf_pipeline.errors import IntegrityError, ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, opened_parquet, snapshot_batch
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import alone_in
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, WholeParquet, translate_errors
@@ -225,13 +225,21 @@ class PieceFolder:
         return sorted(found, key=lambda piece: piece.after)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all pieces in the order of their keys."""
+        """Yield the rows of all pieces in the order of their keys.
+
+        Raises:
+            IntegrityError: a piece is damaged, and was removed: the next listing has what it held.
+        """
         for piece in self.pieces():
-            with pq.ParquetFile(piece.path, page_checksum_verification=True) as file:
-                for batch in file.iter_batches():
-                    if piece.through is not None and batch.num_rows and batch["key"][-1].as_py() > piece.through:
-                        batch = batch.filter(pc.less_equal(batch["key"], pa.scalar(piece.through, pa.binary())))  # noqa: PLW2901
-                    yield batch
+            try:
+                with opened_parquet(piece.path) as file:
+                    for batch in file.iter_batches():
+                        if piece.through is not None and batch.num_rows and batch["key"][-1].as_py() > piece.through:
+                            batch = batch.filter(pc.less_equal(batch["key"], pa.scalar(piece.through, pa.binary())))  # noqa: PLW2901
+                        yield batch
+            except IntegrityError:
+                piece.path.unlink(missing_ok=True)
+                raise
 
     def left_out(self) -> VersionCounts:
         """Return what was listed and is in no piece."""

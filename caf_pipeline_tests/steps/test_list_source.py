@@ -11,12 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import SourceDenied, SourceUnreachable, StagingError
+from caf_pipeline.errors import IntegrityError, SourceDenied, SourceUnreachable, StagingError
 from caf_pipeline.inventory.key_split import LAST, split_key
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.ledger.processes import this_process
@@ -334,6 +335,24 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
     for piece in tmp_path.glob("inventories/src/.listing-*/*.parquet"):
         piece.write_bytes(piece.read_bytes()[:-9])
     assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+
+
+def test_a_piece_with_a_damaged_page_is_named_and_listed_again_by_the_next_listing(interrupted, tmp_path):
+    listed, objects = interrupted
+    piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
+    keys = pq.read_metadata(piece).row_group(0).column(0)
+    with piece.open("r+b") as file:
+        file.seek(keys.data_page_offset + keys.total_compressed_size - 1)
+        [last] = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last ^ 1]))
+    work = a_workplace(tmp_path, objects)
+    with pytest.raises(IntegrityError, match=piece.name):
+        take_inventory(work)
+    listed.pages.clear()
+    assert keys_of(take_inventory(work)) == sorted(HEX)
+    assert len(listed.pages) < 10
+    assert left_in(tmp_path) == []
 
 
 def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
