@@ -160,7 +160,7 @@ def _print_preview(preview: "PlanPreview") -> None:
     }
     _print_lines(lines)
     _print_objects(seen)
-    at_aws = ": AWS's list prices of S3 Standard in us-east-1 where none is set" if estimate.request_usd is not None else ""
+    at_aws = ": AWS's list prices of S3 Standard in us-east-1 where none is set" if estimate.at_aws else ""
     typer.echo(f"Prices and time are estimates, without retries{at_aws}.")
     typer.echo("Nothing was planned, and nothing claimed: caf run plans.")
 
@@ -184,7 +184,7 @@ def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
         else "none",
         "requests": f"{estimate.requests:,} GETs and HEADs, {_dollars(estimate.request_usd, 'get_price')}",
         "egress": f"{show_size(estimate.statistics.size_bytes)}, {_dollars(estimate.egress_usd, 'egress_price')}"
-        f"{', 0 within the bucket’s region' if estimate.egress_usd else ''}",
+        f"{', 0 within the bucket’s region' if estimate.egress_usd and estimate.at_aws else ''}",
         "storage": f"{show_size(storage.charged_bytes)}: {storage.copies} copies of {show_size(estimate.expected_bytes)}"
         if storage
         else f"not known: {printable(estimate.storage_unknown)}"

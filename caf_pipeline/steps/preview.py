@@ -63,6 +63,7 @@ class PlanEstimate:
         expected_bytes: of all chunks, manifests estimated.
         requests: GETs and HEADs at the source.
         request_usd, egress_usd: their price; None where it is not known: an endpoint is set, and no price.
+        at_aws: whether no endpoint is set, so that AWS's list prices stand for those that are not set.
         storage: what the store asks; None where it asks nothing, or is not known.
         storage_unknown: why it is not known; "" where it is.
         rate: at which the source's chunks were archived of late; None where that was not measured yet.
@@ -76,6 +77,7 @@ class PlanEstimate:
     requests: int
     request_usd: float | None
     egress_usd: float | None
+    at_aws: bool
     storage: StorageCost | None
     storage_unknown: str
     rate: ArchiveRate | None
@@ -308,6 +310,7 @@ def estimate_plan(
         requests=requests,
         request_usd=None if get_price is None else requests / 1000 * get_price,
         egress_usd=None if egress_price is None else statistics.size_bytes / GIB * egress_price,
+        at_aws=not settings.endpoint_url,
         storage=storage,
         storage_unknown=unknown,
         rate=work.ledger.archive_rate(work.source),

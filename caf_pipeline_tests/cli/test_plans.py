@@ -7,15 +7,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from caf_pipeline.cli import plans
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import inventories
+from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.workplaces import a_workplace
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -58,6 +62,16 @@ def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
     assert sum(step["objects"] for step in found["sizes"]) == 26
     again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
     assert again == found
+
+
+@pytest.mark.parametrize("endpoint", [{"endpoint_url": "http://s3.example.org"}, {}], ids=["elsewhere", "at AWS"])
+@pytest.mark.parametrize("prices", [{"get_price": 5}, {"get_price": 5, "egress_price": 1024}])
+def test_of_aws_and_its_regions_a_dry_run_speaks_only_where_no_endpoint_is_set(tmp_path, ledger, capsys, endpoint, prices):
+    described = {"bucket": "b", "public": True, **endpoint, **prices}
+    work = a_workplace(tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described})
+    plans._print_preview(preview_plan(work, inventories.take_inventory(work)))
+    said = capsys.readouterr().out
+    assert ("within the bucket’s region" in said, "AWS's list prices" in said) == (not endpoint, not endpoint)
 
 
 def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, new_bucket):
