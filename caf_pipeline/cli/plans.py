@@ -154,7 +154,7 @@ def _print_preview(preview: "PlanPreview") -> None:
         if preview.waiting
         else "",
         **_estimated(estimate),
-        "plans": f"{preview.plans:,}, since one has at most 99,999 chunks" if preview.plans > 1 else "",
+        "plans": f"{_at_least(seen)}{preview.plans:,}, since one has at most 99,999 chunks" if preview.plans > 1 else "",
         "last plan": _compared(preview),
         "warning": preview.warning,
     }
@@ -173,6 +173,11 @@ def _split(seen: "PlanStatistics") -> str:
     if not seen.split_objects:
         return ""
     return f"{counted(seen.split_objects, 'object')} larger than a chunk, over {counted(seen.parts, 'chunk')}, a part each"
+
+
+def _at_least(seen: "PlanStatistics") -> str:
+    """Say where plans may be more: the parts of an object are all in one plan, so that one may end with room left."""
+    return "at least " if seen.split_objects > 1 else ""
 
 
 def _estimated(estimate: "PlanEstimate") -> dict[str, str]:

@@ -134,7 +134,7 @@ class PlanPreview:
         waiting: the tail that would wait for the next plan.
         to_compare: objects that were written again with the same bytes. They count as planned here; those whose headers turn out
             to be the same are not archived again.
-        plans: how many plans it would be.
+        plans: how many plans it would be; at least so many where several objects are split, each of which has its parts in one.
         warning: as of `PlanReport`; that the plan would be refused, since the store may have the source already; and what
             would keep the store from taking all of its chunks.
         previous: the source's last plan.

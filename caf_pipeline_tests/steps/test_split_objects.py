@@ -13,7 +13,9 @@ import pytest
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli import plans
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated
+from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
@@ -24,7 +26,7 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.steps import chunk_steps, inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.cli.test_log_search import packed
@@ -81,6 +83,17 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(work, source, 
     assert found() == {"log": 2}
     assert found(last_ms=1_700_000_001_498) == {"log": 1}
     assert found(first_ms=1_700_000_001_500) == {}
+
+
+def test_a_preview_says_at_least_how_many_plans_there_would_be(work, source, monkeypatch, capsys):
+    source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
+    for module in (cutting, preview):
+        monkeypatch.setattr(module, "MAX_CHUNKS", 7)
+    found = preview_plan(work, inventories.take_inventory(work))
+    plans._print_preview(found)
+    made = plan(work)
+    assert (found.estimate.chunks, found.plans, len(made.plans)) == (len(made.chunks), 2, 3)
+    assert "plans     at least 2, since" in capsys.readouterr().out
 
 
 def parts_of(work):
