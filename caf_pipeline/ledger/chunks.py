@@ -37,14 +37,15 @@ RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
 """Of chunks located last, the median of whose rates is taken: one long pause between two of them then changes little."""
 
-# From one chunk located to the next, so that chunks archived side by side count as what they come to together. What a rebuild
-# restored was never packed here.
+# From one chunk located to the next, so that chunks archived side by side count as what they come to together; from when the
+# chunk was planned where that is later, since nothing was to be done before. What a rebuild restored was never packed here.
 _RATE = """
-    WITH recent AS (SELECT located_at, member_bytes FROM caf_files
+    WITH recent AS (SELECT created_at, located_at, member_bytes FROM caf_files
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND located_at IS NOT NULL AND attempts > 0
         ORDER BY located_at DESC LIMIT %(chunks)s),
-    steps AS (SELECT member_bytes, extract(epoch FROM located_at - lag(located_at) OVER (ORDER BY located_at)) AS seconds
-        FROM recent)
+    following AS (SELECT *, lag(located_at) OVER (ORDER BY located_at) AS before FROM recent),
+    steps AS (SELECT member_bytes, extract(epoch FROM located_at - greatest(created_at, before)) AS seconds
+        FROM following WHERE before IS NOT NULL)
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
         count(*) AS chunks FROM steps WHERE seconds > 0 AND member_bytes > 0
     """

@@ -94,7 +94,10 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRate:
-    """How fast chunks of a source were archived of late: the median over as many of them, from one located to the next."""
+    """How fast chunks of a source were archived of late: the median over as many of them, from one located to the next.
+
+    What passed before a chunk was planned does not count.
+    """
 
     bytes_per_second: float
     chunks: int

@@ -153,6 +153,21 @@ def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, le
     assert estimate.seconds == 1000 / estimate.rate.bytes_per_second > 0
 
 
+def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(work, source):
+    """A source that has a chunk a day, which takes twenty minutes from its plan to its location."""
+    for day in range(5):
+        source.bodies = {f"day-{day}": os.urandom(12_000)}
+        (name,) = archive_everything(work)
+        with work.ledger._database.transaction() as connection:
+            connection.execute(
+                "UPDATE caf_files SET created_at = created_at + make_interval(days => %(day)s),"
+                " located_at = created_at + make_interval(days => %(day)s, mins => 20) WHERE name = %(name)s",
+                {"day": day, "name": name},
+            )
+    rate = previewed(work).estimate.rate
+    assert (rate.chunks, rate.bytes_per_second) == (4, 10)
+
+
 def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_are_set():
     assert preview.prices(SourceSettings(bucket="b")) == (0.0004, 0.09)
     other = {"bucket": "b", "endpoint_url": "http://s3.example.org"}
