@@ -305,7 +305,7 @@ class Listing:
     def _without(self, name: str, entry: S3Answer) -> ListingRefused:
         return ListingRefused(
             f"the listing of {self.at} has an object without its {name}: {entry.get('Key', '?')!r}",
-            hint="without key, ETag, size and time nothing can be told apart later",
+            hint="the server must list Key, ETag, Size and LastModified of every object",
         )
 
 
