@@ -20,7 +20,7 @@ from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, Snapshot, SnapshotWriter, read_objects
-from caf_pipeline_tests.support.snapshots import use_small_windows
+from caf_pipeline_tests.support.snapshots import damage_page, use_small_windows
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
 EARLIER = MOMENT - timedelta(days=1)
@@ -112,14 +112,6 @@ def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
     assert sorted(found) == [b"key!", b"other/0999"]
 
 
-def damage(path, column):
-    """Change a byte of the last page of a column."""
-    chunk = pq.read_metadata(path).row_group(0).column(SNAPSHOT_SCHEMA.names.index(column))
-    data = bytearray(path.read_bytes())
-    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 0x10
-    path.write_bytes(data)
-
-
 NEW = replace(LISTED, key=b"new")
 
 
@@ -129,7 +121,7 @@ def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(t
         folder = tmp_path / str(number)
         folder.mkdir()
         snapshot, files = write_files(folder, listed, known)
-        damage(snapshot.path, column)
+        damage_page(snapshot.path, column)
         with pytest.raises(IntegrityError):
             identify(snapshot, *files)
 
@@ -137,7 +129,7 @@ def test_an_inventory_that_is_damaged_is_refused_before_anything_of_it_is_used(t
 @pytest.mark.parametrize("column", ["key", "object_version", "last_modified"])
 def test_an_inventory_with_nothing_new_is_refused_where_what_tells_so_is_damaged(tmp_path, column):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
-    damage(snapshot.path, column)
+    damage_page(snapshot.path, column)
     with pytest.raises(IntegrityError):
         identify(snapshot, *files)
 
@@ -153,7 +145,7 @@ def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not
 
 def test_of_an_inventory_with_nothing_new_only_what_tells_so_is_read(tmp_path):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
-    damage(snapshot.path, "storage_class")
+    damage_page(snapshot.path, "storage_class")
     assert identify(snapshot, *files).settled_count == snapshot.row_count
 
 

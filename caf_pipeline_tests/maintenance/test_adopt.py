@@ -7,7 +7,6 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.caf.archive import CafWriter
@@ -16,7 +15,6 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ArchiveError, IntegrityError, StoredAlready, StoreError
 from caf_pipeline.inventory.adoption import LeftOut
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.ledger import import_chunk
 from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance import rebuild
@@ -35,6 +33,7 @@ from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
@@ -154,10 +153,7 @@ def test_an_inventory_that_is_damaged_adopts_nothing(open_work, tmp_path):
     work = open_work({"a": b"one"})
     file = post(work, write(tmp_path / "a.caf", {"a": b"one"}))
     snapshot = inventories.latest_snapshot(work, complete=True)
-    listed = bytearray(snapshot.path.read_bytes())
-    etag = pq.read_metadata(snapshot.path).row_group(0).column(SNAPSHOT_SCHEMA.names.index("etag"))
-    listed[etag.data_page_offset + etag.total_compressed_size - 1] ^= 0x10
-    snapshot.path.write_bytes(listed)
+    damage_page(snapshot.path, "etag")
     with pytest.raises(IntegrityError, match="cannot be read"):
         adopt(work, file)
     assert not rows_of(work.ledger)["file_locations"]

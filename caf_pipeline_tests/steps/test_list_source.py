@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from caf_pipeline_tests.contracts.object_source import KEYS
 from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import s3_error
+from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
 NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None, address=lambda _: None)  # all that a listing tells and asks the ledger
@@ -340,12 +340,7 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
 def test_a_piece_with_a_damaged_page_is_named_and_listed_again_by_the_next_listing(interrupted, tmp_path):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
-    keys = pq.read_metadata(piece).row_group(0).column(0)
-    with piece.open("r+b") as file:
-        file.seek(keys.data_page_offset + keys.total_compressed_size - 1)
-        [last] = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([last ^ 1]))
+    damage_page(piece, "key")
     work = a_workplace(tmp_path, objects)
     with pytest.raises(IntegrityError, match=piece.name):
         take_inventory(work)

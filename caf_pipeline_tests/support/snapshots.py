@@ -54,6 +54,15 @@ def write_snapshot(path: Path, *pages: list[S3Object], **bounds: bytes) -> Snaps
         return writer.finish()
 
 
+def damage_page(path: Path, column: str) -> None:
+    """Change the last byte of the last page that the first row group has of a column."""
+    group = pq.read_metadata(path).row_group(0)
+    [chunk] = [one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == column]
+    data = bytearray(path.read_bytes())
+    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 0x10
+    path.write_bytes(data)
+
+
 def recorded_key(obj: S3Object) -> bytes:
     return obj.key if is_supported(obj.key) else quote_from_bytes(obj.key).encode()
 
