@@ -85,11 +85,13 @@ def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     some: list[pa.RecordBatch] = []
+    size_bytes = 0
     for batch in batches:
         some.append(batch)
-        if sum(one.nbytes for one in some) >= _GATHERED_BYTES:
+        size_bytes += batch.nbytes
+        if size_bytes >= _GATHERED_BYTES:
             yield pa.concat_batches(some)
-            some = []
+            some, size_bytes = [], 0
     if some:
         yield pa.concat_batches(some)
 
