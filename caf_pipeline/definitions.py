@@ -1,10 +1,13 @@
 """What Dagster's tools load: the definitions for the settings found in the working directory and the environment."""
 
-from dagster import Definitions
+from caf_pipeline.system.garbage import no_looks
 
-from caf_pipeline.defs.build import build_defs
-from caf_pipeline.errors import SettingsError, with_hint
-from caf_pipeline.settings import load_settings
+with no_looks():
+    from dagster import Definitions
+
+    from caf_pipeline.defs.build import build_defs
+    from caf_pipeline.errors import SettingsError, with_hint
+    from caf_pipeline.settings import load_settings
 
 
 def _load() -> Definitions:

@@ -1,9 +1,12 @@
 """How often a process of ours looks for garbage."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from caf_pipeline.system.garbage import no_looks
 
 PROGRAM = """
 import gc, weakref
@@ -24,6 +27,22 @@ print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
 def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert (run.stdout, run.stderr) == ("True True\n", "")
+
+
+@pytest.fixture
+def put_back():
+    """Python looks for garbage afterwards as it did before."""
+    enabled = gc.isenabled()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(put_back, enabled):
+    (gc.enable if enabled else gc.disable)()
+    with no_looks():
+        assert not gc.isenabled()
+    assert gc.isenabled() is enabled
 
 
 LOADED_BEFORE = "import duckdb"
