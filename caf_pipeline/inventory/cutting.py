@@ -62,9 +62,8 @@ MAX_CHUNKS: Final = 99_999
 """Of one plan, so that a chunk's number has five digits; more objects are several plans."""
 
 _TOO_LARGE: Final = 0  # a chunk number that no chunk has
-_IN_PARTS: Final = -3  # in chunks of its own, a part each
+_IN_PARTS: Final = -2  # in chunks of its own, a part each
 _OVER: Final = -1  # past the plan's last chunk: left for the next plan
-_NOWHERE: Final = -2  # the chunk number of a row that is not there
 
 _MOST_BESIDE_BYTES: Final = 1 << 20
 """More than a chunk of one object takes beside the object: our members, an index of three entries, a manifest of one row."""
@@ -297,8 +296,10 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
         pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN) as too_large,
     ):
         _split_all(cutter, file, folder, objects, metadata)
-        for batch, placed in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
-            _write_batch(batch, placed, objects, too_large)
+        for pieces in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
+            for piece, writer in zip(pieces, (objects, too_large), strict=True):
+                if piece.num_rows:
+                    writer.write_batch(piece)
     cutter.close()
     tail = _waiting_tail(cutter, folder, terms)
     content_sha256 = cutter.digest()
@@ -353,33 +354,32 @@ def _described(terms: PlanTerms) -> dict[str, str]:
 
 
 def _placed(cutter: _Cutter, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield each batch, and of its rows `chunk_number` and `member`."""
-    before: tuple[pa.RecordBatch, Rows, _Places] | None = None  # the place of its last row's next version is not known yet
+    """Yield the rows of PLAN_SCHEMA, batch by batch, and those that are too large (SNAPSHOT_SCHEMA); either may be none."""
+    before = none = pa.RecordBatch.from_pylist([], PLAN_SCHEMA)  # what follows its last row in a chunk is not known yet
     for batch, following in pairwise(chain((batch for batch in batches if batch.num_rows), (None,))):
         if batch is None:
             raise AssertionError("only the last of each pair can be missing")
         rows = Rows(batch, following["key"][0].as_py() if following is not None else None, cutter.most_bytes)
         numbers = cutter.cut(rows)
-        if before:
-            yield before[0], _places(*before[1:], int(numbers[0]))
-        before = batch, rows, numbers
-    if before:
-        yield before[0], _places(*before[1:], _NOWHERE)
+        placed = pa.record_batch([*batch.columns, pa.array(numbers), rows.members], schema=PLAN_SCHEMA)
+        too_large = placed.filter(pa.array(numbers == _TOO_LARGE)).select(SNAPSHOT_SCHEMA.names)
+        if not (planned := numbers > _TOO_LARGE).all():
+            placed = placed.filter(pa.array(planned))
+        done, before = (_named(before, placed), placed) if placed.num_rows else (none, before)
+        yield done, too_large
+    yield _named(before, none), none.select(SNAPSHOT_SCHEMA.names)
 
 
-def _places(rows: Rows, numbers: _Places, number_after: int) -> pa.RecordBatch:
-    """Return `chunk_number` and `member`: the newest version that a chunk holds of a key has the key itself."""
-    with_next = numbers == np.append(numbers[1:], np.int32(number_after))
-    members = pc.if_else(pc.and_(rows.older, pa.array(with_next)), rows.members, rows.keys)
-    return pa.record_batch([pa.array(numbers), members], names=["chunk_number", "member"])
+def _named(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
+    """Let the newest version that a chunk has of a key have the key itself: all rows have names of older versions.
 
-
-def _write_batch(batch: pa.RecordBatch, placed: pa.RecordBatch, objects: pq.ParquetWriter, too_large: pq.ParquetWriter) -> None:
-    table = pa.Table.from_arrays([*batch.columns, *placed.columns], schema=PLAN_SCHEMA)
-    numbers = placed["chunk_number"]
-    planned = pc.greater(numbers, _TOO_LARGE)
-    if pc.all(planned).as_py():
-        objects.write_table(table)
-        return
-    objects.write_table(table.filter(planned))
-    too_large.write_table(table.filter(pc.equal(numbers, _TOO_LARGE)).select(SNAPSHOT_SCHEMA.names))
+    Only rows that are in chunks tell it: between two versions in one chunk there may be some that are in others, or in none.
+    """
+    if not rows.num_rows:
+        return rows
+    with_next = pa.array(np.ones(rows.num_rows, np.bool_))
+    for name in ("key", "chunk_number"):
+        after = following[name][:1] if following.num_rows else pa.nulls(1, rows[name].type)
+        with_next = pc.and_(with_next, pc.equal(rows[name], pa.concat_arrays([rows[name][1:], after])))
+    members = pc.if_else(with_next.fill_null(False), rows["member"], rows["key"].cast(pa.string()))
+    return rows.set_column(rows.schema.get_field_index("member"), PLAN_SCHEMA.field("member"), members)

@@ -62,7 +62,7 @@ class Rows:
     """Objects in plan order, and what each of them adds to a chunk.
 
     Attributes:
-        members: the name that each gets in a chunk that has the key's next version, too; of a key's only version the key.
+        members: the name that each gets in a chunk that has a newer version of the key, too; of a key's newest version the key.
         older: which rows have a next version.
         size_bytes: of the objects.
     """
@@ -128,9 +128,15 @@ class Rows:
         return _ends(joined), memoryview(joined.buffers()[2])
 
     @cached_property
-    def marked(self) -> _Numbers:
-        """The rows whose names could be equal to others."""
-        return np.flatnonzero(pc.match_substring(self.members, _MARK).to_numpy(zero_copy_only=False))
+    def older_names(self) -> tuple[_Numbers, pa.Array]:
+        """The rows that have a next version, and their names in a chunk that has a newer one."""
+        return np.flatnonzero(self.older.to_numpy(zero_copy_only=False)), self.members.filter(self.older)
+
+    @cached_property
+    def marked_keys(self) -> tuple[_Numbers, pa.Array]:
+        """The rows whose keys could be the name of an older version of another key, and these keys."""
+        marked = pc.match_substring(self.keys, _MARK)
+        return np.flatnonzero(marked.to_numpy(zero_copy_only=False)), self.keys.filter(marked)
 
 
 def _ends(texts: pa.Array) -> _Numbers:
@@ -247,26 +253,25 @@ def fit_alone(rows: Rows, limits: Limits) -> _Flags:
 class EqualNames:
     """Notices objects that would have the name of an older version of another key, or of the same, in one chunk.
 
-    Hardly any inventory has one. Names are compared as columns, and one by one only those that are there twice.
+    A key is a name in each chunk that has a version of it, whichever is the newest there. Hardly any inventory has equal names:
+    they are compared as columns, and one by one only those that are there twice.
     """
 
     def __init__(self) -> None:
-        self._kept: list[pa.Array] = []  # names with a mark in the chunk under way, but for those of the batch
+        self._kept: list[pa.Array] = []  # names of older versions in the chunk under way, but for those of the batch
         self._equal: list[int] = []  # rows of the batch whose names are there twice
-        self._taken: set[str] = set()  # by the chunk under way, of such names
+        self._taken: set[str] = set()  # by older versions in the chunk under way, of such names
 
     def look_at(self, rows: Rows) -> None:
         """Take the next batch of rows."""
-        self._equal = []
-        if not len(rows.marked):
-            return
-        names = rows.members.take(pa.array(rows.marked))
-        counts = pc.value_counts(names)
+        (of_older, older), (of_marked, marked) = rows.older_names, rows.marked_keys
+        names = pa.concat_arrays([older, marked])
+        counts = pc.value_counts(pa.concat_arrays([older, marked.unique()]))
         often = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
         earlier = pc.is_in(names, pa.chunked_array(self._kept, pa.string()).combine_chunks())
         self._taken.update(names.filter(earlier).to_pylist())
-        equal = pc.or_(pc.is_in(names, often), earlier)
-        self._equal = rows.marked[equal.to_numpy(zero_copy_only=False)].tolist()
+        equal = pc.or_(pc.is_in(names, often), earlier).to_numpy(zero_copy_only=False)
+        self._equal = np.unique(np.concatenate([of_older, of_marked])[equal]).tolist()
 
     def next_after(self, at: int, otherwise: int) -> int:
         """Return the next row after this one that may meet its like; `otherwise` where there is none before it."""
@@ -274,21 +279,22 @@ class EqualNames:
         return min(otherwise, self._equal[place]) if place < len(self._equal) else otherwise
 
     def meets(self, rows: Rows, at: int) -> bool:
-        """Tell whether the chunk under way has an older version of this row's name."""
-        return self._is_equal(at) and rows.members[at].as_py() in self._taken
+        """Tell whether an older version in the chunk under way has the name that this row, or its key's newest, would have."""
+        return self._is_equal(at) and not self._taken.isdisjoint((rows.keys[at].as_py(), rows.members[at].as_py()))
 
     def take(self, rows: Rows, at: int) -> None:
         """Let the chunk under way have this row; those that follow up to `next_after` have no like."""
-        if self._is_equal(at):
+        if self._is_equal(at) and rows.older[at].as_py():
             self._taken.add(rows.members[at].as_py())
 
     def _is_equal(self, at: int) -> bool:
         return self.next_after(at - 1, at + 1) == at
 
     def keep(self, rows: Rows, taken: _Flags) -> None:
-        """Remember the names of the rows of this batch that the chunk under way took."""
-        if len(rows.marked):
-            self._kept.append(rows.members.take(pa.array(rows.marked[taken[rows.marked]])))
+        """Remember the names of the older versions of this batch that the chunk under way took."""
+        of_older, older = rows.older_names
+        if len(older):
+            self._kept.append(older.filter(pa.array(taken[of_older])))
 
     def clear(self) -> None:
         """Begin the next chunk."""
