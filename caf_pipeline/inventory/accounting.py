@@ -98,6 +98,7 @@ def account_for_files(
     within: KeyWindow = EVERY_KEY,
     silent_from: datetime | None = None,
     filters: ObjectFilter = NO_FILTER,
+    due_skips: bool = True,
     budget: QueryBudget = DEFAULT_BUDGET,
 ) -> Accounting:
     """Find the place of each object of a snapshot again from the files, whatever was counted when they were written.
@@ -111,6 +112,7 @@ def account_for_files(
         within: the keys that the snapshot covers; of others it tells nothing.
         silent_from: see `Snapshot`.
         filters: what leaves objects out.
+        due_skips: whether a skip counts that is due; a plan takes its object, and says itself what it skips again.
         budget: bounds the memory.
 
     Raises:
@@ -120,7 +122,8 @@ def account_for_files(
         show_snapshot(query, "whole_snapshot", snapshot)
         query.table("standing_rows", standing)
         untold = f"coalesce(last_modified >= TIMESTAMPTZ '{silent_from.isoformat()}', false)" if silent_from else "false"
-        query.view("whole_standing", f"SELECT *, {untold} AS untold FROM standing_rows")
+        counted = "true" if due_skips else "NOT due"
+        query.view("whole_standing", f"SELECT *, {untold} AS untold FROM standing_rows WHERE {counted}")
         if plan:
             query.table("whole_plan", plan)
         else:

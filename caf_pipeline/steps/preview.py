@@ -223,6 +223,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             unsettled_keys=identified.unsettled_keys,
             within=snapshot.keys,
             filters=filters,
+            due_skips=False,
         )
         statistics = plan_statistics([files], part_bytes=part_of(work.settings.packing))
         tail = plan.waiting

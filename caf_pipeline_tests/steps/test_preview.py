@@ -1,9 +1,11 @@
 """What a plan would do and cost, against the plan that is then made."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from caf_pipeline.caf.archive import Limits
 from caf_pipeline.errors import NotPublic, StoreUnreachable
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
@@ -99,6 +101,22 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
     assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
     last = found.difference
     assert (last.plan, last.objects, last.chunks) == (found.previous.record.name, 1 - 31, found.estimate.chunks - 2)
+
+
+@pytest.mark.parametrize(("key", "reason"), [("bad\x00key", "unsupported_key"), ("huge", "too_large")])
+def test_an_object_that_is_back_and_skipped_again_is_counted_once(work, source, monkeypatch, key, reason):
+    terms = planning.plan_terms
+    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=1 << 21)))
+    monkeypatch.setattr(cutting, "MAX_CHUNKS", 2)
+    source.bodies[key] = os.urandom(5 << 20)
+    plan(work)
+    body = source.bodies.pop(key)
+    plan(work)
+    source.bodies[key] = body
+    inventory = inventories.take_inventory(work)
+    found = preview.preview_plan(work, inventory)
+    planning.cut_plan(work, inventory)
+    assert found.skipped == planning.account_for(work, inventory).skipped == {reason: 1}
 
 
 def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(work, source):
