@@ -54,6 +54,8 @@ class ObjectPart:
 class ReportCounts:
     """What an inventory report has beside the source's objects, and of what kind these are.
 
+    Counted are the report's rows: a snapshot keeps one of those that are repeated, and here each counts.
+
     Attributes:
         left_out: older versions and delete markers that no row was made of, since the settings ask for current versions.
         outside_prefix: objects whose keys do not begin with the source's prefix.

@@ -151,6 +151,17 @@ def test_a_file_that_a_manifest_names_twice_counts_once(new_bucket, destination,
     assert (source.open_report().file_count, source.open_report().size_bytes) == (1, len(body))
 
 
+def test_a_row_that_is_in_two_files_is_one_object_and_two_rows_of_what_is_counted(new_bucket, destination, tmp_path):
+    new_bucket.keep_versions()
+    for body in (b"1", b"22"):
+        new_bucket.put("a", body)
+    reports = writer(new_bucket, destination, files=2)
+    rows = listed_rows(new_bucket.client, new_bucket.name)
+    reports.write(rows=[row for row in rows for _ in range(2)])
+    objects, counts = taken(new_bucket.source(inventory=reports.folder), tmp_path)
+    assert (len(objects), counts.storage_classes, counts.left_out.older) == (1, {"STANDARD": 2}, 2)
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_a_report_of_an_empty_bucket_has_no_object(new_bucket, destination, tmp_path, file_format):
     reports = writer(new_bucket, destination, file_format=file_format)
