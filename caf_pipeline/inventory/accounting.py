@@ -33,7 +33,8 @@ class Accounting:
         current: of the located objects of the snapshot, those that are what their key has now.
         older: located objects that are not, and whose key has another content now.
         gone: located objects whose key has none: a snapshot that covers the key does not list it, or lists a delete marker as
-            its latest. Neither counts those that it is silent about.
+            its latest. Neither counts those that it is silent about: written later than what it may have, and than all that it
+            lists of the key.
     """
 
     objects: int
@@ -84,6 +85,13 @@ _GONE: Final = """SELECT count(DISTINCT (key, object_version)) FROM standing WHE
     AND (NOT untold OR (key, object_version) IN (SELECT (key, object_version) FROM snapshot))
     AND (key NOT IN (SELECT key FROM snapshot)
         OR key IN (SELECT key FROM marker WHERE is_latest) AND key NOT IN (SELECT key FROM snapshot WHERE is_latest))"""
+
+# What a key had before what is listed of it was written is no longer what it has, however late it was written itself.
+_UNTOLD: Final = """SELECT key, object_version, last_modified FROM known WHERE standing = 'located' AND untold"""
+_REPLACED: Final = """SELECT DISTINCT key, object_version FROM late
+    JOIN (SELECT key, last_modified AS listed FROM whole_snapshot WHERE {within}) USING (key) WHERE listed > last_modified"""
+_WITHOUT_REPLACED: Final = """SELECT * REPLACE (untold
+    AND (key, object_version) NOT IN (SELECT (key, object_version) FROM replaced) AS untold) FROM known"""
 
 _NO_PLAN: Final = "SELECT key, object_version FROM whole_snapshot WHERE false"
 
@@ -189,7 +197,9 @@ def _show_window(query: Query, window: KeyWindow, unsettled_keys: Path | None) -
         if not query.hold("unsettled", f"SELECT key FROM whole_unsettled WHERE {within} UNION SELECT key FROM plan"):
             return False
         known += " AND key IN (FROM unsettled)"
-    query.view("standing", f"SELECT * FROM whole_standing WHERE {known}")
+    query.view("known", f"SELECT * FROM whole_standing WHERE {known}")
+    replaced = query.hold("late", _UNTOLD) and query.hold("replaced", _REPLACED.replace("{within}", within))
+    query.view("standing", _WITHOUT_REPLACED if replaced else "FROM known")
     return True
 
 

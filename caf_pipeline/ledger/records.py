@@ -458,8 +458,8 @@ class Content:
     """Located objects as of the last whole inventory: current, of older content, and of keys that are gone.
 
     Attributes:
-        uncounted_objects: those located since, or written since the inventory began, of which it is not known whether they are
-            current.
+        uncounted_objects: those located since, or written since the inventory began (a report: shortly before it), of which it is
+            not known whether they are current.
         left_out: objects of the inventory by the filter that leaves them out, those located or claimed not among them; None
             where they were not counted.
         all_versions, beside: of the inventory's snapshot.

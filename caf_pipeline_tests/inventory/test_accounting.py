@@ -2,6 +2,8 @@
 
 import tempfile
 from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +16,9 @@ from caf_pipeline.inventory import key_windows
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.remaining import not_yet_archived
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, read_objects
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter, read_objects
 from caf_pipeline_tests.support.snapshots import (
+    MOMENT,
     Known,
     recorded_key,
     rows_about,
@@ -102,6 +105,21 @@ def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, fiel
     account = account_for_files(snapshot, standing, write_plan(tmp_path / "p.parquet", planned))
     assert not account.holds
     assert getattr(account, field) == 1
+
+
+def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(tmp_path):
+    """Of `a`, `b` and `c` something is listed that was written in the minutes 2, 2 (a delete marker) and 1."""
+    listed = [thing(b"a", minute=2), replace(thing(b"b", version="m", minute=2), is_delete_marker=True), thing(b"c", minute=1)]
+    with SnapshotWriter(tmp_path / "s.parquet", source="demo", listed_at=MOMENT, all_versions=True) as writer:
+        writer.add(listed)
+        snapshot = writer.finish()
+    minute = timedelta(minutes=1)
+    known = [Known(key, "v0", "located", last_modified=MOMENT + minute) for key in (b"a", b"b", b"c", b"d")]
+    known += [Known(obj.key, obj.object_version, "located", last_modified=obj.last_modified) for obj in (listed[0], listed[2])]
+    standing = write_standing(tmp_path / "k.parquet", known)
+    for silent_from, counts in ((MOMENT, (2, 1, 1)), (MOMENT + 2 * minute, (2, 2, 2))):
+        account = account_for_files(snapshot.path, standing, silent_from=silent_from)
+        assert (account.current, account.older, account.gone) == counts
 
 
 def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):

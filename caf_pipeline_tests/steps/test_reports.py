@@ -158,6 +158,16 @@ def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(w
     assert account_for_plan(work, report).gone == gone
 
 
+def test_a_content_that_was_replaced_shortly_before_a_report_is_older(work, new_bucket, reports):
+    for body, moment in ((A, LONG_AGO + DAY - REPORT_LAG / 2), (B, LONG_AGO + DAY - REPORT_LAG / 3)):
+        new_bucket.put("k", body)
+        written(reports, moment, k=moment)
+        report = archive_report(work)
+    account_for_plan(work, report)
+    content = work.ledger.account("src").content
+    assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, 1, 0)
+
+
 def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work, new_bucket, reports):
     new_bucket.keep_versions()
     new_bucket.put("k", A)
