@@ -59,7 +59,8 @@ class PlanEstimate:
 
     Attributes:
         target_bytes: the size at which chunks are cut.
-        fill: bytes of objects as a share of the target, of all chunks but the last, or of the only one; 0 without any.
+        fill: bytes of objects as a share of the target, of all chunks but the last of whole objects, or of the only one; 0
+            without any.
         expected_bytes: of all chunks, manifests estimated.
         requests: GETs and HEADs at the source.
         request_usd, egress_usd: their price; None where it is not known: an endpoint is set, and no price.
@@ -294,9 +295,12 @@ def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjec
 def estimate_plan(
     work: Workplace, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], target_bytes: int, *, heads: int
 ) -> PlanEstimate:
-    """Return what archiving these chunks takes, which were cut at this size; `heads` requests compare headers before."""
+    """Return what archiving these chunks takes, which were cut at this size; `heads` requests compare headers before.
+
+    `chunks` are in the order in which they were cut, but for those of parts, which come first.
+    """
     settings = work.source_settings
-    closed = chunks[:-1] or chunks
+    closed = chunks if statistics.parts == len(chunks) else chunks[:-1] or chunks
     checksums = statistics.checksum_requests if work.settings.packing.compare_checksums else 0
     requests = statistics.get_requests + checksums + heads
     expected = sum(chunk.expected_size_bytes for chunk in chunks)
@@ -338,4 +342,6 @@ def estimate_report(work: Workplace, report: planning.PlanReport) -> PlanEstimat
     """Return what archiving the plans of a report takes."""
     folders = [Path(plan.folder) for plan in report.plans]
     statistics = plan_statistics(folders, part_bytes=part_of(work.settings.packing))
-    return estimate_plan(work, statistics, report.chunks, report.target_bytes, heads=report.comparison.requests)
+    order = [plan.name for plan in report.plans]
+    chunks = sorted(report.chunks, key=lambda chunk: (not chunk.part, order.index(chunk.plan)))
+    return estimate_plan(work, statistics, chunks, report.target_bytes, heads=report.comparison.requests)

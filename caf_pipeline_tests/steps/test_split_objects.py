@@ -96,6 +96,17 @@ def test_a_preview_says_at_least_how_many_plans_there_would_be(work, source, mon
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
+def test_a_preview_of_several_plans_says_how_full_their_chunks_get(work, source, monkeypatch):
+    source.bodies |= {f"huge-{number}": os.urandom(400_000 + 7 * number) for number in range(5)}
+    source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
+    for module in (cutting, preview):
+        monkeypatch.setattr(module, "MAX_CHUNKS", 5)
+    found = preview_plan(work, inventories.take_inventory(work)).estimate
+    made = plan(work)
+    assert len(made.plans) > 2
+    assert found.fill == preview.estimate_report(work, made).fill
+
+
 def parts_of(work):
     """The chunks that are to have a part, in order, but for those of parts that were given up."""
     return [chunk.name for chunk in work.ledger.chunks("src") if chunk.part and not chunk.part_abandoned]
