@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
@@ -27,6 +28,10 @@ def _no_upload_progress(size_bytes: int) -> None:
     """Ignore the progress."""
 
 
+def _no_end(state: ChunkState) -> None:
+    """Ignore the end."""
+
+
 @dataclass(frozen=True)
 class Workplace:
     """One source's parts, as every step gets them.
@@ -34,6 +39,7 @@ class Workplace:
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
+        ended: told `located` or `empty` once this run, and no other, has moved a chunk there.
         throttle: what the operator ordered; without one nothing is ever held up.
         waits: where it is said what the run waits for.
     """
@@ -46,6 +52,7 @@ class Workplace:
     holder: Holder
     progress: Callable[[int, int], None] = field(default=_no_progress)
     upload_progress: Callable[[int], None] = field(default=_no_upload_progress)
+    ended: Callable[[ChunkState], None] = field(default=_no_end)
     throttle: Throttle | None = None
     waits: Waits = field(default_factory=Waits)
 

@@ -23,6 +23,7 @@ from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Listener, Wait, Waits
 
 if TYPE_CHECKING:
+    from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.context import Workplace
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
@@ -194,6 +195,7 @@ def open_workplace(
     objects: "ObjectSource | None" = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
+    ended: "Callable[[ChunkState], None] | None" = None,
     waiting: Listener | None = None,
     register: bool = True,
 ) -> "Workplace":
@@ -209,6 +211,7 @@ def open_workplace(
         objects: an open source to use, so that nothing of S3 is opened.
         progress: see `Workplace`.
         upload_progress: see `Workplace`.
+        ended: see `Workplace`.
         waiting: told what is waited for, beside the ledger, which every process can ask.
         register: make the source known to the ledger.
     """
@@ -219,7 +222,7 @@ def open_workplace(
     waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))
     if objects is None:
         objects = open_source(settings, source, waits, client)
-    told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress}
+    told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress, "ended": ended}
     work = Workplace(
         source=source,
         settings=settings,

@@ -16,7 +16,7 @@ from typing import Final
 from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
@@ -333,10 +333,9 @@ class _Command:
             self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
             return None
         done = self._ledger.chunk(chunk.name)
-        if archived.found not in UNDER_WAY:  # it was located before, by another run, or only had something left in staging
-            self._summary.done_before += 1
-        elif done.state is not ChunkState.WITHDRAWN:  # an object in parts counts with its first
-            self._summary.objects += done.member_count if done.part <= 1 else 0
+        if archived.ended:  # else another run archived it, or it was withdrawn with the other parts of its object
+            self._summary.archived += 1
+            self._summary.objects += done.member_count if done.part <= 1 else 0  # an object in parts counts with its first
             self._summary.size_bytes += done.member_bytes
         return done
 

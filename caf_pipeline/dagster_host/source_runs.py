@@ -89,12 +89,12 @@ class RunListener(Protocol):
 class Archived:
     """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else well.
 
-    `found`: the chunk's state before it; another run may have archived the chunk since this command learnt of it.
+    `ended`: where the run itself moved the chunk to, `located` or `empty`; None where another run did, before or meanwhile.
     """
 
     error: CafError | None = None
     holder: str = ""
-    found: ChunkState = ChunkState.PLANNED
+    ended: ChunkState | None = None
 
 
 class SourceRuns:
@@ -111,16 +111,17 @@ class SourceRuns:
         told: RunListener,
     ) -> None:
         self._source = source
-        self._ledger = ledger
         self._instance = instance
         self._watch = watch
         self._told = told
         self._errors: list[CafError] = []
+        self._ended: list[ChunkState] = []
         run = RunResource(
             settings=settings,
             # The packer tells several objects at once where an earlier run packed them.
             progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=objects > 1),
             upload_progress=told.sent,
+            ended=self._ended.append,
             on_error=self._note_error,
             waiting=told.waiting,
         )
@@ -140,12 +141,14 @@ class SourceRuns:
                 self._told.sealed()
 
         self._told.begin(chunk)
+        self._ended.clear()
         try:
-            found = self._ledger.chunk(chunk).state
             result = self.execute("archive", partition_key=chunk, on_event=look)
         except CafError as error:
             return Archived(error)
-        return Archived(holder=self.holder(result), found=found)
+        if self._ended:  # also where another run took the lease for what is left to do
+            return Archived(ended=self._ended[-1])
+        return Archived(holder=self.holder(result))
 
     def execute(
         self,

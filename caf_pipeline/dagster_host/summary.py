@@ -74,7 +74,7 @@ class Summary:
         chunks: names of those that had work to do and were tried.
         failed: those of them that failed, with the error of each.
         held: those that another live run works on.
-        done_before: how many of them were archived already when their turn came, by another run.
+        archived: how many of them this command archived; what another run archived meanwhile is not among them.
         not_tried: those that were left alone, since the same error would have met them.
         planning: the live run that plans this source; "" where this command planned it.
         parked: how many chunks wait for an operator.
@@ -89,7 +89,7 @@ class Summary:
     chunks: list[str] = field(default_factory=list)
     failed: dict[str, CafError] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
-    done_before: int = 0
+    archived: int = 0
     not_tried: list[str] = field(default_factory=list)
     planning: str = ""
     parked: int = 0
@@ -98,11 +98,6 @@ class Summary:
     size_bytes: int = 0
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
-
-    @property
-    def archived(self) -> int:
-        """How many chunks this command archived."""
-        return len(self.chunks) - len(self.failed) - len(self.held) - self.done_before
 
     @property
     def complete(self) -> bool:

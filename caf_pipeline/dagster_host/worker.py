@@ -129,7 +129,7 @@ def _archive(connection: "Connection[object, object]", teller: _Teller, settings
                 teller.tell(READY)
                 while (chunk := connection.recv()) is not None:
                     archived = runs.archive(str(chunk))
-                    teller.tell(ARCHIVED, archived.error, archived.holder, archived.found)
+                    teller.tell(ARCHIVED, archived.error, archived.holder, archived.ended)
         except DagsterExecutionInterruptedError as interrupt:
             raise KeyboardInterrupt from interrupt
         except EOFError:  # the command is dead

@@ -11,6 +11,7 @@ from dagster import ConfigurableResource, InitResourceContext, ResourceDependenc
 from pydantic import PrivateAttr
 
 from caf_pipeline import wiring
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import Context, attempt
@@ -99,6 +100,7 @@ class RunResource(ConfigurableResource["RunResource"]):
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent, as differences.
+        ended: told the state in which the run leaves a chunk; see `Workplace`.
         on_error: told an error of a step before Dagster makes text of it.
         waiting: told what a run waits for.
     """
@@ -106,6 +108,7 @@ class RunResource(ConfigurableResource["RunResource"]):
     settings: ResourceDependency[Settings]
     progress: ResourceDependency[Callable[[int, int], None]]
     upload_progress: ResourceDependency[Callable[[int], None]]
+    ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
     _works: dict[str, Workplace] = PrivateAttr(default_factory=dict)
@@ -129,6 +132,7 @@ class RunResource(ConfigurableResource["RunResource"]):
                 ),
                 progress=self.progress,
                 upload_progress=self.upload_progress,
+                ended=self.ended,
                 waiting=self._listener(source),
             )
             if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
@@ -179,6 +183,7 @@ def build_resources(settings: Settings) -> dict[str, Any]:
             settings=settings,
             progress=ignore,
             upload_progress=ignore,
+            ended=ignore,
             on_error=ignore,
             waiting=ignore,
         ),

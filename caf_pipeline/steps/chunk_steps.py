@@ -184,6 +184,7 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
     skips = _accounted_skips(chunk_file, seal, account, report)
     work.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
     if not packed.member_count:
+        work.ended(ChunkState.EMPTY)
         remove_unsealed(work, chunk.name)
         work.ledger.release_staging(chunk.name)
     return report
@@ -461,6 +462,7 @@ def load_locations(work: Workplace, name: str) -> Chunk:
             _brought_back(work, lease, chunk)
             manifest = open_chunk(work, chunk).manifest(chunk.tail_start)
             work.ledger.load_locations(lease, name, manifest.locations(), manifest.part(), manifest.logs())
+            work.ended(ChunkState.LOCATED)
         return work.ledger.chunk(name)
 
 

@@ -263,6 +263,24 @@ def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_
     assert (summary.exit_status, summary.as_json()["chunks"]["archived"]) == (0, 1)
 
 
+@pytest.mark.parametrize(("step", "counted"), [("seal_chunk", (0, 0, 0)), ("release_staging", (1, 6, 18_000))])
+def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_it(pipeline, run, monkeypatch, step, counted):
+    pipeline.put(6)
+    (chunk,) = pipeline.plan()
+    own = getattr(chunk_steps, step)
+
+    def then_another_run(work, name):
+        monkeypatch.setattr(chunk_steps, step, own)
+        result = own(work, name)
+        archive_chunk(pipeline.workplace(), name)
+        return result
+
+    monkeypatch.setattr(chunk_steps, step, then_another_run)
+    (summary,) = run()
+    assert (summary.chunks, summary.exit_status) == ([chunk], 0)
+    assert (summary.archived, summary.objects, summary.size_bytes) == counted
+
+
 @pytest.mark.thorough
 def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
     pipeline.put(3)
