@@ -21,7 +21,7 @@ from caf_pipeline.cli.terminal import (
     show_coins,
     show_size,
 )
-from caf_pipeline.errors import NotLocated, StoredChunkMissing, UsageError
+from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
@@ -201,12 +201,10 @@ def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tu
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
-    from caf_pipeline.steps.inventories import latest_snapshot  # noqa: PLC0415  loaded where no plan says it
+    from caf_pipeline.steps.inventories import last_whole  # noqa: PLC0415  loaded where no plan says it
 
     with opened_workplace(settings, ledger, source) as work:
-        snapshot = latest_snapshot(work, complete=True)
-    if snapshot is None:
-        raise NotLocated(f"there is no inventory of '{source}' yet", hint=f"caf run --source {source} takes one; or give a size")
+        snapshot = last_whole(work, hint=f"caf run --source {source} takes one; or give a size")
     left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 

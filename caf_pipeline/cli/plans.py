@@ -63,7 +63,8 @@ def plan(  # noqa: PLR0917 - the command line's options
       caf plan demo --dry-run --json | jq '.chunks, .charged_bytes'
 
     Exit status: 0; 2 without --dry-run, or options exclude each other; 3 a setting is wrong or there is no such source; 5 the
-    source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet.
+    source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet, or
+    the last one has other versions than are to be archived now.
     """
     from caf_pipeline.steps import inventories  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.steps.preview import preview_plan  # noqa: PLC0415
@@ -78,15 +79,13 @@ def plan(  # noqa: PLR0917 - the command line's options
         raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
         if last_inventory:
-            snapshot = inventories.latest_snapshot(work, complete=True)
+            snapshot = inventories.last_whole(work, hint="leave --last-inventory out, which takes one")
         elif report or (work.source_settings.inventory and not list_bucket):
             snapshot, taken = inventories.take_report(work, report)
             if taken.warning:
                 note(taken.warning)
         else:
             snapshot = inventories.take_inventory(work, to_plan=False)
-        if snapshot is None:
-            raise NotLocated(f"there is no whole inventory of '{source}' yet", hint="leave --last-inventory out")
         if warning := inventories.nothing_found(work, snapshot):
             note(warning)
         preview = preview_plan(work, snapshot)

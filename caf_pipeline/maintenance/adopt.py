@@ -31,7 +31,6 @@ from caf_pipeline.errors import (
     CafError,
     IntegrityError,
     NoChainAnswer,
-    NotLocated,
     NotProven,
     StagingError,
     StoredChunkMissing,
@@ -49,7 +48,7 @@ from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
-from caf_pipeline.steps.inventories import latest_snapshot
+from caf_pipeline.steps.inventories import last_whole
 from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -145,7 +144,7 @@ def adopt_files(work: Workplace, paths: Iterable[Path], terms: Terms) -> Iterato
     """Adopt local files, each at once and in this order; yield what became of each. May be ended at any moment.
 
     Raises:
-        NotLocated: there is no whole inventory of the source. HeldByOther: a plan of it is cut, or another adoption goes on.
+        NotLocated: as `last_whole`. HeldByOther: a plan of it is cut, or another adoption goes on.
         StoreUnreachable: the chain does not answer. StagingError: no room. IntegrityError: the inventory is damaged.
     """
     with _adopter(work, terms) as adopter:
@@ -169,12 +168,8 @@ def adopt_from_chain(work: Workplace, terms: Terms) -> Iterator[FileAdoption]:
 
 @contextmanager
 def _adopter(work: Workplace, terms: Terms) -> Iterator["_Adopter"]:
-    snapshot = latest_snapshot(work, complete=True)
-    if snapshot is None:
-        raise NotLocated(
-            f"there is no whole inventory of '{work.source}' yet, and it decides which members are objects",
-            hint=f"'caf plan {work.source} --dry-run' takes one, and plans nothing",
-        )
+    takes_one = f"'caf plan {work.source} --dry-run' takes one, which decides which members are objects, and plans nothing"
+    snapshot = last_whole(work, hint=takes_one)
     staging = work.staging()
     with work.lease(plan_lease(work.source)) as lease, writing_into(staging), reading(snapshot.path):
         require_whole(snapshot.path)

@@ -236,12 +236,38 @@ def snapshot_to_plan(work: Workplace) -> Snapshot:
     Another run may have taken a later one of other keys, which is that run's to plan.
 
     Raises:
-        NotLocated: there is no snapshot yet. IntegrityError: the latest is damaged.
+        NotLocated: there is no snapshot yet, or it has other versions than the settings ask for now.
+        IntegrityError: the latest is damaged.
     """
     snapshot = latest_snapshot(work, run=work.holder.run, skip_damaged=True) or latest_snapshot(work)
     if snapshot is None:
         raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
+    _require_versions(work, snapshot, hint="materialize s3_inventory first")
     return snapshot
+
+
+def last_whole(work: Workplace, *, hint: str) -> Snapshot:
+    """Return the latest whole snapshot of the source, for what is to be archived of it; `hint` says how one is taken.
+
+    Raises:
+        NotLocated: there is none yet, or it has other versions than the settings ask for now. IntegrityError: it is damaged.
+    """
+    snapshot = latest_snapshot(work, complete=True)
+    if snapshot is None:
+        raise NotLocated(f"there is no whole inventory of '{work.source}' yet", hint=hint)
+    _require_versions(work, snapshot, hint=hint)
+    return snapshot
+
+
+def _require_versions(work: Workplace, snapshot: Snapshot, *, hint: str) -> None:
+    if snapshot.all_versions == work.all_versions:
+        return
+    taken, asked = ("all", "current") if snapshot.all_versions else ("current", "all")
+    raise NotLocated(
+        f"the latest inventory of '{work.source}' was taken with versions = \"{taken}\","
+        f' and sources.{work.source}.versions is "{asked}" now',
+        hint=hint,
+    )
 
 
 def latest_snapshot(

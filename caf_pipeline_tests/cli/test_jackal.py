@@ -123,7 +123,7 @@ def test_a_price_counts_every_copy(caf):
 
 @pytest.mark.thorough
 def test_the_price_of_a_source_is_that_of_what_is_planned(source):
-    one_sentence(source("jackal", "price", "src"), 11, "no inventory")
+    one_sentence(source("jackal", "price", "src"), 11, "no whole inventory")
     source("run", CAF_STAGING="/dev/null/nowhere")
     shown = of(source("jackal", "price", "src", "--json"))
     assert shown["size_bytes"] > 2_000_000

@@ -114,6 +114,25 @@ def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_sourc
         assert inventories.snapshot_to_plan(work).object_count == 25
 
 
+def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_server, new_bucket):
+    new_bucket.keep_versions()
+    for content in (b"older", b"newer"):
+        new_bucket.put("some/key-00", content)
+    assert caf("plan", "src", "--dry-run").status == 0
+    caf.settings(source_text(s3_server, new_bucket.name, versions="all") + "public = true\n")
+    done = caf("plan", "src", "--dry-run", "--last-inventory")
+    assert (done.status, done.out) == (11, b"")
+    why = 'the latest inventory of \'src\' was taken with versions = "current", and sources.src.versions is "all" now'
+    assert f"{why}\n     hint: leave --last-inventory out, which takes one" in done.err
+    with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
+        work = open_workplace(settings, "src", run="another", ledger=ledger)
+        with pytest.raises(NotLocated, match='was taken with versions = "current"'):
+            inventories.snapshot_to_plan(work)
+        listed = inventories.take_inventory(work).object_count
+        assert inventories.snapshot_to_plan(work).object_count == listed
+    assert json.loads(caf("plan", "src", "--dry-run", "--last-inventory", "--json").out)["objects"] == listed
+
+
 def test_a_dry_run_says_that_a_plan_of_another_prefix_would_be_refused(caf, s3_server, new_bucket):
     archive_source(caf)
     assert b"refused" not in caf("plan", "src", "--dry-run").out
