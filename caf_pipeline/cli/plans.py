@@ -112,7 +112,7 @@ def plans(
 
     Without the folder of its files, as after `caf rebuild`, what the ledger has of it is shown.
 
-    Exit status: 0; 1 or 9 some of the plan's files are gone or damaged; 2 none of the three forms; 3 a setting is wrong or
+    Exit status: 0; 1 some of the plan's files are gone or damaged; 2 none of the three forms; 3 a setting is wrong or
     there is no such source; 6 the database failed; 11 there is no such plan or chunk.
     """
     settings = load_settings()

@@ -345,10 +345,15 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise CafError(
-            f"the plan's file {path} cannot be read: {first_line(error)}",
-            hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are planned again",
-        ) from error
+        raise unreadable(f"the plan's file {path}", error) from error
+
+
+def unreadable(what: str, error: BaseException) -> CafError:
+    """Return the error of a plan's files that are gone or damaged; `what` names them."""
+    return CafError(
+        f"{what} cannot be read: {first_line(error)}",
+        hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are planned again",
+    )
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:

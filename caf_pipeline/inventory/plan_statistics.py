@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.objects import CHECKSUMS
-from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, read_parts, split_counts
+from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, read_parts, split_counts, unreadable
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 from caf_pipeline.system.quantities import show_size
 
@@ -86,10 +87,17 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
         budget: bounds the memory.
 
     Raises:
-        IntegrityError: a file is missing or damaged. StagingError: there is no room to spill.
+        CafError: a file is missing or damaged. StagingError: there is no room to spill.
     """
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
+    try:
+        return _counted(folders, part_bytes, budget)
+    except IntegrityError as error:
+        raise unreadable(f"the plan in {', '.join(map(str, folders))}", error.__cause__ or error) from error
+
+
+def _counted(folders: Sequence[Path], part_bytes: int, budget: QueryBudget) -> PlanStatistics:
     beside = folders[0] / OBJECTS_FILE
     split = [split_counts(folder) for folder in folders]
     in_parts = sum(-(-part.size_bytes // part_bytes) for folder in folders for _, part in read_parts(folder))

@@ -1,8 +1,10 @@
 """What a plan's objects come to, counted by DuckDB and by hand."""
 
+import os
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from caf_pipeline.errors import CafError
+from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE
 from caf_pipeline.inventory.plan_statistics import histogram_lines, histogram_svg, plan_statistics
 from caf_pipeline_tests.support.plans import an_object, plan_of
 
@@ -69,6 +73,16 @@ def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_pa
     found = plan_statistics([tmp_path / "1", tmp_path / "2"], part_bytes=PART)
     assert (found.objects, found.size_bytes) == (2, 80 * PART)
     assert plan_statistics([], part_bytes=PART).objects == 0
+
+
+@pytest.mark.parametrize("name", [OBJECTS_FILE, CHUNKS_FILE])
+@pytest.mark.parametrize("spoil", [Path.unlink, partial(os.truncate, length=100)])
+def test_a_file_of_the_plan_that_is_gone_or_damaged_is_told_as_the_plans(tmp_path, name, spoil):
+    statistics_of(tmp_path, [an_object("k", 10)])
+    spoil(tmp_path / name)
+    with pytest.raises(CafError, match=r"the plan.* cannot be read: ") as refused:
+        plan_statistics([tmp_path], part_bytes=PART)
+    assert refused.value.hint.startswith("restore the folder of plans, or withdraw the plan's chunks")
 
 
 def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_path):
