@@ -63,7 +63,7 @@ class InventoryTerms(Config):
     )
     report: str = Field(
         default="",
-        description="Time of an inventory report, or its beginning, e.g. `2026-11-21`; the newest such one is taken.",
+        description="Day of an inventory report, e.g. `2026-11-21`, or the name of its folder; the newest such one is taken.",
     )
     list_bucket: bool = Field(default=False, description="List the bucket, although the source has inventory reports.")
 

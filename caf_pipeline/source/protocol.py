@@ -166,6 +166,7 @@ class ObjectSource(Protocol):
 
         Raises:
             SettingsError: the source's settings name no folder of reports.
+            UsageError: it is no name, nor the beginning of one that has a whole day.
             ReportRefused: there is none, or it cannot be used for this source. What a listing raises.
         """
         ...

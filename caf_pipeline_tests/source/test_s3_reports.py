@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, SourceUnreachable
+from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, SourceUnreachable, UsageError
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
 from caf_pipeline.source.protocol import ReportCounts
@@ -261,6 +261,17 @@ def test_a_report_is_taken_by_its_date_or_by_its_whole_time(new_bucket, tmp_path
     source = new_bucket.source(inventory=reports.folder)
     assert keys_taken(source, tmp_path, f"{NOW - DAY:%Y-%m-%d}") == [b"1 days ago"]
     assert keys_taken(source, tmp_path, names[2]) == [b"2 days ago"]
+
+
+def test_less_than_a_day_is_no_date_of_a_report(new_bucket, three_days):
+    reports, names = three_days
+    source = new_bucket.source(inventory=reports.folder)
+    for end in range(10, len(names[1]) + 1):
+        assert source.open_report(names[1][:end]).url.endswith(f"{names[1]}/")
+    for name in (*(names[1][:end] for end in range(1, 10)), f"{names[1]}/", f"{names[1][:9]}x", " ", "today"):
+        with pytest.raises(UsageError, match="is neither the day of an inventory report nor the name of its folder") as refused:
+            source.open_report(name)
+        assert "YYYY-MM-DD" in refused.value.hint
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied
+from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, UsageError
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, code_of, is_transient, source_error
@@ -46,6 +46,9 @@ MOST_PAGES: Final = 10
 T = TypeVar("T")
 
 _DATED: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\dZ")
+_DAY: Final = "0000-00-00"
+_MINUTE: Final = f"{_DAY}T00-00Z"
+"""The forms of a day and of a report's whole name."""
 _PARTS: Final = frozenset({"manifest.json", "manifest.checksum"})
 """What a complete report has in its folder."""
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
@@ -93,6 +96,11 @@ class Reports:
             raise SettingsError(
                 f"source '{self.source.source}' has no inventory reports: {self.source.setting('inventory')} is not set",
                 hint="docs/inventory.md says how S3 Inventory is set up",
+            )
+        if name and not (len(name) >= len(_DAY) and _DATED.fullmatch(name + _MINUTE[len(name) :])):
+            raise UsageError(
+                f"{name!r} is neither the day of an inventory report nor the name of its folder",
+                hint="give the day as YYYY-MM-DD, or the folder's name, as 2026-11-21T01-00Z",
             )
         self._require_whole()
         for dated in self._dated(name):
