@@ -16,6 +16,12 @@ MAX_SOURCE_NAME: Final = 30  # so that a chunk's id is at most 50 characters: <n
 MAX_KEY_BYTES: Final = 1024  # of an object in S3
 LEAST_WORDS: Final = 12  # of a mnemonic
 
+MAX_PATTERNS_SIZE: Final = 600_000
+"""Of the patterns of one setting, which become one expression. DuckDB 2.0 gives RE2 8 MiB for one: 699,050 instructions, as found
+by trial. A byte takes one, `?` 10, `*` 11 and each further pattern one more; so many are counted here that it always fits."""
+
+_WILD_SIZE: Final = 12
+
 _SOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{1,255}|arn:[A-Za-z0-9:/_-]+")
 """As S3's client has it: old buckets, and other servers, have names that AWS gives no more; an ARN names an access point."""
@@ -55,6 +61,17 @@ def _prefix(text: str) -> str:
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0")
     return text
+
+
+def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    wild = sum(pattern.count("*") + pattern.count("?") for pattern in patterns)
+    size = sum(len(pattern.encode()) + 1 for pattern in patterns) + wild * (_WILD_SIZE - 1)
+    if size > MAX_PATTERNS_SIZE:
+        raise ValueError(
+            f"must be shorter: its {len(patterns):,} patterns come to {size:,} bytes, where '*' and '?' count as {_WILD_SIZE},"
+            f" and at most {MAX_PATTERNS_SIZE:,} can be matched"
+        )
+    return patterns
 
 
 def _report_folder(text: str) -> str:
@@ -204,6 +221,7 @@ SourceName = Annotated[str, AfterValidator(_source_name)]
 BucketName = Annotated[str, AfterValidator(_bucket)]
 KeyPrefix = Annotated[str, AfterValidator(_prefix)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+Patterns = Annotated[tuple[Pattern, ...], AfterValidator(_patterns)]
 StorageClass = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]  # as listings have it: STANDARD, GLACIER_IR
 ReportFolder = Annotated[str, AfterValidator(_report_folder)]
 WebhookUrl = Annotated[SecretStr | None, AfterValidator(_webhook)]

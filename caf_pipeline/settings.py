@@ -31,7 +31,7 @@ from caf_pipeline.setting_values import (
     MnemonicFile,
     Number,
     OwnerName,
-    Pattern,
+    Patterns,
     ProofType,
     QueueUrl,
     RegionName,
@@ -94,8 +94,8 @@ class SourceSettings(_Section):
 
     bucket: BucketName
     prefix: KeyPrefix = ""
-    include: tuple[Pattern, ...] = ()
-    exclude: tuple[Pattern, ...] = ()
+    include: Patterns = ()
+    exclude: Patterns = ()
     storage_classes: tuple[StorageClass, ...] = ()
     max_size: Size = Field(default=ByteSize(0), ge=0)
     min_age: Duration = 0

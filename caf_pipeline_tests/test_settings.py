@@ -137,6 +137,10 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
             "".join(f'[sources.{name}]\nbucket = "b"\n' for name in ("one", "chunk-one")),
             "sources.chunk-one and sources.one would both have a job named repair_chunk_one",
         ),
+        (
+            SOURCE_TEXT + f"exclude = {json.dumps([f'tenant-{number:05d}/*' for number in range(24_000)])}",
+            "sources.one.exclude is a list, but must be shorter: its 24,000 patterns come to 624,000 bytes",
+        ),
         ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),
         ('[sources.one]\nbucket = "b c"', "must be a bucket's name: 1 to 255"),
         ("[sources.one]\nbucket = 5", "sources.one.bucket is 5, but must be text"),

@@ -1,5 +1,6 @@
 """Filters: what a pattern matches, and the SQL of a filter against its Python."""
 
+from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from caf_pipeline.inventory.filters import FILTERS, NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import inventory_query, snapshot_batch
+from caf_pipeline.setting_values import MAX_PATTERNS_SIZE
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.system.parquet import DEFAULT_BUDGET
 
@@ -40,6 +42,26 @@ def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itsel
     assert by_sql(tmp_path, included, objects) == [included.left_out_by(obj) for obj in objects]
     excluded = ObjectFilter(exclude=(pattern, "another"))
     assert [excluded.left_out_by(obj) for obj in objects] == ["exclude"] * len(matching) + [None] * len(others)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "/*", "?*"])
+def test_as_many_patterns_as_the_settings_take_are_matched_by_duckdb(tmp_path, end):
+    refused = bisect_left(range(MAX_PATTERNS_SIZE), True, key=lambda count: not is_taken(patterns(count, end)))
+    assert refused > 100
+    filters = ObjectFilter(exclude=patterns(refused - 1, end))
+    assert by_sql(tmp_path, filters, [an_object("~")]) == [None]
+
+
+def patterns(count: int, end: str) -> tuple[str, ...]:
+    return tuple(f"{number:x}{end}" for number in range(count))
+
+
+def is_taken(exclude: tuple[str, ...]) -> bool:
+    try:
+        return bool(SourceSettings(bucket="bucket", exclude=exclude))
+    except ValueError:
+        return False
 
 
 def test_the_first_filter_that_applies_is_the_one_that_is_named():
