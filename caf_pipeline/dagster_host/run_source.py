@@ -333,7 +333,8 @@ class _Command:
             self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
             return None
         done = self._ledger.chunk(chunk.name)
-        if archived.ended:  # else another run archived it, or it was withdrawn with the other parts of its object
+        self._summary.empty += archived.ended is ChunkState.EMPTY
+        if archived.ended is ChunkState.LOCATED:  # else also where another run archived it, or it was withdrawn with other parts
             self._summary.archived += 1
             self._summary.objects += done.member_count if done.part <= 1 else 0  # an object in parts counts with its first
             self._summary.size_bytes += done.member_bytes

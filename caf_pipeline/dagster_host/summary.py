@@ -75,6 +75,7 @@ class Summary:
         failed: those of them that failed, with the error of each.
         held: those that another live run works on.
         archived: how many of them this command archived; what another run archived meanwhile is not among them.
+        empty: those of which this command skipped every object.
         not_tried: those that were left alone, since the same error would have met them.
         planning: the live run that plans this source; "" where this command planned it.
         parked: how many chunks wait for an operator.
@@ -90,6 +91,7 @@ class Summary:
     failed: dict[str, CafError] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     archived: int = 0
+    empty: int = 0
     not_tried: list[str] = field(default_factory=list)
     planning: str = ""
     parked: int = 0
@@ -140,6 +142,7 @@ class Summary:
             "archived_bytes": self.size_bytes,
             "chunks": {
                 "archived": self.archived,
+                "empty": self.empty,
                 "failed": len(self.failed),
                 "held": len(self.held),
                 "not_tried": len(self.not_tried),
@@ -163,6 +166,7 @@ def sentence(summary: Summary) -> str:
     if not summary.chunks:
         done = f"{summary.source}: nothing {'new' if summary.all_located else 'to do now'}"
     counts = [
+        f"{summary.empty} empty, since every object was skipped" if summary.empty else "",
         f"{len(summary.failed)} failed" if summary.failed else "",
         f"{len(summary.held)} held by other runs" if summary.held else "",
         f"{len(summary.not_tried)} not tried" if summary.not_tried else "",

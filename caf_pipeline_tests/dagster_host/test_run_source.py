@@ -303,6 +303,18 @@ def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
 
 
+def test_a_chunk_whose_every_object_was_skipped_is_empty_and_not_archived(pipeline, run):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    for number in range(2):
+        pipeline.bucket.delete(f"key-{number:03}")
+    (summary,) = run()
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
+    assert (summary.chunks, summary.archived, summary.empty, summary.objects) == ([chunk], 0, 1, 0)
+    assert f"{SOURCE}: 0 chunks archived, 0 objects, 0 B; 1 empty, since every object was skipped" in run.printed.getvalue()
+    assert (summary.as_json()["chunks"]["archived"], summary.as_json()["chunks"]["empty"]) == (0, 1)
+
+
 @pytest.mark.thorough
 def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_failed(pipeline, run):
     mine = with_target(pipeline, 20_000, min_chunk_size=ByteSize(10_000))
@@ -394,7 +406,7 @@ def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_comm
     assert summary["exit_status"] == 0
     (source,) = summary["sources"]
     assert (source["objects"], source["located"], source["claimed"], source["to_be_tried_again"]) == (12, 12, 0, 0)
-    assert source["chunks"] == {"archived": 2, "failed": 0, "held": 0, "not_tried": 0, "parked": 0, "damaged": 0}
+    assert source["chunks"] == {"archived": 2, "empty": 0, "failed": 0, "held": 0, "not_tried": 0, "parked": 0, "damaged": 0}
     for number in range(12):
         pipeline.bucket.delete(f"key-{number:03}")
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
