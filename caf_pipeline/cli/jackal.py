@@ -186,7 +186,8 @@ def price(
         return
     typer.echo(f"size     {show_size(size_bytes)} in about {counted(chunks, 'chunk')}")
     typer.echo(f"space    {show_size(charged)}, {cost.copies} times the size: every copy counts")
-    typer.echo(f"price    {show_coins(cost.price_ujkl)} for that space for {days} days")
+    priced = f"{cost.priced_as}," if cost.priced_as else "that space"
+    typer.echo(f"price    {show_coins(cost.price_ujkl)} for {priced} for {days} days")
     typer.echo(f"fees     {show_coins(cost.fees_ujkl)} for the posts, at most")
     typer.echo(f"free     {show_size(free)} of the space that was bought")
     if charged > free:

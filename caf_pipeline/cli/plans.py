@@ -181,6 +181,7 @@ def _at_least(seen: "PlanStatistics") -> str:
 
 def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
     storage, target = estimate.storage, show_size(estimate.target_bytes)
+    priced = f" of {storage.priced_as}" if storage and storage.priced_as else ""
     return {
         "chunks": f"{estimate.chunks:,} of {target}, filled by {estimate.fill:.1%} with objects;"
         f" {show_size(estimate.expected_bytes)} with indexes and manifests"
@@ -194,7 +195,8 @@ def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
         else f"not known: {printable(estimate.storage_unknown)}"
         if estimate.storage_unknown
         else "the store charges nothing",
-        "price": f"{show_coins(storage.price_ujkl)} for {storage.days} days, and at most {show_coins(storage.fees_ujkl)} of fees"
+        "price": f"{show_coins(storage.price_ujkl)} for {storage.days} days{priced},"
+        f" and at most {show_coins(storage.fees_ujkl)} of fees"
         if storage
         else "",
         "time": f"about {_duration(estimate.seconds)}, at {show_size(round(estimate.rate.bytes_per_second))}/s, the median of the"

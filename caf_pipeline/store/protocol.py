@@ -137,13 +137,22 @@ class ProviderRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageCost:
-    """What space for chunks costs for some days: its bytes, every copy counted, its price, and at most the fees of the posts."""
+    """What space for chunks costs for some days: its bytes, every copy counted, its price, and at most the fees of the posts.
+
+    The price is of `least_bytes`, where so much is the least that is sold and the chunks take less.
+    """
 
     copies: int
     charged_bytes: int
     days: int
     price_ujkl: int
     fees_ujkl: int
+    least_bytes: int = 0
+
+    @property
+    def priced_as(self) -> str:
+        """Say of which space the price is, where it is more than the chunks take; "" where it is not."""
+        return f"{self.least_bytes:,} bytes, the least that is sold" if 0 < self.charged_bytes < self.least_bytes else ""
 
 
 class ChunkStore(Protocol):

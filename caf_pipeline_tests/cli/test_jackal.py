@@ -121,6 +121,13 @@ def test_a_price_counts_every_copy(caf):
     assert shown["missing_bytes"] == 0
 
 
+def test_a_price_of_less_than_the_least_that_is_sold_says_of_what_it_is(source):
+    least = "1,000,000,000 bytes, the least that is sold"
+    assert f" for {least}, for 30 days" in source("jackal", "price", "300MB").out.decode()
+    assert least not in source("jackal", "price", "400MB").out.decode()
+    assert f" for 30 days of {least}, and at most " in source("plan", "src", "--dry-run").out.decode()
+
+
 @pytest.mark.thorough
 def test_the_price_of_a_source_is_that_of_what_is_planned(source):
     one_sentence(source("jackal", "price", "src"), 11, "no whole inventory")

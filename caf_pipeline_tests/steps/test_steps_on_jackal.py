@@ -59,6 +59,7 @@ def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_po
     found = preview_plan(work, inventories.take_inventory(work)).estimate
     assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
     assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, work.store.chain.price(LEAST_DAYS, LEAST_BYTES))
+    assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
     assert found.storage.fees_ujkl > 0
     assert work.ledger.chunks("src") == []
 

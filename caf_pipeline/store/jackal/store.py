@@ -146,7 +146,7 @@ class JackalStore:
         days = days or LEAST_DAYS
         price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
         fee = math.ceil((GAS_BASE + GAS_POST) * GAS_MARGIN * Fraction(str(self.settings.gas_price)))
-        return StorageCost(self.settings.copies, charged, days, price, chunks * fee)
+        return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
 
     def staging_hold_seconds(self) -> float:
         """Return how long the set number of proof windows is."""
