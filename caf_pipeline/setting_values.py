@@ -32,6 +32,7 @@ _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")  # Tendermint allows 50 characters
 _POSTGRES: Final = re.compile(r"postgres(?:ql)?(?:\+[a-z0-9]+)?://.*", re.DOTALL)
 
+_STORAGE_CLASS: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
 
 # Dagster's own rule, which it keeps when the assets are built; a test compares the two.
@@ -61,6 +62,18 @@ def _prefix(text: str) -> str:
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise ValueError(f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0")
     return text
+
+
+def _pattern(text: str) -> str:
+    if not 0 < len(text) <= MAX_KEY_BYTES:
+        raise ValueError(f"must have 1 to {MAX_KEY_BYTES:,} characters")
+    return text
+
+
+def _storage_class(name: str) -> str:
+    if not _STORAGE_CLASS.fullmatch(name):
+        raise ValueError("must be a storage class as listings name it: STANDARD, GLACIER_IR")
+    return name
 
 
 def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -220,9 +233,9 @@ def _duration(value: object) -> object:
 SourceName = Annotated[str, AfterValidator(_source_name)]
 BucketName = Annotated[str, AfterValidator(_bucket)]
 KeyPrefix = Annotated[str, AfterValidator(_prefix)]
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
 Patterns = Annotated[tuple[Pattern, ...], AfterValidator(_patterns)]
-StorageClass = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]  # as listings have it: STANDARD, GLACIER_IR
+StorageClass = Annotated[str, AfterValidator(_storage_class)]
 ReportFolder = Annotated[str, AfterValidator(_report_folder)]
 WebhookUrl = Annotated[SecretStr | None, AfterValidator(_webhook)]
 MailAddress = Annotated[str, AfterValidator(_mail_address)]

@@ -118,9 +118,14 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
     text = str(error["ctx"]["error"]) if type_of_error == "value_error" else ""
     if _is_table(kind):
         return f"{name}: {text}" if text else _not_a_table(kind, place)
+    of_list = get_origin(kind) is tuple and isinstance(error["loc"][-1], int)
+    if of_list:
+        kind, limits = _plain(get_args(kind)[0]), ()
     shown = "" if place[-1] in secrets else _shown(error["input"])
     must = text or f"must be {_expected(kind, limits)}"
-    return f"{name} is {shown}, but {must}" if shown else f"{name} {must}"
+    if not shown:
+        return f"{name} {must}"
+    return f"{name} has {shown}, which {must}" if of_list else f"{name} is {shown}, but {must}"
 
 
 def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
