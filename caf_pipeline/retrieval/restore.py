@@ -11,9 +11,11 @@ from typing import Final, Protocol
 from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
+from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
 _GOES_ON: Final = "the same restore goes on, and leaves what is there"
+_STAYS: Final = "what was refused there is refused again until the reason given with it is gone"
 
 
 class RestoreOutcome(StrEnum):
@@ -119,6 +121,8 @@ class RestoreSums:
         kind = next((kind for kind in kinds if any(issubclass(error, kind) for error in self.errors)), CafError)
         if ended and kind is not IntegrityError:
             return ended
-        hints = [_GOES_ON] * bool(self.failed) + [f"{force} replaces what is different"] * bool(self.different)
+        is_of_place = [issubclass(error, NotRestored) for error in self.errors]
+        hints = [_GOES_ON] * (not all(is_of_place)) + [_STAYS] * any(is_of_place)
+        hints += [f"{force} replaces what is different"] * bool(self.different)
         said = f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored"
         return kind(said, hint="; ".join(hints))

@@ -26,6 +26,9 @@ BATCH_BYTES: Final = 64 << 20
 BATCH_OBJECTS: Final = 10_000
 """Objects that are listed, and looked for in the folder, before any of them is written."""
 
+MOST_NAMES: Final = 4
+"""Of a part of a key, tried one after the other: one key's file, other keys' folder, and two that something else may have."""
+
 LARGE_AT_ONCE: Final = 4
 """Objects too large for memory that are fetched side by side: three threads and 4 MiB each."""
 
@@ -134,17 +137,20 @@ def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] |
         NotRestored: no file can be there, or the one that is there cannot be read.
     """
     key, names = one.row.key, path_of(one.row.key)
-    with suppress(NameRefused):
+    try:
         return names, files.open(key, _encoded(names))
-    parts, escaped = key.split("/"), set[int]()
+    except NameRefused as error:
+        refused = error
+    parts, escaped = key.split("/"), dict[int, int]()
     for number in range(len(parts) - 1):
-        if not files.may_be_folder(key, _encoded(path_of("/".join(parts[: number + 1]), escaped))):
-            escaped.add(number)
-    names = path_of(key, escaped)
-    with suppress(NameRefused):
-        return names, files.open(key, _encoded(names))
-    names = path_of(key, {*escaped, len(parts) - 1})
-    return names, files.open(key, _encoded(names))
+        begin = "/".join(parts[: number + 1])
+        tried = ({**escaped, number: times} for times in range(MOST_NAMES))
+        escaped = next((each for each in tried if files.may_be_folder(key, _encoded(path_of(begin, each)))), escaped)
+    for times in range(MOST_NAMES):
+        names = path_of(key, {**escaped, len(parts) - 1: times})
+        with suppress(NameRefused):
+            return names, files.open(key, _encoded(names))
+    raise refused
 
 
 def _is_equal(file: IO[bytes], one: Location) -> bool:

@@ -18,7 +18,7 @@ from caf_pipeline.retrieval.bulk import SMALL_BYTES
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.restore import RestoreOutcome, restore_objects
+from caf_pipeline.retrieval.restore import RestoreOutcome, RestoreSums, restore_objects
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
 from caf_pipeline.system import files_below
 from caf_pipeline.system.files_below import FilesBelow
@@ -155,6 +155,45 @@ def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they
             assert [one.error for one in done if one.error] == []
             assert {key_of(path.split("/")): body for path, body in files_in(folder).items()} == bodies
         assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
+
+
+@pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
+@pytest.mark.parametrize("in_the_way", [["a"], ["a", ".caf~a"], [".caf~..", "a/c", "a/.caf+" + "n" * 200]], ids=len)
+@pytest.mark.parametrize("make", [os.mkfifo, partial(os.symlink, "gone/too")], ids=["pipe", "link"])
+def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(work, tmp_path, bodies, in_the_way, make):
+    listed = list(list_objects(work.ledger, "src"))
+    for number in range(3):
+        for name in in_the_way:
+            path = tmp_path / f"out{number}" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make(path)
+        outcomes = []
+        for dry_run in (True, False, True, False):
+            Random(number).shuffle(listed)
+            with FilesBelow(tmp_path / f"out{number}", force=False) as files:
+                done = list(RestoreFolder(files, work.store, force=False, dry_run=dry_run).restore(listed))
+            assert [one.error for one in done if one.error] == []
+            outcomes.append({one.outcome for one in done})
+        assert outcomes == [{RestoreOutcome.RESTORED}] * 2 + [{RestoreOutcome.EQUAL}] * 2
+        assert {key_of(path.split("/")): body for path, body in files_in(tmp_path / f"out{number}").items()} == bodies
+
+
+@pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
+def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(work, restore, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("a", ".caf~a", ".caf+"):
+        (tmp_path / "out" / name).symlink_to("gone")
+    done, files = restore()
+    assert files == {"b": b"2"}
+    sums = RestoreSums()
+    for one in done:
+        sums.add(one)
+    assert sums.failure(None).hint == "what was refused there is refused again until the reason given with it is gone"
+    work.store.away = set(work.store.folders)
+    (tmp_path / "out" / "b").unlink()
+    for one in restore()[0]:
+        sums.add(one)
+    assert sums.failure(None).hint.startswith("the same restore goes on, and leaves what is there; what was refused there")
 
 
 @pytest.mark.parametrize("bodies", [{f"{number}": os.urandom(400_000) for number in range(4)}])
