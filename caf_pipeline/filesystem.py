@@ -1,8 +1,9 @@
 """`caf://SOURCE/KEY` for fsspec, and so for pandas, polars, pyarrow, DuckDB and dask: what is archived, to be read.
 
-A directory is what keys have in common up to a '/'. As in other object stores' file systems a key that ends in '/' has no path,
-and where a key is also the beginning of others (`a` and `a/b`), `info` says that it is a file, and `ls` what is below it. A part
-of a key that is empty (`a//b`) is not a directory: `find` and `open` know such keys, `ls` and `walk` do not.
+A directory is what keys have in common up to a '/'. As in other object stores' file systems a key that ends in '/' has no path;
+fsspec cuts the '/' off, and where that can be seen, what is there without it is not given. Where a key is also the beginning of
+others (`a` and `a/b`), `info` says that it is a file, and `ls` what is below it. A part of a key that is empty (`a//b`) is not a
+directory: `find` and `open` know such keys, `ls` and `walk` do not.
 
 Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError, and the OSError of a file
 system that is read-only. All other errors are those of `Archive`.
@@ -125,17 +126,17 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and status, too, by one look-up.
 
         Raises:
-            FileNotFoundError: it says why the key is not archived, where that is known.
+            FileNotFoundError: why the key is not archived, where that is known; or the path ends in '/', and is no directory.
         """
         _only_open_has_versions(options)
-        path = self._strip_protocol(path)
+        given, path = path, self._strip_protocol(path)
         source, key = _split(path)
         if not source or (not key and source in self.archive.sources()):
             return _directory(path)
         with _not_found(path):
             try:
-                return _file(source, self.archive.find(source, key).location)
-            except NotLocated:
+                return _file(source, self.archive.find(*self._file_at(given)).location)
+            except (NotLocated, FileNotFoundError):
                 if next(self.archive.ls(source, f"{key}/"), None) is None:
                     raise
                 return _directory(path)
@@ -158,7 +159,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def modified(self, path: str) -> datetime:
         """Return a file's LastModified in S3."""
         with _not_found(path):
-            return self.archive.find(*_split(self._strip_protocol(path))).location.row.last_modified
+            return self.archive.find(*self._file_at(path)).location.row.last_modified
 
     def find(
         self,
@@ -194,6 +195,12 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     # --- bytes -----------------------------------------------------------------------------------------------------------
 
+    def open(self, path: str, mode: str = "rb", *given: Any, **options: Any) -> Any:  # noqa: ANN401 - fsspec's own
+        """Open a file, as `_open`; the path is looked at before fsspec cuts a '/' off."""
+        if mode.startswith("r"):
+            self._file_at(path)
+        return super().open(path, mode, *given, **options)
+
     def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:  # noqa: ANN401
         """Open a file: `object_version` names one version, `as_of` a time. What is compared when is as `Archive.open` says."""
         if mode != "rb":
@@ -207,7 +214,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
         """Return a file's bytes, or a slice of them."""
         _only_open_has_versions(options)
-        source, key = _split(self._strip_protocol(path))
+        source, key = self._file_at(path)
         with _not_found(path):
             if start is None and end is None:
                 return self.archive.read(source, key)
@@ -232,10 +239,16 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if not len(paths) == len(begins) == len(stops):
             raise ValueError("there are not as many starts and ends as paths")
         by_source = defaultdict[str, list[tuple[int, str]]](list)
-        for number, path in enumerate(paths):
-            source, key = _split(self._strip_protocol(path))
-            by_source[source].append((number, key))
         given: list[bytes | Exception] = [b""] * len(paths)
+        for number, path in enumerate(paths):
+            try:
+                source, key = self._file_at(path)
+            except FileNotFoundError as error:
+                if on_error != "return":
+                    raise
+                given[number] = error
+            else:
+                by_source[source].append((number, key))
         for source, asked in by_source.items():
             for one in self.archive.read_many(source, [(key, begins[number], stops[number]) for number, key in asked]):
                 number = asked[one.number][0]
@@ -251,6 +264,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:  # noqa: ANN401
         """Return files' bytes, by few requests where a list names them."""
         _only_open_has_versions(options)
+        if not recursive:
+            self._refuse_other_files(path if isinstance(path, list) else [path])
         if recursive or not isinstance(path, list):
             return super().cat(path, recursive, on_error, **options)
         paths = self.expand_path(path)
@@ -274,6 +289,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """
         _only_open_has_versions(options)
         paths = rpath if isinstance(rpath, list) else [rpath]
+        if not recursive:
+            self._refuse_other_files(paths)
         is_expanded = recursive or any(has_magic(self._strip_protocol(path)) for path in paths)
         if is_expanded and not (isinstance(rpath, list) and isinstance(lpath, list)):
             for path in self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth):
@@ -295,7 +312,22 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         else:
             Path(lpath).parent.mkdir(parents=True, exist_ok=True)
             with _not_found(rpath), _not_written():
-                self.archive.save(*_split(self._strip_protocol(rpath)), Path(lpath))
+                self.archive.save(*self._file_at(rpath), Path(lpath))
+
+    def _file_at(self, path: str) -> tuple[str, str]:
+        """Return source and key of a file; raise FileNotFoundError where the path, as it is given, ends in '/'."""
+        source, key = _split(self._strip_protocol(path))
+        if key and _ends_in_slash(path):
+            raise FileNotFoundError(
+                errno.ENOENT, "no path of a file ends in '/'; 'caf get' and Archive.read give a key that does", path
+            )
+        return source, key
+
+    def _refuse_other_files(self, paths: Sequence[str]) -> None:
+        """Raise FileNotFoundError where fsspec would cut a '/' off a path and take what is a file then; a directory has none."""
+        for path in paths:
+            if _ends_in_slash(path) and not has_magic(path) and self.isfile(self._strip_protocol(path)):
+                self._file_at(path)
 
     # --- what is refused -------------------------------------------------------------------------------------------------
 
@@ -321,6 +353,10 @@ def _only_open_has_versions(options: Mapping[str, object]) -> None:
 def _split(path: str) -> tuple[str, str]:
     source, _, key = path.partition("/")
     return source, key
+
+
+def _ends_in_slash(path: object) -> bool:
+    return isinstance(path, str) and path.endswith("/")
 
 
 def _directory(path: str) -> Info:

@@ -146,6 +146,38 @@ def test_bytes_and_slices_of_them_are_read(filled):
         filled.open("src/x")
 
 
+def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(filled, tmp_path):
+    filled.pipe_file("dir", b"without")  # 'dir/' is archived, too
+    asked = "caf://src/dir/"
+    calls = [partial(call, asked) for call in (filled.open, filled.cat_file, filled.cat, filled.modified, filled.head)]
+    calls += [
+        partial(filled.open, asked, "r"),
+        partial(filled.cat, ["src/a", asked]),
+        partial(filled.get, asked, str(tmp_path / "x")),
+    ]
+    calls += [partial(filled.cat_ranges, [asked], 0, 4, on_error="raise"), partial(filled.info, "src/a/b/")]
+    for call in calls:
+        with pytest.raises(FileNotFoundError, match=r"no path of a file ends in '/'; 'caf get'"):
+            call()
+    body, error = filled.cat_ranges(["src/dir", "src/dir/"], 0, 4)
+    assert (body, type(error), (tmp_path / "x").exists()) == (b"with", FileNotFoundError, False)
+    assert filled.info(asked)["type"] == filled.info("src/a/")["type"] == "directory"
+    assert not filled.exists("src/a/b/")
+    assert (filled.info("src/dir")["type"], filled.cat("src/dir")) == ("file", b"without")
+
+
+def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_or_not(filled, tmp_path):
+    for path in ("src/a/c", "src/a", "src"):
+        assert filled.ls(f"{path}/") == filled.ls(path)
+        assert filled.find(f"{path}/") == filled.find(path)
+        assert list(filled.walk(f"{path}/")) == list(filled.walk(path))
+    assert filled.info("src/a/c/") == filled.info("src/a/c")
+    assert filled.glob("src/a/c/") == filled.glob("src/a/c") == ["src/a/c"]
+    filled.get("src/a/c/", str(tmp_path / "out"))
+    filled.get("src/a/c/", str(tmp_path / "out"), recursive=True)
+    assert (tmp_path / "out" / "d").read_bytes() == b"deep"
+
+
 def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken_for_what_was_asked(filled):
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
         calls = [partial(call, "src/a/b", **asked) for call in (filled.cat_file, filled.cat, filled.info, filled.ls, filled.find)]
