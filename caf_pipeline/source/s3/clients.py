@@ -33,6 +33,7 @@ CONNECTIONS: Final = 64
 CONNECT_TIMEOUT: Final = timedelta(seconds=10)
 READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's own
 
+_PROFILE: Final = "the source's profile or AWS_PROFILE"
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 QUEUE_ATTEMPTS: Final = 2
@@ -44,10 +45,11 @@ CA_BUNDLE: Final = "AWS_CA_BUNDLE"
 """The AWS tools' own variable: a file of certificates to trust."""
 
 
-def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
+def build_client(settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE) -> "S3Client":
     """Return a boto3 client as the settings ask; nothing is asked of the network.
 
-    `attempts` are those of one request by boto3 itself, the first included; `S3Source` has its own and wants one.
+    `attempts` are those of one request by boto3 itself, the first included; `S3Source` has its own and wants one. `profile_from`
+    says where the profile comes from.
 
     Raises:
         SettingsError: a setting is of no use.
@@ -63,7 +65,7 @@ def build_client(settings: SourceSettings, *, attempts: int = 1) -> "S3Client":
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
     )
-    with _configured():
+    with _configured(profile_from):
         session = _session(settings)
         region = session.region_name or DEFAULT_REGION
         client = session.client("s3", region_name=region, endpoint_url=settings.endpoint_url or None, config=config)
@@ -103,14 +105,14 @@ def _session(settings: SourceSettings) -> boto3.Session:
 
 
 @contextmanager
-def _configured() -> Iterator[None]:
+def _configured(profile_from: str = _PROFILE) -> Iterator[None]:
     """Raise SettingsError for what boto3 says of a configuration that is of no use."""
     try:
         yield
     except ProfileNotFound as error:
         raise SettingsError(
             f"there is no profile '{error.kwargs['profile']}' in the AWS configuration",
-            hint="correct the source's profile or AWS_PROFILE; `aws configure list-profiles` names them",
+            hint=f"correct {profile_from}; `aws configure list-profiles` names them",
         ) from error
     except PartialCredentialsError as error:
         raise SettingsError(

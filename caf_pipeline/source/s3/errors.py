@@ -412,7 +412,7 @@ def _headers(error: ClientError) -> Mapping[str, str]:
 
 def missing_bucket(at: BucketAddress) -> BucketMissing:
     """Return the error of a bucket that is not there."""
-    return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and endpoint_url")
+    return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}")
 
 
 _PAGE: Final = "it answers with a web page"

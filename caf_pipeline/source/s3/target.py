@@ -310,17 +310,28 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
     Endpoint, region and credentials are looked for where the AWS tools do. Nothing is asked of the network.
 
     Raises:
-        UsageError: the address names no bucket. SettingsError: the environment is of no use.
+        UsageError: the address names no bucket, or an option is of no use. SettingsError: the environment is of no use.
     """
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     try:
         settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
+        prefix.encode()
     except ValidationError as error:
-        raise UsageError(
-            f"{address!r} cannot be restored to: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-            hint="give s3://BUCKET or s3://BUCKET/PREFIX",
-        ) from error
-    return BucketTarget(build_client(settings), bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
+        raise _refused(address, error) from error
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give one that is") from error
+    client = build_client(settings, profile_from="--profile or AWS_PROFILE")
+    return BucketTarget(client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
+
+
+def _refused(address: str, error: ValidationError) -> UsageError:
+    """Return the error of what cannot be used: the address, or what is given beside it, which may hold a password."""
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
+    if first["loc"] == ("endpoint_url",):
+        hint = f"correct {TargetAddress('', bucket='', endpoint='').setting('endpoint_url')}"
+        return UsageError(f"the address of the bucket's server cannot be used: it {said}", hint=hint)
+    return UsageError(f"{address!r} cannot be restored to: {said}", hint="give s3://BUCKET or s3://BUCKET/PREFIX")
 
 
 def part_bytes(size_bytes: int) -> int:
