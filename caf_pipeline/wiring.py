@@ -140,10 +140,10 @@ def open_restore(
                     hint=f"give s3://BUCKET/PREFIX, or './{address[0]}…' for a folder of that name",
                 )
             from caf_pipeline.retrieval.restore_folder import RestoreFolder  # noqa: PLC0415 - only one of the two is needed
-            from caf_pipeline.system.files_below import FilesBelow  # noqa: PLC0415
+            from caf_pipeline.system.files_below import FilesBelow, is_folder  # noqa: PLC0415
 
             folder = Path(destination)
-            there = folder.exists() or not dry_run
+            there = not dry_run or is_folder(folder)
             files = stack.enter_context(FilesBelow(folder, force=force)) if there else None
             if files and not dry_run:
                 files.own()

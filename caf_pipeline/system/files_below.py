@@ -115,7 +115,7 @@ class FilesBelow:
             path.mkdir(parents=True, exist_ok=True)
             self._root = os.open(path, _FOLDER)
         except OSError as error:
-            raise StagingError(f"The folder {str(path)!r} cannot be written to: {error.strerror}.") from error
+            raise _not_writable(path, error) from error
         self._parent_parts: Sequence[bytes] = []
         self._parent = os.dup(self._root)
         self._is_own = False
@@ -184,7 +184,7 @@ class FilesBelow:
         try:
             return UnfinishedFile(self._root)
         except OSError as error:
-            raise StagingError(f"The folder {str(self._path)!r} cannot be written to: {error.strerror}.") from error
+            raise _not_writable(self._path, error) from error
 
     def finish(self, unfinished: UnfinishedFile, key: str, parts: Sequence[bytes], modified_ns: int | None = None) -> None:
         """Give a file that was filled its name below the folder. Raises what `fill` raises, and what filling it raised."""
@@ -256,7 +256,7 @@ class FilesBelow:
             except OSError as error:
                 if mark:
                     return False  # it takes no such names
-                raise StagingError(f"The folder {str(self._path)!r} cannot be written to: {error.strerror}.") from error
+                raise _not_writable(self._path, error) from error
             is_other = os.access(f"{other}.partial", os.F_OK, dir_fd=self._root)
             os.unlink(f"{one}.partial", dir_fd=self._root)
             if is_other:
@@ -341,6 +341,28 @@ class FilesBelow:
             else:
                 return
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=parent)
+
+
+def is_folder(path: Path) -> bool:
+    """Tell whether a folder is there; raise StagingError, as `FilesBelow`, where none is and none can be made. Makes nothing."""
+    missing: list[str] = []
+    try:
+        for above in (path, *path.parents):
+            with contextlib.suppress(FileNotFoundError):
+                if not stat.S_ISDIR(os.lstat(above).st_mode) and not above.is_dir():
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                for name in missing:  # what is too long for a name is too long in any folder of the file system
+                    with contextlib.suppress(FileNotFoundError):
+                        os.lstat(above / name)
+                return not missing
+            missing.append(above.name)
+    except OSError as error:
+        raise _not_writable(path, error) from error
+    return False
+
+
+def _not_writable(path: Path, error: OSError) -> StagingError:
+    return StagingError(f"The folder {str(path)!r} cannot be written to: {error.strerror}.")
 
 
 def _small_neighbours(members: Iterable[tuple[str, Body]]) -> Iterator[list[tuple[str, Body]]]:

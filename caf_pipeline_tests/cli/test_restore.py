@@ -256,6 +256,21 @@ def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
     assert not Path(tmp_path / "b").exists()
 
 
+def test_a_dry_run_refuses_a_folder_that_cannot_be_as_the_restore_does(archived, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").symlink_to("nothing/here")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "file/x/y", "broken", "broken/x", "loop", "loop/x", "q" * 300, f"new/{'q' * 300}/x", "x/" * 3000):
+        for options in (["--dry-run"], []):
+            one_sentence(archived("restore", "src", "a", f"{tmp_path}/{name}", *options), 8, "cannot be written to: ")
+    (tmp_path / "link").symlink_to(".")
+    for name in ("link", "link/new", "new/x/y", "../" * 9):
+        done = archived("restore", "src", "a", f"{tmp_path}/{name}", "--dry-run")
+        assert (done.status, len(done.out.splitlines())) == (0, 3), done.err
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["broken", "file", "link", "loop", "new"]
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 @pytest.mark.parametrize("slip", ["", "s3:/bucket/x", "S3://bucket", "file:///srv/x"])
 def test_what_is_more_likely_a_slip_than_a_folder_is_not_written_to(archived, slip):
     before = sorted(archived.folder.iterdir())
