@@ -37,8 +37,9 @@ def check(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
     sample: Annotated[
-        str, typer.Option("--sample", metavar="SHARE", help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]")
-    ] = "",
+        str | None,
+        typer.Option("--sample", metavar="SHARE", help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]"),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every object.")] = False,
     current: CurrentOption = False,
     json: JsonOption = False,
@@ -66,9 +67,9 @@ def check(  # noqa: PLR0917 - the command line's options
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
     from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
 
-    if full and sample:
+    if full and sample is not None:
         raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
-    share = 1.0 if full else _parse_share(sample or DEFAULT_SHARE)
+    share = 1.0 if full else _parse_share(DEFAULT_SHARE if sample is None else sample)
     settings, sums = load_settings(), _Sums()
 
     with (

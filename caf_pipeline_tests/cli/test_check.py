@@ -116,4 +116,6 @@ def test_what_cannot_be_checked_is_said(caf):
     one_sentence(caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'")
     one_sentence(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
     one_sentence(caf("check", "src", "--sample", "0%"), 2, "is not a share")
-    one_sentence(caf("check", "src", "--sample", "5%", "--full"), 2, "exclude each other")
+    one_sentence(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")
+    for share in ("5%", ""):
+        one_sentence(caf("check", "src", "--sample", share, "--full"), 2, "exclude each other")
