@@ -8,8 +8,10 @@ import errno
 import io
 import os
 import secrets
+import stat
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -22,6 +24,9 @@ fill (6.18, ext4; docs/benchmarks.md)."""
 
 
 BEGIN_BYTES: Final = 32 << 20  # a tenth of a second of a fast disk's time
+
+PRIVATE: Final = 0o600
+"""The mode of a file that will replace another, until it has the rights of that one."""
 
 
 class PiecewiseFile(io.FileIO):
@@ -48,6 +53,7 @@ class PiecewiseFile(io.FileIO):
 class WholeFile:
     """A file while it is written, under a temporary name beside `path`; at `path` it appears whole and durable, or not at all.
 
+    Where it replaces a file, it may be read and written by those who could that one; by its owner alone while it is written.
     Where it is not `durable`, that holds for the death of a process, not of the machine: for what nobody reads after that.
     As a context manager, it is published where the context ends without an error. The temporary file is removed in any case.
     """
@@ -61,7 +67,8 @@ class WholeFile:
         self.temporary = temporary or path.with_name(f".caf-{secrets.token_hex(8)}.partial")
         # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
         self._removal = weakref.finalize(self, _remove, self.temporary)
-        self.raw = PiecewiseFile(self.temporary, "w")
+        self._replaces = path.is_file()
+        self.raw = PiecewiseFile(self.temporary, "w", opener=partial(os.open, mode=PRIVATE) if self._replaces else None)
         self.raw.begins_early = durable  # nothing waits for the disk otherwise, and what it has is read from there again
         self.file: IO[bytes] = io.BufferedWriter(self.raw, WRITE_BYTES)
 
@@ -69,6 +76,9 @@ class WholeFile:
         """End the file, and make it durable if it is to be, still under the temporary name; does nothing the second time."""
         if not self.file.closed:
             self.file.flush()
+            if self._replaces:
+                with contextlib.suppress(FileNotFoundError):  # it is gone by now: this one stays its owner's
+                    give_rights(os.stat(self.path), self.file.fileno())
             if self._is_durable:
                 os.fsync(self.file.fileno())
             self.file.close()
@@ -102,6 +112,20 @@ class WholeFile:
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):  # it never was, or cannot be removed, as on a file system that is read-only
         path.unlink()
+
+
+def give_rights(old: os.stat_result, file: int | str, folder: int | None = None) -> None:
+    """Give a new file owner, group and mode of the one that it is to replace; `folder` is open, and the one that a name is in.
+
+    Where it cannot have that owner or group, or the file system keeps no mode, it is open to fewer than the old one was.
+    """
+    with contextlib.suppress(OSError):
+        os.chown(file, old.st_uid, old.st_gid, dir_fd=folder)
+    mode = old.st_mode & (stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
+    if os.stat(file, dir_fd=folder).st_gid != old.st_gid:
+        mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3  # its group was among the others
+    with contextlib.suppress(OSError):
+        os.chmod(file, mode, dir_fd=folder)
 
 
 def rename_durably(file: Path, path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import IO, Final, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import CafError, HeldByOther, StagingError
-from caf_pipeline.system.atomic_files import WRITE_BYTES, PiecewiseFile
+from caf_pipeline.system.atomic_files import PRIVATE, WRITE_BYTES, PiecewiseFile, give_rights
 from caf_pipeline.system.small_files import write_files
 
 # The whole folder's trouble, not one member's.
@@ -56,11 +56,20 @@ class NameRefused(NotRestored):
 class UnfinishedFile:
     """A file that does not have its name yet. A context manager, which removes it where it did not get one."""
 
-    def __init__(self, folder: int) -> None:
-        """Make it in an open folder, which stays open while it has no name; raises OSError."""
+    def __init__(self, folder: int, *, may_replace: bool = False) -> None:
+        """Make it in an open folder, which stays open while it has no name; raises OSError.
+
+        Where it `may_replace` a file, it is its owner's alone until `give_mode`.
+        """
         self.folder = folder
         self.name = f".caf-{secrets.token_hex(8)}.partial"
         descriptor = os.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        self._mode: int | None = None
+        if may_replace:
+            with contextlib.suppress(OSError):  # a file system that keeps no modes
+                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+                os.fchmod(descriptor, PRIVATE)
+                self._mode = mode
         self.file: IO[bytes] = io.BufferedWriter(PiecewiseFile(descriptor, "w"))
         self._error: CafError | OSError | None = None
 
@@ -81,6 +90,13 @@ class UnfinishedFile:
         status = os.fstat(self.file.fileno())
         self.file.close()
         return status
+
+    def give_mode(self, old: os.stat_result | None) -> None:
+        """Give it the rights of the file that it replaces; those that any new file has here, where there is none."""
+        if old:
+            give_rights(old, self.name, self.folder)
+        elif self._mode is not None:
+            os.chmod(self.name, self._mode, dir_fd=self.folder)
 
     def remove(self) -> None:
         """Remove it, where it has no other name; a thread that still fills it meets a ValueError."""
@@ -174,15 +190,17 @@ class FilesBelow:
         """Write a file of these parts below the folder, by what fills it; `modified_ns` is its mtime. Raises as `write`."""
         with self._translated(key):
             parent = self._open_parent(parts[:-1])
-            self._check_free(parent, parts[-1], key)
-            with UnfinishedFile(parent) as unfinished:
+            old = self._check_free(parent, parts[-1], key)
+            with UnfinishedFile(parent, may_replace=old is not None) as unfinished:
                 fill(unfinished.file)
-                self._give_name(unfinished, parent, parts[-1], key, unfinished.seal(modified_ns))
+                status = unfinished.seal(modified_ns)
+                unfinished.give_mode(old)
+                self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
         """Return a file that `finish` gives its name when it is filled; raises StagingError."""
         try:
-            return UnfinishedFile(self._root)
+            return UnfinishedFile(self._root, may_replace=self._force)
         except OSError as error:
             raise _not_writable(self._path, error) from error
 
@@ -195,7 +213,7 @@ class FilesBelow:
                 with open(os.open(unfinished.name, _FILE, dir_fd=unfinished.folder), "rb") as filled:
                     self.fill(key, parts, partial(shutil.copyfileobj, filled), modified_ns)
                 return
-            self._check_free(parent, parts[-1], key)
+            unfinished.give_mode(self._check_free(parent, parts[-1], key))
             self._give_name(unfinished, parent, parts[-1], key, status)
 
     def open(self, key: str, parts: Sequence[bytes]) -> IO[bytes] | None:
@@ -307,16 +325,18 @@ class FilesBelow:
         self._sweep(folder)
         return folder
 
-    def _check_free(self, parent: int, name: bytes, key: str) -> None:
+    def _check_free(self, parent: int, name: bytes, key: str) -> os.stat_result | None:
+        """Return what the system says of the file that may be replaced there, None where none is."""
         try:
             status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            return
+            return None
         if stat.S_ISDIR(status.st_mode):
             raise NotRestored(f"{key!r} was not written: a folder has its path.")
         self._check_not_taken(status, key)
         if not self._force:
             raise NotRestored(f"{key!r} was not written: the file exists already.", hint="--force replaces files.")
+        return status if stat.S_ISREG(status.st_mode) else None
 
     def _check_not_taken(self, status: os.stat_result, key: str) -> None:
         if _number(status) in self._taken:

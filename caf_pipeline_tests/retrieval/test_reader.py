@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -105,6 +106,17 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_
         save(found(store, posting), tmp_path / f"to-{name}")
         assert (tmp_path / name).read_bytes() == CHUNK[1000:2_000_000]
         assert (tmp_path / f"to-{name}").is_symlink()
+
+
+def test_a_private_file_that_is_replaced_stays_private(store, posting, tmp_path):
+    (tmp_path / "out").touch(0o600)
+    (tmp_path / "new").touch()
+    (tmp_path / "link").symlink_to("out")
+    for path in ("out", "link"):
+        save(found(store, posting), tmp_path / path)
+        assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
+    save(found(store, posting), tmp_path / "newer")
+    assert (tmp_path / "newer").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_a_pipe_is_given_the_bytes_and_stays_a_pipe(store, posting, tmp_path):

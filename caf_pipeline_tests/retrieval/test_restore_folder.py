@@ -196,6 +196,20 @@ def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(work, restore, t
     assert sums.failure(None).hint.startswith("the same restore goes on, and leaves what is there; what was refused there")
 
 
+@pytest.mark.parametrize("bodies", [{"a": bytes(700), "b": bytes(700), "c/d": bytes(700)}])
+@pytest.mark.parametrize("in_memory", [8 << 20, 600], ids=["in memory", "in files"])
+def test_a_private_file_that_is_replaced_stays_private(restore, bodies, monkeypatch, tmp_path, in_memory):
+    monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
+    (tmp_path / "out" / "c").mkdir(parents=True)
+    (tmp_path / "new").touch()
+    for name in ("a", "c/d"):
+        (tmp_path / "out" / name).touch(0o600)
+    done, files = restore(force=True)
+    assert (files, [one.error for one in done]) == (bodies, [None] * 3)
+    modes = {name: (tmp_path / "out" / name).stat().st_mode & 0o777 for name in bodies}
+    assert modes == {"a": 0o600, "b": (tmp_path / "new").stat().st_mode & 0o777, "c/d": 0o600}
+
+
 @pytest.mark.parametrize("bodies", [{f"{number}": os.urandom(400_000) for number in range(4)}])
 def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(work, small_disk, bodies, monkeypatch):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 1000)

@@ -3,13 +3,14 @@
 import errno
 import gc
 import os
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 
 from caf_pipeline.system import atomic_files
-from caf_pipeline.system.atomic_files import BEGIN_BYTES, WRITE_BYTES, WholeFile
+from caf_pipeline.system.atomic_files import BEGIN_BYTES, WRITE_BYTES, WholeFile, give_rights
 
 
 def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
@@ -20,6 +21,29 @@ def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path)
         assert path.read_bytes() == b"before"
     assert path.read_bytes() == b"after"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o640, 0o666, 0o7755])
+def test_a_file_that_replaces_another_is_never_open_to_more_than_that_one_was(tmp_path, mode):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    path.chmod(mode)
+    with WholeFile(path) as whole:
+        assert stat.S_IMODE(whole.temporary.stat().st_mode) == 0o600
+        whole.file.write(b"after")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"after", mode & 0o777)
+
+
+def test_a_file_that_cannot_have_the_group_of_the_one_before_is_open_to_no_other_group(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chown", refused)
+    (new := tmp_path / "new").touch()
+    status = new.stat()
+    for mode, given in ((0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o751, 0o711)):
+        give_rights(os.stat_result((mode, *status[1:5], status.st_gid + 1, *status[6:])), str(new))
+        assert stat.S_IMODE(new.stat().st_mode) == given
 
 
 def write_half(path):
