@@ -6,10 +6,11 @@ from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.objects import SkipReason, is_supported
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, still_skipped
 from caf_pipeline.ledger.database import LedgerPart, Row
+from caf_pipeline.ledger.keys import can_be_stored
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
@@ -153,7 +154,7 @@ class Lookups(LedgerPart):
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
         """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
-        if not is_supported(key.encode("utf-8", "surrogatepass")):
+        if not can_be_stored(source) or not can_be_stored(key):
             return [], 0
         with self._database.transaction() as connection:
             rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).fetchall()

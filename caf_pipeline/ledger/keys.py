@@ -53,6 +53,11 @@ KeyRange = tuple[str, str | None]
 """Keys from the first text on and below the second (None: without an end), by their bytes; text that the database holds."""
 
 
+def can_be_stored(text: str) -> bool:
+    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that is not UTF-8."""
+    return is_supported(text.encode("utf-8", "surrogatepass"))
+
+
 class ArchivedKeys(LedgerPart):
     """The keys of objects that are archived, or were."""
 
@@ -61,6 +66,8 @@ class ArchivedKeys(LedgerPart):
 
         Both are text that the database holds: no NUL, no surrogate. Keys without a location in good standing may be among them.
         """
+        if not can_be_stored(source):
+            return []
         statement = _KEYS.format(below=" AND file_path < %(end)s" if end is not None else "")
         values = {"source": source, "start": start, "end": end, "limit": limit}
         with self._database.reading() as connection:
@@ -71,6 +78,8 @@ class ArchivedKeys(LedgerPart):
 
         Counted are keys in the range `plain`, and unsupported ones in the range `encoded` of what they are recorded as.
         """
+        if not can_be_stored(source):
+            return 0, 0
         values = {"source": source, "start": plain[0], "end": plain[1], "encoded_start": encoded[0], "encoded_end": encoded[1]}
         within = {"plain": _within(plain, ""), "encoded": _within(encoded, "encoded_")}
         with self._database.reading() as connection:
@@ -86,6 +95,8 @@ class ArchivedKeys(LedgerPart):
         try:
             encoded = key.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
+            return []
+        if not can_be_stored(source):
             return []
         recorded = key if is_supported(encoded) else quote_from_bytes(encoded)
         with self._database.reading() as connection:

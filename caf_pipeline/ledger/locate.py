@@ -16,9 +16,9 @@ import psycopg
 from psycopg.rows import args_row
 
 from caf_pipeline.errors import UsageError
-from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.keys import can_be_stored
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
 from caf_pipeline.store.protocol import Posting
 
@@ -90,7 +90,7 @@ class ObjectLookups(LedgerPart):
         """Return the location of a key as `locate_many`, or that of one version, whose currency is not asked for."""
         if object_version is None:
             return self.locate_many(source, [key], last_seen=True, as_of=as_of).get(key)
-        if not _is_supported(key):
+        if not can_be_stored(key):
             return None
         with self._database.reading() as connection:
             known = _look_up(connection, source, [key])
@@ -107,7 +107,7 @@ class ObjectLookups(LedgerPart):
 
         `as_of` an earlier time, what was modified or stated later is left out: see `Currency.as_of` for what is not known then.
         """
-        supported = list(filter(_is_supported, keys))
+        supported = list(filter(can_be_stored, keys))
         told: Mapping[str, defaultdict[str, list[_Known]]] = {
             kind: defaultdict(list) for kind in ("location", "exception", "pending", "next")
         }
@@ -124,11 +124,6 @@ class ObjectLookups(LedgerPart):
         return located
 
 
-def _is_supported(key: str) -> bool:
-    """Tell whether the database can hold a key; a lone surrogate stands for a byte that is not UTF-8."""
-    return is_supported(key.encode("utf-8", "surrogatepass"))
-
-
 def _look_up(
     connection: psycopg.Connection[Any], source: str, keys: Sequence[str], as_of: datetime | None = None
 ) -> Sequence[_Known]:
@@ -136,13 +131,15 @@ def _look_up(
 
     Then what was stated first after it comes, too ('next').
     """
+    if as_of is not None and as_of.tzinfo is None:
+        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
+    if not can_be_stored(source):
+        return []
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
     if as_of is None:
         if len(keys) == 1:
             return cursor.execute(_LOOK_UP_ONE, {"source": source, "key": keys[0]}).fetchall()
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys}).fetchall()
-    if as_of.tzinfo is None:
-        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
     known = cursor.execute(_LOOK_UP_AS_OF, {"source": source, "keys": keys, "as_of": as_of}).fetchall()
     # Of a claim that 0.3.0 wrote the LastModified is not known (None).
     return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]

@@ -152,7 +152,7 @@ def not_located(
     if versions and not of_version:
         named = ", ".join(f"{each.object_version} ({each.last_modified:{_TIME}})" for each in versions)
         more = f" and {count - len(versions):,} older" if count > len(versions) else ""
-        which = f"as it was at {as_of.astimezone(UTC):{_TIME}}" if as_of else f"as version '{object_version}'"
+        which = f"as it was at {_shown(as_of)}" if as_of else f"as version '{object_version}'"
         return NotLocated(
             f"'{key}' of source {source} is not archived {which}", hint=f"its versions, with their LastModified: {named}{more}"
         )
@@ -162,6 +162,13 @@ def not_located(
     return no_source(ledger, source) or NotLocated(
         f"{what} is not archived", hint="no inventory that was planned had it, or a filter leaves it out: see 'caf status'"
     )
+
+
+def _shown(moment: datetime) -> str:
+    try:
+        return f"{moment.astimezone(UTC):{_TIME}}"
+    except OverflowError:  # in UTC it is before the year 1, or after 9999
+        return moment.isoformat(" ")
 
 
 def no_source(ledger: "Ledger", source: str) -> NotLocated | None:

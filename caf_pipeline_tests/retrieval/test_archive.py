@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+from datetime import UTC, datetime, timedelta, timezone
 
 import psycopg
 import pytest
@@ -142,6 +143,31 @@ def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(wo
     with pytest.raises(NotLocated, match="not archived as version 'v9'"):
         archive.open("src", "dir/001", "v9")
     assert list(archive.ls("src", "nothing")) == []
+
+
+@pytest.mark.parametrize("source", ["\udcff", "s\0", "", "s" * 2000])
+def test_what_can_be_no_source_is_not_located_as_any_other_that_is_not_there(archive, source):
+    now = datetime.now(UTC)
+    for asked in (
+        lambda: archive.read(source, "a"),
+        lambda: archive.find(source, "a", "v1"),
+        lambda: archive.open(source, "a", as_of=now),
+        lambda: list(archive.ls(source, "a")),
+        lambda: list(archive.ls(source, recursive=True, as_of=now)),
+        lambda: next(archive.read_many(source, ["a"])).body,
+    ):
+        with pytest.raises(NotLocated, match="the ledger has no source"):
+            asked()
+
+
+def test_times_that_utc_has_not_are_times_like_others(archive):
+    first = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
+    last = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))
+    with pytest.raises(NotLocated, match=r"'dir/001' of source src is not archived as it was at 0001-01-01 00:00:00[+]14:00"):
+        archive.read("src", "dir/001", as_of=first)
+    assert list(archive.ls("src", recursive=True, as_of=first)) == []
+    assert archive.read("src", "dir/001", as_of=last) == BODIES["dir/001"]
+    assert {one.status for one in archive.ls("src", recursive=True, as_of=last)} == {"archived"}
 
 
 def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monkeypatch):
