@@ -125,7 +125,8 @@ class Archive:
     ) -> Iterator[Location | str]:
         """Yield what begins with a prefix, in the order of the bytes of keys: of each key what `read` gives, with its `status`.
 
-        Where not `recursive`, what has a further '/' behind the prefix is one text that ends in '/'. Memory is a page.
+        A prefix is of whole characters. Where not `recursive`, what has a further '/' behind it is one text that ends in '/'.
+        Memory is a page.
         """
         empty = True
         for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):

@@ -39,7 +39,10 @@ def is_current(location: Location) -> bool:
 def list_objects(
     ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
 ) -> Iterator[Location]:
-    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it."""
+    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it.
+
+    A prefix is of whole characters: one that ends inside a character begins no key.
+    """
     pages = _Pages(ledger, source, prefix)
     while keys := pages.next():
         found = ledger.locate_many(source, keys, as_of=as_of)
