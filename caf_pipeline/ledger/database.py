@@ -57,22 +57,25 @@ _ALWAYS: Final = {"client_encoding": "utf8"}
 _HINTS: Final = {
     "28": "check the user and the password in CAF_DATABASE_URL, and the server's pg_hba.conf",
     "3D": "create the database, or correct its name in CAF_DATABASE_URL",
+    "closed": "open it by ALTER DATABASE … ALLOW_CONNECTIONS true, or name another one in CAF_DATABASE_URL",
     "42501": "grant the user of CAF_DATABASE_URL CREATE on the schema and all rights on the ledger's tables",
     "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
     "53100": "make room on the database's disk",
 }
-"""What to do, by SQLSTATE or its class."""
+"""What to do, by SQLSTATE or its class; "closed" has one (55000) that says other things, too."""
 
 _TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
 """Classes: connection, rollback (deadlock), resources, object in use (lock timeout), operator intervention, system error. Of
 class 25 only the end of a transaction that stood still."""
 
-# A connection that is refused has no SQLSTATE in libpq, only words; a server that speaks another language gets no hint.
+# A connection that is refused has no SQLSTATE in libpq, only words; a server that speaks another language gets no hint. These are
+# patterns.
 _REFUSALS: Final = (
     ("password authentication failed", "28"),
     ("no password supplied", "28"),
     ("no pg_hba.conf entry", "28"),
     ("role ", "28"),
+    (r'database ".*" is not currently accepting connections', "closed"),
     ("database ", "3D"),
 )
 
@@ -283,7 +286,7 @@ class Database:
             for words, meaning, hint in _UNREACHABLE:
                 if words in str(error) and "FATAL:" not in str(error):
                     return LedgerUnreachable(f"{self.description} cannot be used: {meaning or said}", hint=hint)
-            code = next((code for words, code in _REFUSALS if f"FATAL:  {words}" in str(error)), "08")
+            code = next((code for words, code in _REFUSALS if re.search(f"FATAL:  {words}", str(error))), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
         if code == "23514" and diagnosis.table_name == "caf_files":
             return IllegalMove(f"the database refuses the state: {said}", hint="do the steps before it first")

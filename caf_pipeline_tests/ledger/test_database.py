@@ -202,6 +202,19 @@ def test_an_unknown_database_is_permanent_and_named(postgres_url):
     assert "create the database" in refused.value.hint
 
 
+def test_a_database_that_takes_no_connections_is_not_said_to_be_missing(postgres_url, empty_database_url):
+    name = conninfo_to_dict(empty_database_url)["dbname"]
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+        try:
+            with pytest.raises(LedgerError, match="is not currently accepting connections") as refused:
+                open_database(settings(empty_database_url))
+        finally:
+            admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
+    assert refused.value.permanent
+    assert refused.value.hint.startswith("open it by ALTER DATABASE … ALLOW_CONNECTIONS true")
+
+
 def test_a_server_that_is_away_is_transient_and_named():
     with pytest.raises(LedgerUnreachable, match=r"'d' at 127\.0\.0\.1:1 cannot") as away:
         open_database(settings(f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"))
