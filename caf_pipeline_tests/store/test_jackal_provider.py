@@ -406,7 +406,15 @@ def test_an_unknown_root_is_missing(client_of, reply):
         read(client_of(script))
 
 
-@pytest.mark.parametrize("reply", [answer(500, "panic"), answer(503), answer(301, Location="http://127.0.0.1:1/")], ids=named)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(answer(500, "panic"), answer(503), answer(301, Location="http://127.0.0.1:1/")),
+        answer(200, "<html>back soon</html>", Content_Type="text/html; charset=utf-8"),
+        answer(200, '{"error":"busy"}', Content_Type="application/json"),
+    ],
+    ids=named,
+)
 def test_any_other_answer_to_a_download_is_no_answer(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         read(client_of(script))

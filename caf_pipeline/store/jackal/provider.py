@@ -62,6 +62,8 @@ after each byte would else never end."""
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_PAGES: Final = ("text/html", "application/json")
+"""What a proxy or an API answers with, also as if all were well. Servers in Go call a chunk text/plain: it begins with JSON."""
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
@@ -440,6 +442,8 @@ class ProviderClient:
         else:
             self._refused(response)
         if total is not None and total != posting.stored_size_bytes:
+            if response.status == 200 and header(response, "content-type").startswith(_PAGES):
+                raise StoreUnreachable(f"provider {self.address} answers a download with a page of {total} bytes, not the file")
             raise IntegrityError(
                 f"the file {posting.merkle_root.hex()} has {total} bytes at provider {self.address}"
                 f" instead of {posting.stored_size_bytes}"
