@@ -277,10 +277,14 @@ def test_what_of_an_address_and_the_options_beside_it_cannot_be_used_is_named(re
     one_sentence(restore(to=f"s3://{new_bucket.name}/\udcff"), 2, "its prefix is not UTF-8")
     for endpoint, must in (("127.0.0.1:9000", "must begin with http"), ("http://me:secret@host", "must not hold a user")):
         wrong = restore(endpoint=endpoint)
-        one_sentence(wrong, 2, f"server cannot be used: it {must}", "correct --endpoint-url or AWS_ENDPOINT_URL")
+        one_sentence(
+            wrong, 2, f"server cannot be used: it {must}", "correct --endpoint-url, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+        )
         assert not any(word in wrong.err for word in ("s3://", "secret"))
     one_sentence(restore(to="s3://b c/x"), 2, "'s3://b c/x' cannot be restored to", "give s3://BUCKET or")
-    one_sentence(restore(to="s3://no-such-bucket"), 5, "there is no bucket", "and --endpoint-url or AWS_ENDPOINT_URL")
+    one_sentence(
+        restore(to="s3://no-such-bucket"), 5, "there is no bucket", "and --endpoint-url, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+    )
     one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'", "correct --profile or AWS_PROFILE")
     assert objects(new_bucket) == {}
 

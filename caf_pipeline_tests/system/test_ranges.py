@@ -101,6 +101,15 @@ def test_ranges_of_an_s3_server_that_has_no_etags(monkeypatch, habits):
         check_ranges("s3://file/key", CONTENT)
 
 
+@pytest.mark.usefixtures("s3")
+def test_a_wrong_endpoint_is_not_blamed_on_the_objects_address(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "user:a-password@host")
+    with pytest.raises(UsageError, match="the address of the bucket's server cannot be used: it must begin with http") as refused:
+        open_ranges("s3://archive/key").__enter__()
+    assert "AWS_ENDPOINT_URL" in refused.value.hint
+    assert "a-password" not in str(refused.value)
+
+
 def test_without_credentials_s3_is_read_anonymously(s3, monkeypatch):
     s3.put_object(Bucket="archive", Key="public", Body=CONTENT, ACL="public-read")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

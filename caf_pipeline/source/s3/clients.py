@@ -17,12 +17,13 @@ from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsEr
 from botocore.loaders import Loader, create_loader
 from pydantic import SecretStr
 
-from caf_pipeline.errors import SettingsError
+from caf_pipeline.errors import SettingsError, UsageError
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.listing_entries import read_entries
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from pydantic import ValidationError
 
 DEFAULT_REGION: Final = "us-east-1"
 """Where an endpoint is given and no region: servers other than AWS take any, and this is what they are set to."""
@@ -35,6 +36,7 @@ READ_TIMEOUT: Final = timedelta(seconds=60)  # between two reads, as botocore's 
 
 _PROFILE: Final = "the source's profile or AWS_PROFILE"
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+ENDPOINT_VARIABLES: Final = " or ".join(_ENDPOINT_VARIABLES)
 
 QUEUE_ATTEMPTS: Final = 2
 """Of one request to a queue, the first included: the next tick asks again."""
@@ -151,6 +153,18 @@ def _revealed(secret: SecretStr | None) -> str | None:
 def endpoint_of_environment() -> str:
     """Return the endpoint that the AWS tools' own variables name, "" where they name none."""
     return next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
+
+
+def unusable(error: "ValidationError", what: str, *, hint: str = "", endpoint_from: str) -> UsageError:
+    """Return the error of an address of AWS' form, or of the endpoint given beside it, which may hold a password.
+
+    `what` is the sentence's beginning, `hint` what to do about the address, `endpoint_from` says where the endpoint comes from.
+    """
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
+    if first["loc"] == ("endpoint_url",):
+        return UsageError(f"the address of the bucket's server cannot be used: it {said}", hint=f"correct {endpoint_from}")
+    return UsageError(f"{what}: {said}", hint=hint)
 
 
 def is_aws(client: "S3Client") -> bool:

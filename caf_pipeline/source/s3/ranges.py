@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from caf_pipeline.errors import ArchiveError, BucketMissing, SourceUnreachable, UsageError
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.s3.clients import build_client, endpoint_of_environment
+from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
 from caf_pipeline.source.s3.errors import code_of, status_of
 from caf_pipeline.system.ranges import RangeAnswer, RemoteFile, parse_range, refused, unreachable
 
@@ -34,7 +34,7 @@ class S3File(RemoteFile):
         try:
             settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint_of_environment())
         except ValidationError as error:
-            raise UsageError(f"{self.name} cannot be asked for: {error.errors()[0]['msg']}.") from error
+            raise unusable(error, f"{self.name} cannot be asked for", endpoint_from=ENDPOINT_VARIABLES) from error
         anonymous = boto3.Session().get_credentials() is None
         self._client = build_client(settings.model_copy(update={"anonymous": anonymous}))
         self._conditions: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class S3File(RemoteFile):
                 return
             if code_of(error) == "NoSuchBucket":
                 raise BucketMissing(
-                    f"There is no bucket {self._bucket!r}.", hint="Check the name and AWS_ENDPOINT_URL."
+                    f"There is no bucket {self._bucket!r}.", hint=f"Check the name and {ENDPOINT_VARIABLES}."
                 ) from error
             raise refused(self.name, status_of(error), code_of(error)) from error
         except BotoCoreError as error:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from caf_pipeline.errors import CafError, SourceDenied, SourceError, UsageError
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectThere
-from caf_pipeline.source.s3.clients import build_client, endpoint_of_environment
+from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Asking,
@@ -76,7 +76,7 @@ class TargetAddress(BucketAddress):
 
     def setting(self, name: str) -> str:
         """Return which option or variable sets this."""
-        given = {"endpoint_url": "--endpoint-url or AWS_ENDPOINT_URL", "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
+        given = {"endpoint_url": f"--endpoint-url, {ENDPOINT_VARIABLES}", "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
         return given.get(name, f"s3://{self.bucket}")
 
     @property
@@ -317,21 +317,13 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
         settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
         prefix.encode()
     except ValidationError as error:
-        raise _refused(address, error) from error
+        endpoint_from = TargetAddress("", bucket="", endpoint="").setting("endpoint_url")
+        hint = "give s3://BUCKET or s3://BUCKET/PREFIX"
+        raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=endpoint_from) from error
     except UnicodeEncodeError as error:
         raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give one that is") from error
     client = build_client(settings, profile_from="--profile or AWS_PROFILE")
     return BucketTarget(client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
-
-
-def _refused(address: str, error: ValidationError) -> UsageError:
-    """Return the error of what cannot be used: the address, or what is given beside it, which may hold a password."""
-    first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
-    if first["loc"] == ("endpoint_url",):
-        hint = f"correct {TargetAddress('', bucket='', endpoint='').setting('endpoint_url')}"
-        return UsageError(f"the address of the bucket's server cannot be used: it {said}", hint=hint)
-    return UsageError(f"{address!r} cannot be restored to: {said}", hint="give s3://BUCKET or s3://BUCKET/PREFIX")
 
 
 def part_bytes(size_bytes: int) -> int:
