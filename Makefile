@@ -66,7 +66,7 @@ ui: $(READY)
 network: $(READY)
 	@$(BIN)/python demo/network.py
 
-# Two processes a core, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
+# Five processes on two cores, the longest files first: support/scheduling.py. A file stays in one process: its tests share a network,
 # which a second process would make again.
 ALL_TESTS := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 30
 
