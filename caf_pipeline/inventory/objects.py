@@ -190,6 +190,11 @@ def is_supported(key: bytes) -> bool:
     return True
 
 
+def can_be_stored(text: str) -> bool:
+    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that is not UTF-8."""
+    return is_supported(text.encode("utf-8", "surrogatepass"))
+
+
 @dataclass(frozen=True, slots=True)
 class CurrentException:
     """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.

@@ -6,11 +6,10 @@ from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.objects import SkipReason, can_be_stored
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, still_skipped
 from caf_pipeline.ledger.database import LedgerPart, Row
-from caf_pipeline.ledger.keys import can_be_stored
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,

@@ -9,7 +9,7 @@ from urllib.parse import quote_from_bytes
 
 from psycopg.rows import args_row
 
-from caf_pipeline.inventory.objects import is_supported
+from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import still_skipped
 from caf_pipeline.ledger.database import LedgerPart
@@ -51,11 +51,6 @@ _COUNT_NOT_ARCHIVED: Final = f"""
 
 KeyRange = tuple[str, str | None]
 """Keys from the first text on and below the second (None: without an end), by their bytes; text that the database holds."""
-
-
-def can_be_stored(text: str) -> bool:
-    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that is not UTF-8."""
-    return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
 class ArchivedKeys(LedgerPart):

@@ -16,9 +16,9 @@ import psycopg
 from psycopg.rows import args_row
 
 from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory.objects import can_be_stored
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.keys import can_be_stored
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
 from caf_pipeline.store.protocol import Posting
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.inventory.objects import is_supported
+from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.records import Location
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Pages:
     def __init__(self, ledger: "Ledger", source: str, prefix: str) -> None:
         self._ledger = ledger
         self._source = source
-        self._start: str | None = prefix if not prefix or is_supported(prefix.encode("utf-8", "surrogatepass")) else None
+        self._start: str | None = prefix if not prefix or can_be_stored(prefix) else None
         self._end = _behind(prefix)
 
     def next(self) -> list[str]:

@@ -39,7 +39,7 @@ from caf_pipeline.inventory.manifest import (
     refuse_bloated,
     row_identity,
 )
-from caf_pipeline.inventory.objects import PartRange, SkipReason, is_supported, object_version, rewritten_version
+from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored, object_version, rewritten_version
 from caf_pipeline.ledger.records import RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
@@ -376,7 +376,7 @@ def _check_rows(manifest: OpenedManifest, chunk_file: ChunkFile) -> _Tally:
 def _check_identity(row: Mapping[str, Any], tally: _Tally) -> None:
     """Let a row pass that names an object that none before it named."""
     key, etag, version_id, size_bytes = row["key"], row["etag"], row["version_id"], row["size_bytes"]
-    if not isinstance(key, str) or not is_supported(key.encode("utf-8", "surrogatepass")):
+    if not isinstance(key, str) or not can_be_stored(key):
         raise MalformedArchive(f"its manifest has a key that no chunk can hold: {str(key)[:60]!r}")
     if not _is_text(etag) or not (version_id is None or _is_text(version_id)) or row["last_modified"] is None:
         raise MalformedArchive(f"its manifest does not say which version of {key[:60]!r} it has")
