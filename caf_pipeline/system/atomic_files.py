@@ -53,8 +53,8 @@ class PiecewiseFile(io.FileIO):
 class WholeFile:
     """A file while it is written, under a temporary name beside `path`; at `path` it appears whole and durable, or not at all.
 
-    Where it replaces a file, it may be read and written by those who could that one; by its owner alone while it is written.
     Where it is not `durable`, that holds for the death of a process, not of the machine: for what nobody reads after that.
+    Where it replaces a file, it may be read and written by those who could that one; by its owner alone while it is written.
     As a context manager, it is published where the context ends without an error. The temporary file is removed in any case.
     """
 

@@ -22,14 +22,13 @@ def no_looks() -> Iterator[None]:
 
     Dagster's daemon starts a process for each run, of whose loading a tenth was these looks.
     """
-    if not gc.isenabled():
-        yield
-        return
+    looked = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if looked:
+            gc.enable()
 
 
 def look_rarely() -> None:

@@ -69,6 +69,8 @@ _PARAMETERS: Final = {
 
 T = TypeVar("T")
 
+_ENDPOINT_FROM: Final = f"--endpoint-url, {ENDPOINT_VARIABLES}"
+
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
@@ -76,7 +78,7 @@ class TargetAddress(BucketAddress):
 
     def setting(self, name: str) -> str:
         """Return which option or variable sets this."""
-        given = {"endpoint_url": f"--endpoint-url, {ENDPOINT_VARIABLES}", "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
+        given = {"endpoint_url": _ENDPOINT_FROM, "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
         return given.get(name, f"s3://{self.bucket}")
 
     @property
@@ -317,9 +319,8 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
         settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
         prefix.encode()
     except ValidationError as error:
-        endpoint_from = TargetAddress("", bucket="", endpoint="").setting("endpoint_url")
         hint = "give s3://BUCKET or s3://BUCKET/PREFIX"
-        raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=endpoint_from) from error
+        raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=_ENDPOINT_FROM) from error
     except UnicodeEncodeError as error:
         raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give one that is") from error
     client = build_client(settings, profile_from="--profile or AWS_PROFILE")
