@@ -13,6 +13,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, _leave)
     # Else pydantic reads the metadata of all installed packages, in search of plugins: a twentieth of a second.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Else numpy, which pyarrow loads, starts a thread for each core, which spins at first; none is needed here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from caf_pipeline.system.left_out import leave_out_unused  # noqa: PLC0415  loading is what may be interrupted
 
     leave_out_unused()
