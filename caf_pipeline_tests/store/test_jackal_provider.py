@@ -412,12 +412,20 @@ def test_an_unknown_root_is_missing(client_of, reply):
         *(answer(500, "panic"), answer(503), answer(301, Location="http://127.0.0.1:1/")),
         answer(200, "<html>back soon</html>", Content_Type="text/html; charset=utf-8"),
         answer(200, '{"error":"busy"}', Content_Type="application/json"),
+        answer(200, b"\x1f\x8b, compressed by a proxy", Content_Encoding="gzip"),
+        answer(206, DATA[::-1], Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}", Content_Encoding="gzip"),
     ],
     ids=named,
 )
 def test_any_other_answer_to_a_download_is_no_answer(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
         read(client_of(script))
+
+
+def test_a_download_is_asked_for_as_it_is_stored(client_of):
+    with scripted(ranged) as script:
+        read(client_of(script), 0, 10)
+    assert script.requests[0].headers["accept-encoding"] == "identity"
 
 
 def test_ranges_in_a_row_share_a_connection(client_of):

@@ -403,7 +403,7 @@ class ProviderClient:
     def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
         """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
-        headers = {"Range": f"bytes={start_byte}-{end_byte - 1}"}
+        headers = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         with exchange(self._pool, self.address, _download_path(posting), limit, headers=headers) as response:
             left, skipped = self._promised(response, posting, start_byte, end_byte)
             missing = end_byte - start_byte - left
@@ -431,6 +431,9 @@ class ProviderClient:
     def _promised(self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
         """Return how many bytes of the range the answer promises, and how many others come before them."""
         total: int | None = None
+        if (coding := header(response, "content-encoding") or "identity") != "identity" and response.status in (200, 206):
+            # By what is before it: what it stores itself is not known by that.
+            raise StoreUnreachable(f"provider {self.address} answers a download compressed ({quoted(coding)}), not with the file")
         if response.status == 206:
             match = _CONTENT_RANGE.fullmatch(header(response, "content-range"))
             if not match or int(match[1]) != start_byte or int(match[2]) < start_byte:
