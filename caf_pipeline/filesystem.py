@@ -102,6 +102,12 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             atexit.register(_close, os.getpid(), archive)
             return archive
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:  # noqa: ANN401 - fsspec's own: a path, or a list of some
+        """Return `SOURCE/KEY` as fsspec does; no source has an empty name, so that '/' in front says nothing."""
+        stripped = super()._strip_protocol(path)
+        return stripped.lstrip("/") if isinstance(stripped, str) else stripped
+
     # --- what there is ---------------------------------------------------------------------------------------------------
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:  # noqa: ANN401

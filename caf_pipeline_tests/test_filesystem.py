@@ -114,6 +114,19 @@ def test_directories_are_what_keys_have_in_common(filled):
             filled.ls(path)
 
 
+@pytest.mark.parametrize("front", ["/", "caf:///"])
+def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front):
+    assert filled.cat_file(f"{front}src/a/b") == b"below"
+    assert filled.find(f"{front}src/a/c") == ["src/a/c/d"]
+    assert filled.glob(f"{front}src/a/*") == ["src/a/b", "src/a/c"]
+    assert (filled.isdir(f"{front}src/a/b"), filled.exists(f"{front}src/x"), filled.exists(f"{front}none/a")) == (False,) * 3
+    assert (filled.find(f"{front}none/a"), filled.du(f"{front}none")) == ([], 0)
+    with pytest.raises(FileNotFoundError):
+        filled.get(f"{front}none/", str(tmp_path / "out"), recursive=True)
+    with pytest.raises(FileNotFoundError):
+        filled.ls(f"{front}none")
+
+
 def test_a_file_says_what_is_known_of_it(filled):
     info = filled.info("caf://src/a/b")
     assert (info["name"], info["size"], info["type"], info["status"]) == ("src/a/b", 5, "file", "current")
