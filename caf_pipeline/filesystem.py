@@ -179,10 +179,16 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
-        if maxdepth is not None or not source:
+        if maxdepth is not None:
             below: list[str] | dict[str, Info] = super().find(path, maxdepth, withdirs, detail, **options)
             return below
         found: dict[str, Info] = {}
+        if not source:
+            for name in self.archive.sources():
+                of_source = self.find(name, withdirs=withdirs, detail=True)
+                assert isinstance(of_source, dict)
+                found |= ({name: _directory(name)} if withdirs else {}) | of_source
+            return dict(sorted(found.items())) if detail else sorted(found)
         try:
             for one in self.archive.ls(source, f"{key}/" if key else "", recursive=True):
                 assert isinstance(one, Location)

@@ -127,6 +127,12 @@ def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front)
         filled.ls(f"{front}none")
 
 
+def test_of_all_sources_the_same_is_found_as_of_each(filled):
+    assert filled.find("") == filled.find("src")
+    assert filled.find("caf://", withdirs=True, detail=True) == filled.find("src", withdirs=True, detail=True)
+    assert list(filled.find("", withdirs=True)) == sorted({"src", *filled.find("src", withdirs=True)})
+
+
 def test_a_file_says_what_is_known_of_it(filled):
     info = filled.info("caf://src/a/b")
     assert (info["name"], info["size"], info["type"], info["status"]) == ("src/a/b", 5, "file", "current")
