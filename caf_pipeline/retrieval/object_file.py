@@ -82,11 +82,12 @@ class ObjectFile(io.RawIOBase):
         """Move, also behind the end, where there is nothing to read. No provider is asked.
 
         Raises:
-            ValueError: before the beginning, or `whence` is unknown.
+            io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an OSError, as of a file, by which zipfile
+                knows what is too short for it, and a ValueError, as of fsspec's files and those in memory.
         """
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.location.size_bytes}.get(whence)
         if begin is None or begin + offset < 0:
-            raise ValueError(f"an object has no byte {offset} from {whence}")
+            raise io.UnsupportedOperation(f"an object has no byte {offset} from {whence}")
         if begin + offset != self._position or self._refused:
             self._stop_passing()
             self._pending, self._refused = False, None

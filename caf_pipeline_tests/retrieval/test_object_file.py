@@ -4,6 +4,8 @@ import hashlib
 import io
 import os
 import random
+import zipfile
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -125,6 +127,14 @@ def test_a_place_before_the_beginning_is_refused(store, location):
     for arguments in [(-1,), (-1, os.SEEK_CUR), (0, 7)]:
         with pytest.raises(ValueError, match="no byte"):
             file.seek(*arguments)
+
+
+def test_what_is_too_short_to_be_a_zip_file_is_none(store, posting):
+    short = whole(posting, BODY[:9])
+    with io.BufferedReader(ObjectFile(replace(short, row=replace(short.row, end_byte=START + 9)), store)) as file:
+        assert not zipfile.is_zipfile(file)
+        file.seek(0)
+        assert file.read() == BODY[:9]
 
 
 def test_nothing_is_asked_before_the_first_byte_is_read_and_one_request_gives_all(store, posting):
