@@ -1,6 +1,7 @@
 """The resource with which assets of other Dagster projects read archived objects."""
 
 import io
+import os
 from pathlib import Path
 
 from dagster import ConfigurableResource, InitResourceContext
@@ -14,13 +15,15 @@ from caf_pipeline.wiring import open_archive
 class ObjectReader(ConfigurableResource["ObjectReader"]):
     """Reads archived objects by source and key. The archive is opened when the first one is asked for, and closed after the run.
 
+    A process that an asset forks opens its own: two on one connection would read each other's answers.
+
     Secrets are no fields: they come from the environment or from files, as for `caf`. Methods raise what `Archive`'s do.
     """
 
     settings_file: str = Field(
         default="", description="The path of caf.toml; by default what CAF_CONFIG names, else that of the working directory."
     )
-    _archive: Archive | None = PrivateAttr(default=None)
+    _archives: dict[int, Archive] = PrivateAttr(default_factory=dict)  # by process
 
     @property
     def archive(self) -> Archive:
@@ -29,9 +32,9 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
         Raises:
             SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the database cannot.
         """
-        if self._archive is None:
-            self._archive = open_archive(load_settings(Path(self.settings_file) if self.settings_file else None))
-        return self._archive
+        if os.getpid() not in self._archives:
+            self._archives[os.getpid()] = open_archive(load_settings(Path(self.settings_file) if self.settings_file else None))
+        return self._archives[os.getpid()]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:
         """Return an object's bytes, which were compared with its SHA-256; see `Archive.read`."""
@@ -43,6 +46,5 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Close the archive."""
-        if self._archive is not None:
-            self._archive.close()
-            self._archive = None
+        if opened := self._archives.pop(os.getpid(), None):
+            opened.close()

@@ -82,8 +82,8 @@ class ObjectFile(io.RawIOBase):
         """Move, also behind the end, where there is nothing to read. No provider is asked.
 
         Raises:
-            io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an OSError, as of a file, by which zipfile
-                knows what is too short for it, and a ValueError, as of fsspec's files and those in memory.
+            io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an OSError, as of a file, by which
+                zipfile knows what is too short for it, and a ValueError, as of fsspec's files and those in memory.
         """
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.location.size_bytes}.get(whence)
         if begin is None or begin + offset < 0:

@@ -1,7 +1,9 @@
 """What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
 
+import os
+
 import pytest
-from dagster import AssetKey, Definitions, RetryPolicy, asset, define_asset_job
+from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
 from caf_pipeline import wiring
 from caf_pipeline.defs import restoring
@@ -120,13 +122,18 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
     assert len(list((tmp_path / "out").iterdir())) == 4
 
 
-def test_an_asset_of_another_project_reads_archived_objects(archived, tmp_path, database_url, monkeypatch):
+@pytest.fixture
+def settings_file(archived, tmp_path, database_url, monkeypatch):
+    """The settings of somebody who reads what was archived."""
     for name, value in (("CAF_DATABASE_URL", database_url), ("CAF_STORE__KIND", "directory")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CAF_STORE__FOLDER", str(archived.settings.store.folder))
     settings = tmp_path / "caf.toml"
     settings.write_text(source_text("http://127.0.0.1:1", "b").replace("sources.src", f"sources.{SOURCE}"))
+    return settings
 
+
+def test_an_asset_of_another_project_reads_archived_objects(settings_file, tmp_path):
     @asset
     def report(archive: ObjectReader) -> None:
         with archive.open(SOURCE, "key-003") as file:
@@ -136,6 +143,21 @@ def test_an_asset_of_another_project_reads_archived_objects(archived, tmp_path, 
         (tmp_path / "report").write_text("\n".join(one.row.key for one in archive.archive.ls(SOURCE)))
 
     theirs = Definitions(assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()})
-    run_config = {"resources": {"archive": {"config": {"settings_file": str(settings)}}}}
+    run_config = {"resources": {"archive": {"config": {"settings_file": str(settings_file)}}}}
     assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
     assert len((tmp_path / "report").read_text().splitlines()) == 9
+
+
+def test_a_process_that_an_asset_forks_opens_an_archive_of_its_own(settings_file):
+    with build_resources({"archive": ObjectReader(settings_file=str(settings_file))}) as resources:
+        reader = resources.archive
+        ours = reader.archive
+        child = os.fork()
+        if child == 0:
+            is_own = False
+            try:
+                is_own = reader.archive is not ours and reader.read(SOURCE, "key-003")[:6] == b"key-3."
+            finally:
+                os._exit(not is_own)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (reader.archive, reader.read(SOURCE, "key-004")[:6]) == (ours, b"key-4.")
