@@ -6,7 +6,6 @@ starts at once.
 
 import contextlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -149,7 +148,7 @@ def open_restore(
                 files.own()
             yield RestoreFolder(files, store, force=force, dry_run=dry_run)
             return
-        from caf_pipeline.retrieval.manifests import Manifests  # noqa: PLC0415
+        from caf_pipeline.retrieval.manifests import Manifests, manifests_folder  # noqa: PLC0415
         from caf_pipeline.retrieval.restore_bucket import RestoreBucket  # noqa: PLC0415
         from caf_pipeline.source.s3.target import open_bucket_target  # noqa: PLC0415
 
@@ -158,7 +157,7 @@ def open_restore(
                 open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
             )
         )
-        manifests = Manifests(ledger, store, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="caf-manifests-"))))
+        manifests = Manifests(ledger, store, stack.enter_context(manifests_folder()))
         yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
 
 

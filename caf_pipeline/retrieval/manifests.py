@@ -3,8 +3,12 @@
 Source: "A chunk" in docs/format.md.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +20,7 @@ from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.system.folder_lock import alone_in, writing_into
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
@@ -28,6 +33,60 @@ HEADERS: Final = ("content_type", "content_encoding", "content_language", "conte
 """What a manifest keeps of an object's headers, beside its user metadata.
 
 Until 0.3.0 Expires was not kept: an object that has one, is archived without it and was written again is archived once more."""
+
+
+FOLDER: Final = "caf-manifests."
+"""Begins the names of folders for manifests. Those that begin with 'caf-manifests-' are of a version that locked none."""
+
+_SUFFIX: Final = ".manifest"
+
+
+@contextlib.contextmanager
+def manifests_folder() -> Iterator[Path]:
+    """Give a new folder for manifests while the context lasts, and remove those of processes that were killed.
+
+    Raises:
+        StagingError: there can be none.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+                _remove_left(left)
+            # Until it is locked, another process takes a new folder for one that was left, and removes it.
+            while not _take(folder := Path(tempfile.mkdtemp(prefix=FOLDER)), stack):
+                pass
+        except OSError as error:
+            raise StagingError(
+                f"there is no folder for temporary files: {error.strerror}", hint="set TMPDIR to a folder that may be written"
+            ) from error
+        stack.callback(_remove, folder)
+        yield folder
+
+
+def _take(folder: Path, stack: contextlib.ExitStack) -> bool:
+    """Keep others from removing the folder until the stack is closed; False where one did so before."""
+    try:
+        stack.enter_context(writing_into(folder))
+    except FileNotFoundError:
+        return False
+    return folder.exists()
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove a folder that no process has; what is not of this user is left, and so is what nothing here made."""
+    with contextlib.suppress(OSError):
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            with alone_in(folder) as alone:
+                if alone:
+                    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for file in folder.glob(f"*{_SUFFIX}"):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 class Manifests:
@@ -73,7 +132,7 @@ class Manifests:
 
     def _fetch(self, chunk: Chunk) -> None:
         """Fetch a manifest, and remove those that were not asked for longest, where there are too many bytes."""
-        path = self._folder / f"{chunk.name}.manifest"
+        path = self._folder / f"{chunk.name}{_SUFFIX}"
         try:
             self._write(chunk, path)
             self._kept[chunk.name] = path, path.stat().st_size

@@ -190,16 +190,17 @@ def test_a_dry_run_writes_nothing(restore, new_bucket):
 
 
 @pytest.mark.thorough
-def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, restore, new_bucket):
+def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, new_bucket, tmp_path):
     to = ("restore", "src", f"s3://{new_bucket.name}/{PREFIX}", "--json", "--endpoint-url", new_bucket.endpoint)
     for at_least in (1, 12):
-        with archived.start(*to) as process:
+        with archived.start(*to, TMPDIR=str(tmp_path)) as process:
             for _ in range(at_least):
                 if not process.stdout.readline():
                     break
             process.send_signal(signal.SIGKILL)
         assert all(BODIES[key] == body for key, body in objects(new_bucket).items())
-    assert sums(restore("--json"))["failed"] == 1  # the key that is too long here
+    assert sums(archived.process(*to, TMPDIR=str(tmp_path)))["failed"] == 1  # the key that is too long here
+    assert not list(tmp_path.iterdir())
     assert objects(new_bucket) == FITTING
 
 

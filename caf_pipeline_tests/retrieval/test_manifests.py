@@ -1,12 +1,13 @@
 """Manifests that are fetched once for as many questions as there are, as long as the disk may hold them."""
 
 import os
+import tempfile
 
 import pytest
 
 from caf_pipeline.retrieval import manifests
 from caf_pipeline.retrieval.listing import list_objects
-from caf_pipeline.retrieval.manifests import Manifests
+from caf_pipeline.retrieval.manifests import Manifests, manifests_folder
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -52,3 +53,28 @@ def test_what_was_not_asked_for_longest_makes_room(fetched, monkeypatch):
     assert fetched("bacab") == ("bcb", pytest.approx(2 * one, rel=0.2))
     monkeypatch.setattr(manifests, "MANIFESTS_BYTES", 1)
     assert fetched("ccac") == ("cac", pytest.approx(one, rel=0.2))
+
+
+def test_what_a_process_that_was_killed_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, file in {"left": "src-1-1.manifest", "mine": "src-1-1.manifest", "mine/below": "note"}.items():
+        folder = tmp_path / f"{manifests.FOLDER}{name}"
+        folder.mkdir()
+        (folder / file).write_bytes(b"")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.manifest").write_bytes(b"")
+    (tmp_path / f"{manifests.FOLDER}link").symlink_to(tmp_path / "elsewhere")
+    with manifests_folder() as used:
+        (used / "src-1-1.manifest").write_bytes(b"")
+        with manifests_folder() as other:
+            assert other != used
+            assert list(used.iterdir())
+        assert not other.exists()
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
+        "caf-manifests.link",
+        "caf-manifests.mine",
+        "caf-manifests.mine/below",
+        "caf-manifests.mine/below/note",
+        "elsewhere",
+        "elsewhere/x.manifest",
+    ]
