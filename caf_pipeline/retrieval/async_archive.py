@@ -42,7 +42,7 @@ class AsyncArchive:
         """Look an object up; what it gives waits for providers, so give its methods to `asyncio.to_thread`."""
         return await asyncio.to_thread(self.archive.find, source, key, version, as_of=as_of)
 
-    async def save(self, source: str, key: str, path: Path, version: str | None = None) -> None:
+    async def save(self, source: str, key: str, path: str | Path, version: str | None = None) -> None:
         """Write an object to a file."""
         await asyncio.to_thread(self.archive.save, source, key, path, version)
 
