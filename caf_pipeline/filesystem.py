@@ -15,7 +15,7 @@ import io
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from glob import has_magic
@@ -246,8 +246,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         _only_open_has_versions(options)
         if not isinstance(paths, list):
             raise TypeError("paths is a list")
-        begins = [starts] * len(paths) if starts is None or isinstance(starts, int) else list(starts)
-        stops = [ends] * len(paths) if ends is None or isinstance(ends, int) else list(ends)
+        begins = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        stops = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
         if not len(paths) == len(begins) == len(stops):
             raise ValueError("there are not as many starts and ends as paths")
         by_source = defaultdict[str, list[tuple[int, str]]](list)

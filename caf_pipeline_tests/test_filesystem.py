@@ -9,6 +9,7 @@ from functools import partial
 
 import duckdb
 import fsspec
+import numpy as np
 import pandas as pd
 import polars as pl
 import psycopg
@@ -222,6 +223,8 @@ def test_ranges_are_read_by_few_requests(fs):
     assert given == [body[start:end] for body in bodies.values() for start, end in ((0, 10), (1000, 2000))]
     assert (type(missing), type(unknown)) == (FileNotFoundError, FileNotFoundError)
     assert len(fs.work.store.asked) == 1
+    edges = np.array([3, 9])  # of an index, as Zarr and Parquet readers have them
+    assert fs.cat_ranges(paths[:2], *edges) == fs.cat_ranges(paths[:2], edges[[0, 0]], edges[[1, 1]]) == [bodies["k00"][3:9]] * 2
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(paths, starts, ends, on_error="raise")
     with pytest.raises(ValueError, match="as many"):
