@@ -99,6 +99,8 @@ def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) ->
             f"destination {config.destination!r} is neither the absolute path of a folder nor s3://BUCKET/PREFIX",
             hint="give an absolute path: a run has a working folder of its own",
         )
+    if (config.profile or config.endpoint_url) and not config.destination.startswith(wiring.BUCKET_SCHEME):
+        raise UsageError("`profile` and `endpoint_url` are for a bucket", hint="give s3://BUCKET/PREFIX as `destination`")
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
     progress = _Progress(context, config, sums)
     try:

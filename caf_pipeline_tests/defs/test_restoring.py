@@ -85,6 +85,10 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     for destination in ("~/out", "out", "", "/a\0b", "file:///out"):
         result, _, said = restore(archived, destination=destination)
         assert said.startswith(f"destination {destination!r} is neither the absolute path of a folder")
+    for option in ({"profile": "ops"}, {"endpoint_url": "http://127.0.0.1:9"}):
+        result, _, said = restore(archived, destination=str(tmp_path / "restored"), **option)
+        assert (result.success, said) == (False, "`profile` and `endpoint_url` are for a bucket")
+    assert not (tmp_path / "restored").exists()
 
 
 def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(archived, tmp_path, monkeypatch):
