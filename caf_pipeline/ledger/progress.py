@@ -13,17 +13,24 @@ from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 WINDOW_SECONDS: Final = 3600
 """Of a rate, at most. A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of now."""
 
-# An object over several chunks counts with its last part: those of its other parts have none.
-_EARLIER_PART: Final = (
-    "EXISTS (SELECT FROM object_parts AS one WHERE one.caf_file_id = caf_files.caf_file_id AND part < part_count)"
-)
+# An object over several chunks counts with the last of them that is not archived, and with its last one where all are. Parts
+# that were given up are of no object; what is archived of them is lost. LATERAL with LIMIT: as in the view objects_in_parts. What
+# is asked for with IN is looked up in a hash table.
+_COUNTS_ELSEWHERE: Final = """caf_file_id IN (SELECT caf_file_id FROM (
+        SELECT parts.caf_file_id, abandoned OR row_number() OVER (PARTITION BY plan_id, file_path, object_version
+            ORDER BY its.state IN ('located', 'damaged'), part DESC) > 1 AS is_other
+        FROM object_parts AS parts
+        CROSS JOIN LATERAL (SELECT state FROM caf_files WHERE caf_files.caf_file_id = parts.caf_file_id LIMIT 1) AS its
+        WHERE source_id IN (SELECT source_id FROM sources WHERE name = ANY(%(sources)s))) AS counted WHERE is_other)"""
+_IS_GIVEN_UP: Final = "caf_file_id IN (SELECT caf_file_id FROM object_parts WHERE abandoned)"
 # Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves. Nor
 # does anything where chunks are only planned.
 _STATES: Final = f"""
     SELECT sources.name AS source, state, count(*) AS chunks,
-        sum(CASE WHEN {_EARLIER_PART} THEN 0 WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END)
+        sum(CASE WHEN {_COUNTS_ELSEWHERE} THEN 0 WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END)
             AS objects,
-        sum(CASE WHEN state IN ('located', 'damaged') THEN member_bytes ELSE object_bytes END) AS size_bytes,
+        sum(CASE WHEN state NOT IN ('located', 'damaged') THEN object_bytes WHEN {_IS_GIVEN_UP} THEN 0 ELSE member_bytes END)
+            AS size_bytes,
         max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts,
         max(checked_at) FILTER (WHERE state = 'located') AS looked_at,
         min(located_at) FILTER (WHERE state = 'located') AS located_at
@@ -32,7 +39,7 @@ _STATES: Final = f"""
 # The first chunk of the window only begins it: when it was begun is not of the window. A rebuild packed nothing.
 _RECENT: Final = f"""
     WITH recent AS (SELECT sources.name AS source, located_at, member_bytes,
-            CASE WHEN {_EARLIER_PART} THEN 0 ELSE member_count END AS member_count,
+            CASE WHEN {_COUNTS_ELSEWHERE} THEN 0 ELSE member_count END AS member_count,
             row_number() OVER (PARTITION BY source_id ORDER BY located_at, caf_file_id) > 1 AS counts
         FROM caf_files JOIN sources USING (source_id)
         WHERE sources.name = ANY(%(sources)s) AND located_at > now() - make_interval(secs => %(window)s) AND attempts > 0)

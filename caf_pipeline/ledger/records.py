@@ -574,7 +574,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """Chunks, their objects and the bytes of these. An object in several chunks counts with that of its last part."""
+    """Chunks, their objects and the bytes of these. An object in several chunks counts with one of them."""
 
     chunks: int = 0
     objects: int = 0

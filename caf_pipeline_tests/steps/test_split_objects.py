@@ -241,6 +241,24 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
     assert not plan(work).plan
 
 
+def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(work, source):
+    plan(work)
+    first, *others = parts_of(work)
+    for name in [*whole_chunks(work), *others]:
+        archive_chunk(work, name)
+        (progress,) = work.ledger.progress(["src"])
+        assert progress.recent.objects < 4
+    assert objects_by_state(work) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
+    source.unavailable["huge"] = SkipReason.CHANGED, 0
+    archive_chunk(work, first)  # which gives all parts up
+    assert is_nowhere(work)
+    (progress,) = work.ledger.progress(["src"])
+    located = progress.sums([ChunkState.LOCATED])
+    account = work.ledger.account("src")
+    assert (located.objects, located.size_bytes) == (account.located_objects, account.located_bytes)
+    assert located.objects == 3
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("packed", sampled(range(4), every=4))
 def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(work, source, packed):
