@@ -6,7 +6,7 @@ executed in this process, and where several chunks are archived at a time in pro
 
 import re
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Final
 from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
@@ -223,6 +223,7 @@ class _Command:
         self._runs = SourceRuns(settings, instance, ledger, source, watch=watch, told=self._here)
         self._summary = Summary(source)
         self._alike: Counter[str] = Counter()
+        self._parts: set[str] = set()  # chunks that this command archived, of a part of an object each
         self._gave_back = False  # a chunk tried last closed before its last planned object, so that the rest is to be planned
 
     def run(self) -> Summary:
@@ -236,6 +237,7 @@ class _Command:
                 snapshot = self._plan()
                 self._archive_under_way()
                 again = False
+        self._summary.objects += self._whole_by_parts()
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
         self._summary.damaged = len(self._ledger.chunks(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
@@ -336,9 +338,23 @@ class _Command:
         self._summary.empty += archived.ended is ChunkState.EMPTY
         if archived.ended is ChunkState.LOCATED:  # else also where another run archived it, or it was withdrawn with other parts
             self._summary.archived += 1
-            self._summary.objects += done.member_count if done.part <= 1 else 0  # an object in parts counts with its first
+            self._summary.objects += 0 if done.part else done.member_count
             self._summary.size_bytes += done.member_bytes
+            if done.part:
+                self._parts.add(done.name)
         return done
+
+    def _whole_by_parts(self) -> int:
+        """Return how many objects in parts are located of which this command archived the part that was the last."""
+        if not self._parts:
+            return 0
+        objects = defaultdict[tuple[str, int], list[Chunk]](list)
+        for chunk in self._ledger.chunks(self._source, IN_GOOD_STANDING):
+            if chunk.part and not chunk.part_abandoned:
+                objects[chunk.plan, chunk.number - chunk.part].append(chunk)  # a plan's parts of an object follow each other
+        whole = [parts for parts in objects.values() if len(parts) == parts[0].part_count]
+        lasts = (max(parts, key=lambda chunk: (chunk.located_at or chunk.updated_at, chunk.number)) for parts in whole)
+        return sum(chunk.name in self._parts for chunk in lasts)
 
     def _totals(self, snapshot: str) -> InventoryTotals:
         """Return what became of the objects of this command's own inventory; evaluates the check of the source, too."""

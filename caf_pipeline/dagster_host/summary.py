@@ -80,8 +80,8 @@ class Summary:
         planning: the live run that plans this source; "" where this command planned it.
         parked: how many chunks wait for an operator.
         damaged: how many stored chunks have fewer right copies than they are to have, or none.
-        objects: located by this command.
-        size_bytes: of those objects.
+        objects: located by this command; one in parts by whose run was the last of them.
+        size_bytes: of what the chunks that it archived have of objects, also of those that have parts elsewhere.
         totals: of this command's own whole inventory, asked for at the end.
         waiting: what of the source waits for the next plan; None where nothing does.
     """

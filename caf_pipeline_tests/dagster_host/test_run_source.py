@@ -110,6 +110,16 @@ def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(sp
     assert again.chunks == []
 
 
+def test_an_object_in_parts_counts_for_the_command_that_made_it_located(split, run):
+    split.plan()
+    work = split.workplace()
+    for chunk in split.ledger.chunks(SOURCE):
+        if chunk.part != 2:
+            archive_chunk(work, chunk.name)
+    (summary,) = run(workers=1)
+    assert (len(summary.chunks), summary.objects, summary.complete) == (1, 1, True)
+
+
 @pytest.mark.thorough
 def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch):
     pack = chunk_steps.pack_chunk
@@ -121,7 +131,7 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
 
     monkeypatch.setattr(chunk_steps, "pack_chunk", change_before_the_third)
     (summary,) = run(workers=1)
-    assert (summary.failed, summary.objects) == ({}, 3 + 1)
+    assert (summary.failed, summary.objects, summary.totals.located) == ({}, 3, 3)
     states = {chunk.part: chunk.state for chunk in split.ledger.chunks(SOURCE) if chunk.part}
     assert [states.pop(part) for part in (1, 2, 3)] == [ChunkState.LOCATED, ChunkState.LOCATED, ChunkState.EMPTY]
     assert set(states.values()) == {ChunkState.WITHDRAWN}
