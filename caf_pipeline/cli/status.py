@@ -125,7 +125,7 @@ def _print_status_json(
                 "chunk": chunk.name,
                 "source": chunk.source,
                 "state": str(chunk.state),
-                "objects": chunk.member_count or chunk.object_count,
+                "objects": _objects(chunk),
                 "skipped": chunk.skipped_count,
                 "size_bytes": chunk.caf_size_bytes or chunk.expected_size_bytes,
                 "merkle_root": chunk.merkle_root.hex() if chunk.merkle_root else None,
@@ -158,7 +158,7 @@ def _print_status(
         table.add_row(
             chunk.name,
             str(chunk.state),
-            f"{chunk.member_count or chunk.object_count:,}",
+            f"{_objects(chunk):,}",
             f"{chunk.skipped_count:,}",
             show_size(chunk.caf_size_bytes or chunk.expected_size_bytes),
             f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else "",
@@ -169,6 +169,11 @@ def _print_status(
             console.print(f"{chunk.name} is {chunk.state}: {printable(chunk.reason)}")
     if len(shown) < len(chunks):
         console.print(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
+
+
+def _objects(chunk: "Chunk") -> int:
+    """Return how many objects a chunk has, and before it is packed how many were planned for it."""
+    return chunk.member_count if chunk.merkle_root else chunk.object_count
 
 
 def _urgency(state: ChunkState) -> int:

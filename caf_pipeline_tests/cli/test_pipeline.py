@@ -107,6 +107,25 @@ def status_of(caf):
 
 
 @pytest.mark.thorough
+def test_a_chunk_of_which_every_object_was_skipped_has_none_by_the_status(caf, s3_server, new_bucket):
+    for key in ("a", "b"):
+        new_bucket.put(key, b"content")
+    caf.settings(source_text(s3_server, new_bucket.name))
+    caf("run", CAF_STAGING="/dev/null/nowhere")
+    (planned,) = status_of_chunks(caf)
+    assert (planned["objects"], planned["skipped"]) == (2, 0)
+    for key in ("a", "b"):
+        new_bucket.delete(key)
+    assert caf("run").status == 0
+    (ended,) = status_of_chunks(caf)
+    assert (ended["state"], ended["objects"], ended["skipped"]) == ("empty", 0, 2)
+    assert f"{ended['chunk']}  empty        0        2" in caf("status").out.decode()
+
+
+def status_of_chunks(caf):
+    return [line for line in map(json.loads, caf("status", "--json").out.splitlines()) if "chunk" in line]
+
+
 def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(caf, s3_server, new_bucket):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
