@@ -11,6 +11,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
+    ReportOption,
     SourceArgument,
     counted,
     note,
@@ -42,9 +43,7 @@ def plan(  # noqa: PLR0917 - the command line's options
     last_inventory: Annotated[
         bool, typer.Option("--last-inventory", help="Use the latest whole inventory instead of taking one.")
     ] = False,
-    report: Annotated[
-        str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
-    ] = "",
+    report: ReportOption = None,
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -81,7 +80,7 @@ def plan(  # noqa: PLR0917 - the command line's options
         if last_inventory:
             snapshot = inventories.last_whole(work, hint="leave --last-inventory out, which takes one")
         elif report or (work.source_settings.inventory and not list_bucket):
-            snapshot, taken = inventories.take_report(work, report)
+            snapshot, taken = inventories.take_report(work, report or "")
             if taken.warning:
                 note(taken.warning)
         else:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli.opening import load_settings
+from caf_pipeline.cli.terminal import ReportOption
 from caf_pipeline.errors import UsageError
 
 
@@ -15,9 +16,7 @@ def run(  # noqa: PLR0917 - the command line's options
     second_copy: Annotated[
         bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
     ] = False,
-    report: Annotated[
-        str, typer.Option("--report", metavar="DATE", help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.")
-    ] = "",
+    report: ReportOption = None,
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=0, help="Archive N chunks at a time; 0 chooses by their sizes.")
@@ -69,7 +68,7 @@ def run(  # noqa: PLR0917 - the command line's options
     if report and list_bucket:
         raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
-    inventory = {"report": report, "list_bucket": list_bucket}
+    inventory = {"report": report or "", "list_bucket": list_bucket}
     options = {"second_copy": second_copy, "inventory": inventory, "workers": workers}
     status: int = entry.load()(source, settings=settings, **options, json=json)
     return status

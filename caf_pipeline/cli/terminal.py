@@ -37,6 +37,24 @@ def a_path(text: str | Path) -> Path:
     return Path(text)
 
 
+def a_report(text: str) -> str:
+    """Take which report is meant; raises UsageError for an empty text, as of a variable that is not set."""
+    if not text:
+        raise UsageError("--report is empty.", hint="Leave it out for the newest report.")
+    return text
+
+
+ReportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        parser=a_report,
+        metavar="DATE",
+        help="Take the newest S3 Inventory report of this day, e.g. 2026-11-21.",
+    ),
+]
+
+
 def parse_size(text: str, *, decimal: bool = False) -> int:
     """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else.
 

@@ -174,6 +174,8 @@ def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
     caf, _ = filled
     one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "--source")
     one_sentence(caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other")
+    for command in (("run", "--source", "src"), ("plan", "src", "--dry-run")):
+        one_sentence(caf(*command, "--report", ""), 2, "--report is empty", "Leave it out for the newest report")
     one_sentence(
         caf("run", "--source", "src", "--report", "2026-11-21"), 3, "sources.src.inventory is not set", "docs/inventory.md"
     )
