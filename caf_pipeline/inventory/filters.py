@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Self
 
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
 
 if TYPE_CHECKING:
     from caf_pipeline.settings import SourceSettings
@@ -41,7 +41,8 @@ class ObjectFilter:
     def of(cls, settings: "SourceSettings", at: datetime) -> Self:
         """Return the filters that the settings name; ages are those at a time."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
-        return cls(settings.include, settings.exclude, settings.storage_classes, settings.max_size, newest)
+        largest = min(settings.max_size, MAX_SIZE_BYTES)  # no inventory has a larger one, and DuckDB has no number of any size
+        return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)
 
     def left_out_by(self, obj: S3Object) -> str | None:
         """Return the name of the filter that leaves out an object whose key is supported; None where none does."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.inventory.filters import FILTERS, NO_FILTER, ObjectFilter
-from caf_pipeline.inventory.objects import S3Object, is_supported
+from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object, is_supported
 from caf_pipeline.inventory.snapshot import inventory_query, snapshot_batch
 from caf_pipeline.setting_values import MAX_PATTERNS_SIZE
 from caf_pipeline.settings import SourceSettings
@@ -81,6 +81,11 @@ def test_the_first_filter_that_applies_is_the_one_that_is_named():
             an_object("a", size=10, hours=-1),
         )
     ] == ["include", "exclude", "storage_classes", "max_size", "min_age", None]
+
+
+def test_a_size_that_no_object_has_leaves_nothing_out(tmp_path):
+    filters = ObjectFilter.of(SourceSettings(bucket="bucket", max_size=1 << 127), MOMENT)
+    assert by_sql(tmp_path, filters, [an_object("a", size=MAX_SIZE_BYTES)]) == [None]
 
 
 def test_nothing_is_left_out_by_default():
