@@ -357,8 +357,9 @@ def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTe
 
 
 def waits_until(settings: SourceSettings, tail: WaitingTail) -> datetime:
-    """Return when the wait of a tail is over."""
-    return tail.oldest + timedelta(seconds=settings.max_wait)
+    """Return when the wait of a tail is over; a server may list any time as that of an object."""
+    wait = timedelta(seconds=settings.max_wait)
+    return min(tail.oldest, datetime.max.replace(tzinfo=UTC) - wait) + wait
 
 
 def _write_plan(

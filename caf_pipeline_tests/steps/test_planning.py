@@ -105,6 +105,15 @@ def test_what_waited_for_max_wait_is_planned_however_little_it_is(workplace, sou
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
 
 
+def test_an_object_of_the_last_moment_there_is_waits_until_then(workplace, source, monkeypatch):
+    last = datetime.max.replace(tzinfo=UTC)
+    listed = [replace(obj, last_modified=last) for obj in source.objects()[:2]]
+    monkeypatch.setattr(source, "objects", lambda: listed)
+    work = workplace(min_chunk_size="512KiB")
+    assert preview_plan(work, inventories.take_inventory(work)).waiting.until == last
+    assert plan(work).waiting.until == work.ledger.account("src").waiting.until == last
+
+
 def test_by_default_nothing_waits(workplace, source):
     work = workplace(max_wait=LONG)
     assert [chunk.object_count for chunk in plan(work).chunks] == [26, 4]
