@@ -173,10 +173,12 @@ def rewritten_version(version: str, last_modified: datetime) -> str:
 
     LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
     """
-    return f"{version}:{last_modified.astimezone(UTC):{TIME_FORMAT}}"
+    # Python's strftime gives a year before 1000 fewer digits than DuckDB's.
+    return f"{version}:{last_modified.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
-TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"  # DuckDB's strftime and Python's write it alike
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
+"""The form of that LastModified, as DuckDB's strftime takes it."""
 
 
 def is_supported(key: bytes) -> bool:

@@ -16,6 +16,7 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
+from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -51,6 +52,19 @@ def waiting_keys(work):
     rows = cutting.pq.read_table(path).to_pylist()
     path.unlink()
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
+
+
+@pytest.mark.parametrize("year", [1, 999, 9999])
+def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(workplace, source, monkeypatch, year):
+    archive_everything(work := workplace())
+    source.headers["key-000"] = ObjectHeaders(content_type="text/plain")
+    first, *others = source.objects()
+    listed = [replace(first, last_modified=datetime(year, 2, 3, tzinfo=UTC)), *others]
+    monkeypatch.setattr(source, "objects", lambda: listed)
+    assert len(archive_everything(work)) == 1
+    (location,) = [one for one in work.ledger.versions("src", "key-000", 5)[0] if one.object_version != first.object_version]
+    assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
+    assert work.ledger.account("src").located_objects == 31
 
 
 @pytest.mark.thorough
