@@ -164,7 +164,7 @@ def _print_preview(preview: "PlanPreview") -> None:
 
 
 def _age(moment: datetime) -> str:
-    return _duration((datetime.now(UTC) - moment).total_seconds())
+    return _duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))  # S3's clock may be ahead of this machine's
 
 
 def _split(seen: "PlanStatistics") -> str:

@@ -173,7 +173,8 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
         writer.leave_out(counts.left_out)
         snapshot = writer.finish()
     _prune(work, snapshot)
-    return snapshot, TakenReport(report, counts, age=moment - report.taken_at)
+    age = max(moment - report.taken_at, timedelta(0))  # S3's clock may be ahead of this machine's
+    return snapshot, TakenReport(report, counts, age)
 
 
 def find_new_report(work: Workplace) -> str:

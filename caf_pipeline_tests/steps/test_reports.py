@@ -5,8 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from caf_pipeline.cli import plans
 from caf_pipeline.errors import ReportRefused
 from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
+from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.wiring import open_workplace
@@ -79,6 +81,16 @@ def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(work, new_bucket
     assert "days old" in taken.warning
     reports.write()
     assert inventories.take_report(work)[1].warning == ""
+
+
+def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(work, new_bucket, reports, monkeypatch, capsys):
+    new_bucket.put("a", A)
+    monkeypatch.setattr(Listing, "clock", lambda self: datetime.now(UTC) + DAY)
+    reports.write(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2))
+    snapshot, taken = inventories.take_report(work)
+    assert taken.age == timedelta(0)
+    plans._print_preview(preview_plan(work, snapshot))
+    assert f"of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC, 0 seconds old" in capsys.readouterr().out
 
 
 def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_bucket, reports, ledger):
