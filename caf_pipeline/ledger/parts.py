@@ -28,17 +28,21 @@ _PART: Final = {
     "object_bytes": "int8",
 }
 # Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
+# Asked once for an object: what the statement has written of it by then is passed over each time.
 _REGISTER: Final = """
+    WITH known AS MATERIALIZED (
+        SELECT file_path, object_version, coalesce(
+            (SELECT min(old.location_part - old.part) FROM object_parts AS old
+                WHERE old.plan_id = %(plan_id)s AND old.file_path = one.file_path
+                    AND old.object_version = one.object_version),
+            (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old
+                WHERE old.source_id = %(source_id)s AND old.file_path = one.file_path
+                    AND old.object_version = one.object_version)) AS parts_before
+        FROM (SELECT DISTINCT file_path, object_version FROM splitting) AS one)
     INSERT INTO object_parts (plan_id, source_id, caf_file_id, file_path, object_version, part, part_count, start_byte, end_byte,
         object_bytes, location_part)
-    SELECT %(plan_id)s, %(source_id)s, splitting.*, part + coalesce(
-        (SELECT min(old.location_part - old.part) FROM object_parts AS old
-            WHERE old.plan_id = %(plan_id)s AND old.file_path = splitting.file_path
-                AND old.object_version = splitting.object_version),
-        (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old
-            WHERE old.source_id = %(source_id)s AND old.file_path = splitting.file_path
-                AND old.object_version = splitting.object_version))
-    FROM splitting
+    SELECT %(plan_id)s, %(source_id)s, splitting.*, part + parts_before
+    FROM splitting JOIN known USING (file_path, object_version)
     """
 _OWN: Final = "SELECT * FROM object_parts WHERE caf_file_id = %(id)s"
 # In one order, by all who wait for each other.

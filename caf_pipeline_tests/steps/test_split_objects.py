@@ -17,6 +17,7 @@ from caf_pipeline.cli import plans
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger import postgres
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
@@ -170,6 +171,21 @@ def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
 
 
 MANY_HEADERS = ObjectHeaders(content_disposition="y" * 4000, user_metadata={f"name-{n}": "x" * 90 for n in range(20)})
+
+
+def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(work, source, monkeypatch):
+    scans, register = [], postgres.register_parts
+
+    def counted(connection, *arguments):
+        seen = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'object_parts'"
+        before = connection.execute(seen).scalar_one()
+        register(connection, *arguments)
+        scans.append(connection.execute(seen).scalar_one() - before)
+
+    monkeypatch.setattr(postgres, "register_parts", counted)
+    source.bodies["another"] = os.urandom(1_000_000)
+    parts = [chunk for chunk in plan(work).chunks if chunk.part]
+    assert scans[0] < len(parts)
 
 
 @pytest.mark.parametrize(("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)])
