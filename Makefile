@@ -25,11 +25,12 @@ CARGO_ONCE := CARGO_NET_RETRY=0 CARGO_HTTP_TIMEOUT=10
 UV_VERSION := 0.13.8
 # What pytest made of the test modules is kept, whatever the environment says: making it is half of a collection's CPU time.
 export PYTHONDONTWRITEBYTECODE :=
-# As in caf_pipeline/entry.py, also for test processes and those of Dagster's that they start.
+# Both as in caf_pipeline/entry.py, also for test processes and those of Dagster's that they start.
 export OPENBLAS_NUM_THREADS ?= 1
+export PYDANTIC_DISABLE_PLUGINS ?= __all__
 
 # The first interpreter that is new enough and can make a virtual environment; pyenv's shims fail when asked, and are passed. The
-# system's own comes first: distributions compile it with profile-guided optimization, pyenv by default without, a third slower.
+# system's own comes first: distributions compile it with profile-guided optimization, pyenv by default without: our tests take a twelfth longer then.
 FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.13 python3.12 python3.11; do \
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
