@@ -126,6 +126,7 @@ def status_of_chunks(caf):
     return [line for line in map(json.loads, caf("status", "--json").out.splitlines()) if "chunk" in line]
 
 
+@pytest.mark.thorough
 def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(caf, s3_server, new_bucket):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
