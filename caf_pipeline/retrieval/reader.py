@@ -239,7 +239,7 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
                 with path.open("wb") as file:
                     shutil.copyfileobj(spool, file)
             return
-        with WholeFile(Path(os.path.realpath(path))) as whole:
+        with WholeFile(Path(os.path.realpath(path)), direct=True) as whole:
             fill(whole.file)
     except BrokenPipeError:
         raise

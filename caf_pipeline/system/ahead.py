@@ -1,8 +1,13 @@
 """Work that goes on while its last piece is used: what is native code on both sides keeps two cores busy."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from threading import Thread
+from typing import Final, TypeVar
+
+PIECES_BEHIND: Final = 8
+"""That wait for a use: threads that go in step wait for each other, a fifth of the time of an object (docs/benchmarks.md)."""
 
 _Piece = TypeVar("_Piece")
 
@@ -17,18 +22,34 @@ def one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 
 
 def use_behind(pieces: Iterable[_Piece], *uses: Callable[[_Piece], object]) -> None:
-    """Give each piece to all uses, a thread for each of them, while the next piece is made; at most two are there at once.
+    """Give each piece to all uses, a thread for each of them, while the next ones are made; a use has `PIECES_BEHIND` waiting.
 
     Raises: what making a piece or a use of it raises; then no use goes on.
     """
-    with ThreadPoolExecutor(len(uses), thread_name_prefix="behind") as threads:
-        under_way: Sequence[Future[object]] = ()
+    queues = [Queue[_Piece | None](PIECES_BEHIND) for _ in uses]
+    failed: list[BaseException] = []
+
+    def use_each(use: Callable[[_Piece], object], given: Queue[_Piece | None]) -> None:
+        while (piece := given.get()) is not None:  # to the end also after a failure: who makes pieces may wait for room
+            try:
+                if not failed:
+                    use(piece)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+
+    threads = [Thread(target=use_each, args=each, name="behind") for each in zip(uses, queues, strict=True)]
+    for thread in threads:
+        thread.start()
+    try:
         for piece in pieces:
-            _end(under_way)
-            under_way = [threads.submit(use, piece) for use in uses]
-        _end(under_way)
-
-
-def _end(under_way: Iterable[Future[object]]) -> None:
-    for one in under_way:
-        one.result()
+            if failed:
+                break
+            for queue in queues:
+                queue.put(piece)
+    finally:
+        for queue in queues:
+            queue.put(None)
+        for thread in threads:
+            thread.join()
+    if failed:
+        raise failed[0]

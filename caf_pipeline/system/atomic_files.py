@@ -5,12 +5,14 @@ Source: fsync(2), which does not speak for the folder that a file is in; rename(
 
 import contextlib
 import errno
+import fcntl
 import io
+import mmap
 import os
 import secrets
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,8 @@ fill (6.18, ext4; docs/benchmarks.md)."""
 
 
 BEGIN_BYTES: Final = 32 << 20  # a tenth of a second of a fast disk's time
+
+BLOCK_BYTES: Final = 2 << 20  # as many as 1 or 4 MiB take the same time (docs/benchmarks.md)
 
 PRIVATE: Final = 0o600
 """The mode of a file that will replace another, until it has the rights of that one."""
@@ -50,15 +54,75 @@ class PiecewiseFile(io.FileIO):
             self._begun_byte = end_byte
 
 
+class DirectFile(PiecewiseFile):
+    """A file that goes to the disk past the page cache, which costs more time than SHA-256, for what is large and not read soon.
+
+    It takes all that `write` is given, and holds up to `BLOCK_BYTES` of it until more follows or it is flushed. Where the file
+    system has no such way, the bytes take the usual one. Source: open(2) on O_DIRECT, which aligns memory and offset.
+    """
+
+    def __init__(self, file: Path | int, mode: str, opener: Callable[[str, int], int] | None = None) -> None:
+        super().__init__(file, mode, opener=opener)
+        self._block = mmap.mmap(-1, BLOCK_BYTES)  # pages, so that it is aligned
+        self._held = 0
+
+    def write(self, data: Buffer) -> int:
+        """Take all bytes, and return how many they are; an error may be of bytes that were taken before."""
+        view, taken = memoryview(data).cast("B"), 0
+        while taken < len(view):
+            some = view[taken : taken + BLOCK_BYTES - self._held]
+            self._block[self._held : self._held + len(some)] = some
+            self._held += len(some)
+            taken += len(some)
+            if self._held == BLOCK_BYTES:
+                self.flush()
+        return taken
+
+    def flush(self) -> None:
+        """Write what is held."""
+        held, self._held = memoryview(self._block)[: self._held], 0
+        written = self._write_directly(held) if len(held) == BLOCK_BYTES else 0
+        while written < len(held):
+            written += super().write(held[written:])
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move, behind what is held."""
+        self.flush()
+        return super().seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position behind what is held."""
+        return super().tell() + self._held
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Cut the file, with what is held in it."""
+        self.flush()
+        return super().truncate(size)
+
+    def _write_directly(self, block: memoryview) -> int:
+        """Return how many bytes of it the disk took so: none where the file system refuses, or the offset is not aligned."""
+        flags = fcntl.fcntl(self, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))  # macOS has none
+            return io.FileIO.write(self, block)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return 0
+        finally:
+            fcntl.fcntl(self, fcntl.F_SETFL, flags)
+
+
 class WholeFile:
     """A file while it is written, under a temporary name beside `path`; at `path` it appears whole and durable, or not at all.
 
     Where it is not `durable`, that holds for the death of a process, not of the machine: for what nobody reads after that.
     Where it replaces a file, it may be read and written by those who could that one; by its owner alone while it is written.
+    What is `direct` is a `DirectFile`.
     As a context manager, it is published where the context ends without an error. The temporary file is removed in any case.
     """
 
-    def __init__(self, path: Path, temporary: Path | None = None, *, durable: bool = True) -> None:
+    def __init__(self, path: Path, temporary: Path | None = None, *, durable: bool = True, direct: bool = False) -> None:
         """Open the temporary file; raises OSError where the folder cannot be written, or `path` is a pipe, a device or such."""
         if path.exists() and not (path.is_file() or path.is_dir()):  # root may replace /dev/null
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -68,9 +132,10 @@ class WholeFile:
         # From before the file exists until it has its name: Ctrl-C may come between here and the caller's `with`.
         self._removal = weakref.finalize(self, _remove, self.temporary)
         self._replaces = path.is_file()
-        self.raw = PiecewiseFile(self.temporary, "w", opener=partial(os.open, mode=PRIVATE) if self._replaces else None)
+        opener = partial(os.open, mode=PRIVATE) if self._replaces else None
+        self.raw = (DirectFile if direct else PiecewiseFile)(self.temporary, "w", opener=opener)
         self.raw.begins_early = durable  # nothing waits for the disk otherwise, and what it has is read from there again
-        self.file: IO[bytes] = io.BufferedWriter(self.raw, WRITE_BYTES)
+        self.file: IO[bytes] = self.raw if direct else io.BufferedWriter(self.raw, WRITE_BYTES)
 
     def seal(self) -> None:
         """End the file, and make it durable if it is to be, still under the temporary name; does nothing the second time."""

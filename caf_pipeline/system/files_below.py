@@ -21,7 +21,7 @@ from typing import IO, Final, Self
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import CafError, HeldByOther, StagingError
-from caf_pipeline.system.atomic_files import PRIVATE, WRITE_BYTES, PiecewiseFile, give_rights
+from caf_pipeline.system.atomic_files import PRIVATE, WRITE_BYTES, DirectFile, PiecewiseFile, give_rights
 from caf_pipeline.system.small_files import write_files
 
 # The whole folder's trouble, not one member's.
@@ -56,10 +56,10 @@ class NameRefused(NotRestored):
 class UnfinishedFile:
     """A file that does not have its name yet. A context manager, which removes it where it did not get one."""
 
-    def __init__(self, folder: int, *, may_replace: bool = False) -> None:
+    def __init__(self, folder: int, *, may_replace: bool = False, direct: bool = False) -> None:
         """Make it in an open folder, which stays open while it has no name; raises OSError.
 
-        Where it `may_replace` a file, it is its owner's alone until `give_mode`.
+        Where it `may_replace` a file, it is its owner's alone until `give_mode`. What is `direct` is a `DirectFile`.
         """
         self.folder = folder
         self.name = f".caf-{secrets.token_hex(8)}.partial"
@@ -70,7 +70,7 @@ class UnfinishedFile:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
                 os.fchmod(descriptor, PRIVATE)
                 self._mode = mode
-        self.file: IO[bytes] = io.BufferedWriter(PiecewiseFile(descriptor, "w"))
+        self.file: IO[bytes] = DirectFile(descriptor, "w") if direct else io.BufferedWriter(PiecewiseFile(descriptor, "w"))
         self._error: CafError | OSError | None = None
 
     def fill(self, fill: Callable[[IO[bytes]], object]) -> None:
@@ -198,9 +198,9 @@ class FilesBelow:
                 self._give_name(unfinished, parent, parts[-1], key, status)
 
     def begin(self) -> UnfinishedFile:
-        """Return a file that `finish` gives its name when it is filled; raises StagingError."""
+        """Return a file for a large member, that `finish` gives its name when it is filled; raises StagingError."""
         try:
-            return UnfinishedFile(self._root, may_replace=self._force)
+            return UnfinishedFile(self._root, may_replace=self._force, direct=True)
         except OSError as error:
             raise _not_writable(self._path, error) from error
 

@@ -1,16 +1,25 @@
 """A file that is whole or not there."""
 
 import errno
+import fcntl
 import gc
+import io
+import mmap
 import os
+import random
+import resource
 import stat
 import sys
+import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from caf_pipeline.system import atomic_files
-from caf_pipeline.system.atomic_files import BEGIN_BYTES, WRITE_BYTES, WholeFile, give_rights
+from caf_pipeline.system.atomic_files import BEGIN_BYTES, BLOCK_BYTES, WRITE_BYTES, DirectFile, WholeFile, give_rights
 
 
 def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
@@ -41,9 +50,9 @@ def test_a_file_that_cannot_have_the_group_of_the_one_before_is_open_to_no_other
     monkeypatch.setattr(os, "chown", refused)
     (new := tmp_path / "new").touch()
     status = new.stat()
-    for mode, given in ((0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o751, 0o711)):
+    for mode, left in ((0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o751, 0o711)):
         give_rights(os.stat_result((mode, *status[1:5], status.st_gid + 1, *status[6:])), str(new))
-        assert stat.S_IMODE(new.stat().st_mode) == given
+        assert stat.S_IMODE(new.stat().st_mode) == left
 
 
 def write_half(path):
@@ -148,3 +157,58 @@ def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(du
     assert moments == (["begun", "temporary", "named", tmp_path.name] if durable else ["named"])
     assert (tmp_path / "file").read_bytes() == bytes(BEGIN_BYTES)
     assert os.listdir(tmp_path) == ["file"]
+
+
+STEPS = st.tuples(st.sampled_from(["write", "write", "write", "seek", "truncate", "flush"]), st.integers(0, 3 * mmap.PAGESIZE))
+
+
+@patch.object(atomic_files, "BLOCK_BYTES", mmap.PAGESIZE)
+@given(steps=st.lists(STEPS, max_size=255))
+def test_a_direct_file_has_what_one_in_memory_has_whatever_is_done_to_it(steps):
+    with tempfile.NamedTemporaryFile() as named:
+        with DirectFile(Path(named.name), "w") as file, io.BytesIO() as expected:
+            for number, (what, size) in enumerate(steps):
+                length = len(expected.getvalue())  # what is in memory is not made longer by `truncate`
+                said = {
+                    "write": (bytes([number]) * size,),
+                    "seek": (size,),
+                    "truncate": (min(size, length),),
+                    "flush": (),
+                }
+                for each in (file, expected):
+                    getattr(each, what)(*said[what])
+                assert file.tell() == expected.tell()
+            content = expected.getvalue()
+        assert Path(named.name).read_bytes() == content
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_whole_blocks_of_a_direct_file_pass_the_page_cache_where_the_file_system_lets_them(tmp_path, monkeypatch, refused):
+    asked = list[bool]()
+    real = fcntl.fcntl
+
+    def seen(file, what, flags=0):
+        if what == fcntl.F_SETFL:
+            asked.append(bool(flags & os.O_DIRECT))
+            if refused and asked[-1]:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(file, what, flags)
+
+    monkeypatch.setattr(fcntl, "fcntl", seen)
+    content = random.Random(1).randbytes(2 * BLOCK_BYTES + 1)
+    with WholeFile(tmp_path / "file", direct=True) as whole:
+        for start in range(0, len(content), BLOCK_BYTES // 3):
+            whole.file.write(content[start : start + BLOCK_BYTES // 3])
+    assert (tmp_path / "file").read_bytes() == content
+    assert asked == [True, False] * 2
+
+
+def test_nothing_is_left_of_a_direct_file_where_the_disk_takes_no_more(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES + 5, limits[1]))
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)), WholeFile(tmp_path / "file", direct=True) as whole:
+            whole.file.write(bytes(3 * BLOCK_BYTES))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == []
