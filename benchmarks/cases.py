@@ -276,7 +276,7 @@ CASES = {
         ),
         Case(
             "read-large",
-            "an object of 1 GiB written to a file by `caf get` from the loopback provider, and compared",
+            "an object of 4 GiB written to a file by `caf get` from the loopback provider, and compared",
             "curl of the same range",
             1.2,
             read_large,

@@ -108,8 +108,8 @@ def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 
 def read_large(bench: Bench) -> Iterator[tuple[Command, Command]]:
-    """One object of 1 GiB."""
-    size_bytes = bench.pick(GIB, 128 * MIB, MIB)
+    """One object of 4 GiB."""
+    size_bytes = bench.pick(4 * GIB, 128 * MIB, MIB)
     mine, theirs = bench.folder / "got", bench.folder / "curled"
     with archived(bench, f"read-{size_bytes}", [size_bytes]) as found:
         [one] = found.references
