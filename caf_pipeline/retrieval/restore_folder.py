@@ -30,7 +30,7 @@ MOST_NAMES: Final = 4
 """Of a part of a key, tried one after the other: one key's file, other keys' folder, and two that something else may have."""
 
 LARGE_AT_ONCE: Final = 4
-"""Objects too large for memory that are fetched side by side: three threads and 4 MiB each."""
+"""Objects too large for memory that are fetched side by side: three threads and 12 MiB each, that wait or go to the disk."""
 
 
 class RestoreFolder:
