@@ -274,19 +274,18 @@ def test_what_cannot_be_restored_to_is_said(archived, restore, new_bucket, unrul
     one_sentence(restore(prefix="x", endpoint=unruly_s3.endpoint), 5, "takes no more", "XMinioStorageFull")
 
 
+_ENDPOINT_FROM = "--endpoint-url (of the job: `endpoint_url`), AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+
+
 def test_what_of_an_address_and_the_options_beside_it_cannot_be_used_is_named(restore, new_bucket):
     one_sentence(restore(to=f"s3://{new_bucket.name}/\udcff"), 2, "its prefix is not UTF-8")
     for endpoint, must in (("127.0.0.1:9000", "must begin with http"), ("http://me:secret@host", "must not hold a user")):
         wrong = restore(endpoint=endpoint)
-        one_sentence(
-            wrong, 2, f"server cannot be used: it {must}", "correct --endpoint-url, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
-        )
+        one_sentence(wrong, 2, f"server cannot be used: it {must}", f"correct {_ENDPOINT_FROM}")
         assert not any(word in wrong.err for word in ("s3://", "secret"))
     one_sentence(restore(to="s3://b c/x"), 2, "'s3://b c/x' cannot be restored to", "give s3://BUCKET or")
-    one_sentence(
-        restore(to="s3://no-such-bucket"), 5, "there is no bucket", "and --endpoint-url, AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
-    )
-    one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'", "correct --profile or AWS_PROFILE")
+    one_sentence(restore(to="s3://no-such-bucket"), 5, "there is no bucket", f"and {_ENDPOINT_FROM}")
+    one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'", "correct --profile (of the job: `profile`) or AWS_")
     assert objects(new_bucket) == {}
 
 

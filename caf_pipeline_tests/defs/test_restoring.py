@@ -91,6 +91,15 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     assert not (tmp_path / "restored").exists()
 
 
+def test_what_the_config_says_wrong_of_a_bucket_is_named_as_the_config_names_it(archived):
+    _, shown, said = restore(archived, destination="s3://bucket/x", profile="nobody")
+    assert "there is no profile 'nobody'" in said
+    assert "(of the job: `profile`)" in shown["hint"]
+    _, shown, said = restore(archived, destination="s3://bucket/x", endpoint_url="127.0.0.1:9000")
+    assert "server cannot be used" in said
+    assert "(of the job: `endpoint_url`)" in shown["hint"]
+
+
 def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(archived, tmp_path, monkeypatch):
     monkeypatch.setattr(restoring, "MOST_TOLD", 2)
     for number in range(3):

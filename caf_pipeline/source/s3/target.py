@@ -69,22 +69,23 @@ _PARAMETERS: Final = {
 
 T = TypeVar("T")
 
-_ENDPOINT_FROM: Final = f"--endpoint-url, {ENDPOINT_VARIABLES}"
+_ENDPOINT_FROM: Final = f"--endpoint-url (of the job: `endpoint_url`), {ENDPOINT_VARIABLES}"
+_PROFILE: Final = "--profile (of the job: `profile`)"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A bucket named on the command line: its hints name the command's options and the variables of AWS, not settings of ours."""
+    """A bucket to restore to: its hints name options of `caf restore`, config of the job and variables of AWS, not settings."""
 
     def setting(self, name: str) -> str:
         """Return which option or variable sets this."""
-        given = {"endpoint_url": _ENDPOINT_FROM, "region": "AWS_DEFAULT_REGION", "profile": "--profile"}
+        given = {"endpoint_url": _ENDPOINT_FROM, "region": "AWS_DEFAULT_REGION", "profile": _PROFILE}
         return given.get(name, f"s3://{self.bucket}")
 
     @property
     def credentials_hint(self) -> str:
         """Where credentials come from."""
-        return "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with --profile"
+        return f"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile with {_PROFILE}"
 
     def key_hint(self, name: str) -> str:
         """Return where half a pair of keys comes from."""
@@ -323,7 +324,7 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
         raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=_ENDPOINT_FROM) from error
     except UnicodeEncodeError as error:
         raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give one that is") from error
-    client = build_client(settings, profile_from="--profile or AWS_PROFILE")
+    client = build_client(settings, profile_from=f"{_PROFILE} or AWS_PROFILE")
     return BucketTarget(client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
 
 
