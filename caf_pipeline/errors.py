@@ -32,6 +32,7 @@
     │   │   └── NoProvider        (t)  no provider can be reached, or none has room
     │   ├── NotProven             (t)  too few copies listed or read back within the time limit
     │   ├── StoredChunkMissing         the store does not have the chunk
+    │   │   └── ObjectMissing      9   every provider was asked, and none has the object: no other try gives it
     │   ├── ChunkTooLarge              no provider takes this many bytes in the time it gives an upload
     │   ├── RootRefused                providers say that the bytes are not those that were posted
     │   ├── TransactionRefused         the chain included or refused a transaction with a code of its own
@@ -332,6 +333,12 @@ class UploadsRefused(StoreError):
 
 class StoredChunkMissing(StoreError):
     """The store does not have the chunk, or not enough copies of it."""
+
+
+class ObjectMissing(StoredChunkMissing):
+    """Every provider says that it does not have an archived object: as where all give other bytes, no other try gives it."""
+
+    exit_code = 9
 
 
 class NotPublic(StoreError):

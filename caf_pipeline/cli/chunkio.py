@@ -49,7 +49,7 @@ def list(
 
     Exit statuses: 0; 2 wrong arguments; 4 the file is missing or is no ChunkIO log; 5 the server refuses or cannot be reached. Of
     an archived object also: 3 a setting is wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to
-    be had has other bytes; 11 the object is not archived.
+    be had has other bytes, or no provider has it; 11 the object is not archived.
     """
     with _opened(file, _ALL_BYTES) as log:
         picks = {"first": log.reader.first, "last": log.reader.last, "middle": log.reader.middle}
@@ -83,8 +83,8 @@ def cat(
 
     Exit statuses: 0; 2 wrong arguments; 4 the file is missing, no entry begins at POSITION, or its content is no DEFLATE
     data; 5 the server refuses or cannot be reached; 9 the content is damaged. Of an archived object also: 3 a setting is
-    wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to be had has other bytes; 11 the object
-    is not archived.
+    wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to be had has other bytes, or no
+    provider has it; 11 the object is not archived.
     """
     from caf_pipeline.formats.chunkio import inflated  # noqa: PLC0415
 
@@ -119,7 +119,7 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
 
     Exit statuses: 0 nothing is damaged; 1 something is; 2 wrong arguments; 4 the file is missing or is no ChunkIO log; 5 the
     server refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
-    database or 7 the store failed; 9 what is to be had has other bytes; 11 the object is not archived.
+    database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
     from caf_pipeline.formats.chunkio import LogDamage  # noqa: PLC0415
 
@@ -170,7 +170,7 @@ def salvage(
 
     Exit statuses: 0; 1 nothing whole was found; 2 wrong arguments; 4 the file is missing; 5 the server refuses or cannot be
     reached; 8 OUT cannot be written. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
-    database or 7 the store failed; 9 what is to be had has other bytes; 11 the object is not archived.
+    database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
     from caf_pipeline.formats.chunkio import LogWriter  # noqa: PLC0415
 

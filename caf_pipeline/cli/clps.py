@@ -46,7 +46,7 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
 
     Exit statuses: 0 the metadata are whole; 2 wrong arguments; 4 the file is missing, is no clp-s archive, or is damaged; 5 the
     server refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
-    database or 7 the store failed; 9 what is to be had has other bytes; 11 the object is not archived.
+    database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
     from caf_pipeline.formats.clps import FIRST_READ_BYTES, read_metadata  # noqa: PLC0415  a tenth of a second, for pyarrow
 

@@ -63,7 +63,7 @@ def get(  # noqa: PLR0917 - the command line's options
 
     Exit status: 0 verified; 2 FILE cannot be written, or TIME is not a time; 3 a setting is wrong or there is no such source;
     4 the object has no cotar index or no such file; 6 the database or 7 the store failed; 9 all that is to be had has other
-    bytes; 11 the object, or this version of it, is not archived.
+    bytes, or no provider has the object; 11 the object, or this version of it, is not archived.
     """
     from caf_pipeline.retrieval.reader import fetch, save, write_whole  # noqa: PLC0415  loaded by the commands that use it
 

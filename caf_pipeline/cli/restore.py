@@ -62,8 +62,8 @@ def restore(  # noqa: PLR0917 - the command line's options
 
     Exit status: 0 all that is listed is there; 1 some files or objects are different, or cannot be here; 2 wrong arguments; 3 a
     setting is wrong or there is no such source; 5 the bucket is missing, refuses, or cannot be reached; 6 the database failed; 7
-    some object could not be read, or no provider has it; 8 the folder cannot be written; 9 no provider gives some object right;
-    10 another process restores into the folder, into one in it or into one that it is in; 11 no archived key begins with PREFIX.
+    some object could not be read; 8 the folder cannot be written; 9 no provider gives some object right, or none has it; 10
+    another process restores into the folder, into one in it or into one that it is in; 11 no archived key begins with PREFIX.
     """
     from caf_pipeline.retrieval.listing import count_not_archived, list_objects  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.restore import RestoreSums, restore_objects  # noqa: PLC0415

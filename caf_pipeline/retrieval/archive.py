@@ -36,7 +36,7 @@ class Archive:
 
     Its methods raise:
         NotLocated: the source, the key or its version is not archived; it says why, where that is known.
-        StoreUnreachable: no provider gives the bytes now. StoredChunkMissing: none has them.
+        StoreUnreachable: no provider gives the bytes now. ObjectMissing: none has them.
         IntegrityError: what providers give is not what was archived.
         LedgerUnreachable, LedgerError: the database is away, or refuses.
         UsageError: `as_of` has no zone, or comes with a version; a file, or the temporary one of a large object, is not written.

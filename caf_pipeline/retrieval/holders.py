@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import CafError, IntegrityError, ObjectMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.ahead import use_behind
@@ -43,7 +43,7 @@ class RangeHolders:
         Where a provider fails, the next one goes on at the same byte.
 
         Raises:
-            StoredChunkMissing, IntegrityError, StoreUnreachable: every provider failed before the last byte; which of the three
+            ObjectMissing, IntegrityError, StoreUnreachable: every provider failed before the last byte; which of the three
                 as by `copy`.
         """
         posting, offset = self._one.posting, self._one.start_byte
@@ -87,7 +87,7 @@ class RangeHolders:
         """Give the whole range to `write`, and compare it; `begin_again` says that what was given is void.
 
         Raises:
-            IntegrityError: the providers that have it give other bytes; the message names them. StoredChunkMissing: none has it.
+            IntegrityError: the providers that have it give other bytes; the message names them. ObjectMissing: none has it.
             StoreUnreachable: no provider that answers gives it right, and one did not answer.
             After any of them, `begin_again` was called last.
         """
@@ -121,14 +121,14 @@ class RangeHolders:
         what = f"'{self._key}' (chunk {self._one.chunk})"
         errors = self.failed.values()
         if not errors and self.size_bytes:
-            return StoredChunkMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
+            return ObjectMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
         said = "; ".join(f"{provider}: {error}" for provider, error in self.failed.items())
         message = f"no provider gives {what} as it was archived: {said or 'its row has the SHA-256 of other bytes'}"
         if any(not error.permanent for error in errors):
             return StoreUnreachable(message, hint="try again later")
         if not errors or any(isinstance(error, IntegrityError) for error in errors):
             return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
-        return StoredChunkMissing(message, hint="'caf jackal repair' stores its chunk again")
+        return ObjectMissing(message, hint="'caf jackal repair' stores its chunk again")
 
 
 def holders_of(location: Location, store: ChunkStore) -> list[RangeHolders]:

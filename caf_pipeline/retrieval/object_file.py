@@ -45,7 +45,7 @@ class ObjectFile(io.RawIOBase):
     A holder that breaks off is followed by another at the same byte. Memory is bounded by 8 MiB, or twice what
     is asked for at once. From a middle at least 1 MiB is asked for.
 
-    Raises on reading: StoredChunkMissing, StoreUnreachable, IntegrityError; of a stream, again on each reading until a `seek`.
+    Raises on reading: ObjectMissing, StoreUnreachable, IntegrityError; of a stream, again on each reading until a `seek`.
     """
 
     def __init__(self, location: Location, store: ChunkStore) -> None:

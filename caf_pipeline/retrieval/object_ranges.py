@@ -16,7 +16,7 @@ from caf_pipeline.system.ranges import FileRanges
 class ObjectRanges(FileRanges):
     """An object of up to 8 MiB is read as a whole and compared first; of a larger one a range's length is certain, no more.
 
-    Its methods raise StoredChunkMissing, StoreUnreachable and IntegrityError beside what `FileRanges` does.
+    Its methods raise ObjectMissing, StoreUnreachable and IntegrityError beside what `FileRanges` does.
     """
 
     def __init__(self, found: Found) -> None:

@@ -77,7 +77,7 @@ class Found:
         Returns what is wrong with providers that others stood in for.
 
         Raises:
-            IntegrityError: the providers that have it give other bytes; the message names them. StoredChunkMissing: none has it.
+            IntegrityError: the providers that have it give other bytes; the message names them. ObjectMissing: none has it.
             StoreUnreachable: no provider that answers gives it right, and one did not answer.
             After any of them the file holds nothing.
         """

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
+from caf_pipeline.errors import CafError, IntegrityError, ObjectMissing, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
 _GOES_ON: Final = "the same restore goes on, and leaves what is there"
+_DAMAGED: Final = "what no provider gives right stays away until 'caf jackal repair' has stored its chunk again"
 _STAYS: Final = "what was refused there is refused again until the reason given with it is gone"
 
 
@@ -109,20 +110,26 @@ class RestoreSums:
             return ""
         return f"beside these, {counted(self.not_yet_archived, 'object')} not archived yet and {self.skipped:,} skipped"
 
+    def _met(self, *kinds: type[CafError]) -> bool:
+        return any(issubclass(error, kinds) for error in self.errors)
+
     def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
         """Return the error that says why not all is there; None where all is.
 
-        It is the one that ended the list, where there is such, but for wrong bytes: those no other try makes right. `force` names
-        the option that replaces what is different.
+        It is the one that ended the list, where there is such, but for what no other try makes right: wrong bytes, and objects
+        that no provider has. `force` names the option that replaces what is different.
         """
         if not ended and not self.failed and not self.different:
             return None
-        kinds = (IntegrityError, StoreUnreachable, StoreError)
-        kind = next((kind for kind in kinds if any(issubclass(error, kind) for error in self.errors)), CafError)
-        if ended and kind is not IntegrityError:
+        is_lost = self._met(IntegrityError, StoredChunkMissing)
+        if ended and not is_lost:
             return ended
-        is_of_place = [issubclass(error, NotRestored) for error in self.errors]
-        hints = [_GOES_ON] * (not all(is_of_place)) + [_STAYS] * any(is_of_place)
+        kinds = (IntegrityError, StoredChunkMissing, StoreUnreachable, StoreError)
+        kind = next((kind for kind in kinds if self._met(kind)), CafError)
+        if kind is StoredChunkMissing:
+            kind = ObjectMissing
+        others = any(not issubclass(error, IntegrityError | StoredChunkMissing | NotRestored) for error in self.errors)
+        hints = [_GOES_ON] * (others or ended is not None) + [_DAMAGED] * is_lost + [_STAYS] * self._met(NotRestored)
         hints += [f"{force} replaces what is different"] * bool(self.different)
         said = f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored"
         return kind(said, hint="; ".join(hints))

@@ -93,12 +93,16 @@ def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monke
     assert "of 2 objects 0 written" in done.err
 
 
-def test_a_chunk_that_is_gone_is_said_to_be(caf):
+def test_a_chunk_that_is_gone_is_said_to_be_and_that_no_other_try_gives_it(caf, tmp_path):
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     file.unlink()
     done = caf("check", "src", "a/", "--full")
     one_sentence(done, 9, "no provider gives 4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
+    one_sentence(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf jackal repair' stores its chunk again")
+    done = caf("restore", "src", "a/", str(tmp_path / "out"))
+    one_sentence(done, 9, "4 objects of 4 could not be restored", "'caf jackal repair' has stored its chunk again")
+    assert "goes on" not in done.err
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caf_pipeline.errors import IntegrityError, StoreUnreachable
+from caf_pipeline.errors import IntegrityError, ObjectMissing, StoreUnreachable
 from caf_pipeline.ledger.records import Location, LocationRow
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
 from caf_pipeline.store.protocol import Posting
@@ -23,6 +23,17 @@ def test_wrong_bytes_of_one_object_are_the_result_however_many_failed_before_it(
     failure = sums.failure(ended)
     assert isinstance(failure, IntegrityError)
     assert str(failure) == "2,001 objects of 2,001 could not be restored"
+
+
+@pytest.mark.parametrize("ended", [None, StoreUnreachable("the network is away")])
+def test_only_what_another_try_can_bring_back_goes_on(ended):
+    sums = RestoreSums()
+    sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=ObjectMissing("no provider has 'key'")))
+    failure = sums.failure(ended)
+    assert (type(failure), failure.exit_code) == (ObjectMissing, 9)
+    assert ("goes on" in failure.hint, "jackal repair" in failure.hint) == (ended is not None, True)
+    sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
+    assert "the same restore goes on" in sums.failure(ended).hint
 
 
 def test_where_some_failed_and_others_are_different_both_ways_on_are_said():
