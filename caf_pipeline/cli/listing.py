@@ -112,11 +112,13 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
       caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
-    Exit status: 0, also where nothing is found; 2 SIZE is not a size, or TIME not a time; 3 a setting is wrong or there is no
-    such source; 6 the database failed; 11 the ledger does not know the source yet.
+    Exit status: 0, also where nothing is found; 2 PATTERN is empty, SIZE not a size, or TIME not a time; 3 a setting is wrong
+    or there is no such source; 6 the database failed; 11 the ledger does not know the source yet.
     """
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
 
+    if not pattern:
+        raise UsageError("PATTERN is empty, and no key is.", hint="Leave it out for all keys, or give what a whole key matches.")
     least, most = (None if one is None else parse_size(one) for one in (larger, smaller))
     after, before = (None if one is None else parse_time(one) for one in (newer, older))
     # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character like others.

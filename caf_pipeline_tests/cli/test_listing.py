@@ -135,6 +135,10 @@ def test_what_is_no_size_and_no_time_is_said(caf):
     one_sentence(caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time")  # a year before the first
 
 
+def test_an_empty_pattern_as_of_a_variable_that_is_not_set_is_refused(caf):
+    one_sentence(caf("find", "src", ""), 2, "PATTERN is empty, and no key is.", "Leave it out for all keys")
+
+
 @pytest.mark.parametrize("option", ["--as-of", "--newer", "--older", "--larger", "--smaller"])
 def test_an_empty_value_as_of_a_variable_that_is_not_set_is_refused(caf, option):
     one_sentence(caf("find", "src", option, ""), 2, "'' is not a")
