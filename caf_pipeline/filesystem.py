@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from glob import has_magic
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import IO, Any, ClassVar, NoReturn, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractFileSystem
@@ -30,7 +30,7 @@ from caf_pipeline.errors import NotLocated, UsageError, with_hint
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
-from caf_pipeline.retrieval.reader import Found
+from caf_pipeline.retrieval.reader import Found, write_whole
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.wiring import open_archive
 
@@ -62,6 +62,28 @@ class OpenedFile(io.BufferedReader):
     def _fetch_range(self, start_byte: int, end_byte: int) -> bytes:
         self.seek(start_byte)
         return self.read(end_byte - start_byte)
+
+
+class _Told:
+    """A file to write to, that tells a callback of fsspec how much was written; less again where some of it is void."""
+
+    def __init__(self, file: IO[bytes], callback: Any) -> None:  # noqa: ANN401
+        self._file = file
+        self._callback = callback
+
+    def write(self, piece: bytes) -> int:
+        written = self._file.write(piece)
+        self._callback.relative_update(written)
+        return written
+
+    def seek(self, offset: int) -> int:
+        return self._file.seek(offset)
+
+    def truncate(self) -> int:
+        at, end = self._file.tell(), self._file.seek(0, os.SEEK_END)
+        self._file.seek(at)
+        self._callback.relative_update(at - end)
+        return self._file.truncate()
 
 
 class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -314,17 +336,27 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                     )
         super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)
 
-    def get_file(self, rpath: str, lpath: Any, callback: Any = None, outfile: Any = None, **options: Any) -> None:  # noqa: ANN401
-        """Write a file; it appears when it is whole and was compared."""
+    def get_file(
+        self,
+        rpath: str,
+        lpath: Any,  # noqa: ANN401
+        callback: Any = DEFAULT_CALLBACK,  # noqa: ANN401
+        outfile: Any = None,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Write a file; it appears when it is whole and was compared. `callback` is told the size, and how far it is."""
         _only_open_has_versions(options)
+        callback = callback or DEFAULT_CALLBACK
         if outfile is not None or isfilelike(lpath):
-            super().get_file(rpath, lpath, outfile=outfile, **({"callback": callback} if callback else {}), **options)
+            super().get_file(rpath, lpath, outfile=outfile, callback=callback, **options)
         elif self.isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
         else:
             Path(lpath).parent.mkdir(parents=True, exist_ok=True)
             with _not_found(rpath), _not_written():
-                self.archive.save(*self._file_at(rpath), Path(lpath))
+                found = self.archive.find(*self._file_at(rpath))
+                callback.set_size(found.location.size_bytes)
+                write_whole(Path(lpath), lambda file: found.write_to(cast("IO[bytes]", _Told(file, callback))))
 
     def _file_at(self, path: str) -> tuple[str, str]:
         """Return source and key of a file; raise FileNotFoundError where the path, as it is given, ends in '/'."""

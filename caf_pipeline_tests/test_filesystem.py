@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
 from caf_pipeline.errors import LedgerError, UsageError
@@ -283,19 +284,41 @@ def test_nothing_is_written(tmp_path):
         assert refused.value.errno == errno.EROFS
 
 
+def damage(store, location, provider):
+    """Let a provider give a wrong last byte of an object."""
+    path = store.file(provider, location.posting)
+    body = bytearray(path.read_bytes())
+    body[location.row.end_byte - 1] ^= 1
+    path.write_bytes(body)
+
+
 def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
     assert filled.archive
     location = filled.archive.find("src", "a/b").location
     for provider in filled.work.store.folders:
-        path = filled.work.store.file(provider, location.posting)
-        body = bytearray(path.read_bytes())
-        body[location.row.end_byte - 1] ^= 1
-        path.write_bytes(body)
+        damage(filled.work.store, location, provider)
     with pytest.raises(Exception, match="SHA-256"):
         filled.get_file("src/a/b", str(tmp_path / "out" / "b"))
     assert list((tmp_path / "out").iterdir()) == []
     filled.get("src/a/c", str(tmp_path / "out"), recursive=True)
     assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
+
+
+def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_another_provider_gives_it(fs, tmp_path):
+    fs.pipe_file("large", os.urandom(9 << 20))
+    told = []
+    callback = Callback(hooks={"told": lambda size, value, **_: told.append((size, value))})
+    fs.get_file("src/large", str(tmp_path / "one"), callback=callback)
+    assert (told[0], told[-1]) == ((9 << 20, 0), (9 << 20, 9 << 20))
+    assert len(told) > 9
+    location = fs.archive.find("src", "large").location
+    damage(fs.work.store, location, next(iter(fs.work.store.holders(location.posting))))
+    again = []
+    callback = Callback(hooks={"told": lambda size, value, **_: again.append(value)})
+    fs.get_file("src/large", str(tmp_path / "two"), callback=callback)
+    assert again.count(0) == 2  # at the begin, and where the other provider begins
+    assert again[-1] == 9 << 20
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()
 
 
 @pytest.mark.parametrize("odd", ["a//odd", "a/x/../odd", "../../outside"])
