@@ -16,7 +16,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from glob import has_magic
 from pathlib import Path
@@ -325,6 +325,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         paths = rpath if isinstance(rpath, list) else [rpath]
         if not recursive:
             self._refuse_other_files(paths)
+            if isinstance(rpath, str) and isinstance(lpath, str) and self._is_key_with_magic(rpath):
+                inside = lpath.endswith(os.sep) or os.path.isdir(lpath)  # fsspec puts what a pattern stands for into a folder
+                rpath, lpath = [rpath], [os.path.join(lpath, os.path.basename(rpath)) if inside else lpath]
         is_expanded = recursive or any(has_magic(self._strip_protocol(path)) for path in paths)
         if is_expanded and not (isinstance(rpath, list) and isinstance(lpath, list)):
             for path in self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth):
@@ -358,6 +361,31 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 callback.set_size(found.location.size_bytes)
                 write_whole(Path(lpath), lambda file: found.write_to(cast("IO[bytes]", _Told(file, callback))))
 
+    def expand_path(
+        self,
+        path: Any,  # noqa: ANN401
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        assume_literal: bool = False,
+        **options: Any,  # noqa: ANN401
+    ) -> list[str]:
+        """Return the paths that patterns and directories stand for; a key that has a pattern's characters stands for itself."""
+        paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+        keys = [] if assume_literal else [one for one in paths if self._is_key_with_magic(one)]
+        if not keys:
+            found: list[str] = super().expand_path(paths, recursive, maxdepth, assume_literal=assume_literal, **options)
+            return found
+        literal = super().expand_path(keys, recursive, maxdepth, assume_literal=True, **options)
+        others = [one for one in paths if one not in keys]
+        with suppress(FileNotFoundError):
+            literal += super().expand_path(others, recursive, maxdepth, **options) if others else []
+        return sorted(set(literal))
+
+    def _is_key_with_magic(self, path: Any) -> bool:  # noqa: ANN401
+        """Tell whether a path, which a pattern of fsspec could be, is a file's, as `a[1].txt`."""
+        stripped = self._strip_protocol(path)
+        return has_magic(stripped) and not _ends_in_slash(path) and self.isfile(stripped)
+
     def _file_at(self, path: str) -> tuple[str, str]:
         """Return source and key of a file; raise FileNotFoundError where the path, as it is given, ends in '/'."""
         source, key = _split(self._strip_protocol(path))
@@ -370,7 +398,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def _refuse_other_files(self, paths: Sequence[str]) -> None:
         """Raise FileNotFoundError where fsspec would cut a '/' off a path and take what is a file then; a directory has none."""
         for path in paths:
-            if _ends_in_slash(path) and not has_magic(path) and self.isfile(self._strip_protocol(path)):
+            if _ends_in_slash(path) and self.isfile(self._strip_protocol(path)):
                 self._file_at(path)
 
     # --- what is refused -------------------------------------------------------------------------------------------------

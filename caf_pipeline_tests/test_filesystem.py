@@ -187,6 +187,33 @@ def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(fil
     assert (filled.info("src/dir")["type"], filled.cat("src/dir")) == ("file", b"without")
 
 
+def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern_else(filled, tmp_path):
+    for key, body in {"p/a[1].txt": b"itself", "p/a1.txt": b"matched", "p/b*c?": b"stars", "p/bxcy": b"other"}.items():
+        filled.pipe_file(key, body)
+    assert (filled.cat("src/p/a[1].txt"), filled.cat("caf://src/p/b*c?")) == (b"itself", b"stars")
+    assert filled.cat(["src/p/b*c?", "src/p/a[12].txt", "src/a"]) == {
+        "src/p/b*c?": b"stars",
+        "src/p/a1.txt": b"matched",
+        "src/a": b"file",
+    }
+    assert filled.cat("src/p/b*") == {"src/p/b*c?": b"stars", "src/p/bxcy": b"other"}
+    filled.get("src/p/a[1].txt", str(tmp_path / "one.txt"))
+    filled.get("src/p/a[1].txt", f"{tmp_path}/folder/")
+    filled.get("src/p/b*c?", str(tmp_path / "folder"))
+    filled.get(["src/p/a[1].txt"], f"{tmp_path}/list/")
+    filled.get("src/p/a[1].txt", f"{tmp_path}/r", recursive=True)
+    written = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name: body for name, body in written.items() if name.split("/")[0] in ("one.txt", "folder", "list", "r")} == {
+        "one.txt": b"itself",
+        "folder/a[1].txt": b"itself",
+        "folder/b*c?": b"stars",
+        "list/a[1].txt": b"itself",
+        "r/a[1].txt": b"itself",
+    }
+    with pytest.raises(FileNotFoundError):
+        filled.cat("src/p/a[1].txt/")
+
+
 def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_or_not(filled, tmp_path):
     for path in ("src/a/c", "src/a", "src"):
         assert filled.ls(f"{path}/") == filled.ls(path)
